@@ -1,0 +1,229 @@
+//! Lookups and their answers.
+
+use std::collections::HashSet;
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::reclaim::{Pin, Readers};
+use crate::roster::{Kind, Member, Roster};
+use crate::runs::ROOT;
+use crate::sets::{Members, OwnedMembers, SetWord};
+use crate::shared::{Children, Held, Published};
+use crate::types::View;
+use crate::writer::common_prefix;
+
+/// Holders of the first `depth` blocks of the query.
+#[derive(Clone, Copy, Debug)]
+struct Reach {
+    depth: u32,
+    set: SetWord,
+}
+
+/// The answer to a lookup: for every holder how many leading blocks of the query it holds.
+///
+/// It is kept as found: a short list of depths, each with the set of holders that reach it. Who they are is worked
+/// out only when asked.
+pub struct Match<'i> {
+    /// Depths rise, sets shrink.
+    reaches: SmallVec<[Reach; 6]>,
+    /// As of before the walk: who has a view of all tiers in it had one in the runs.
+    roster: Held<Arc<Roster>>,
+    pin: Pin<'i>,
+}
+
+/// A [`Match`] that depends on nothing: later changes of the index do not touch it.
+pub struct OwnedMatch {
+    reaches: SmallVec<[(u32, OwnedMembers); 3]>,
+    roster: Arc<Roster>,
+}
+
+/// Walks the runs that the query goes through and collects their levels.
+#[inline]
+pub(crate) fn find<'i>(
+    readers: &'i Readers,
+    roster: &Published<Arc<Roster>>,
+    children: &Published<Children>,
+    query: &[u64],
+) -> Match<'i> {
+    let pin = readers.pin();
+    let roster = roster.hold(&pin);
+    let mut reaches: SmallVec<[Reach; 6]> = SmallVec::new();
+    let children = children.load(&pin);
+    let mut parent = ROOT;
+    let mut fork = 0;
+    let mut rest = query;
+    let mut depth = 0;
+    while let Some(&first) = rest.first()
+        && let Some(run) = children.find(&pin, parent, fork, first)
+    {
+        let (levels, contents) = run.read(&pin);
+        let alike = common_prefix(contents, rest) as u32;
+        for level in &levels {
+            let reach = Reach { depth: depth + level.end.min(alike), set: level.set };
+            match reaches.last_mut() {
+                // Whoever held all of the run before goes on through this one.
+                Some(last) if last.set == reach.set => *last = reach,
+                _ => reaches.push(reach),
+            }
+            if level.end >= alike {
+                break;
+            }
+        }
+        if alike == 0 || !run.head().has_children() {
+            break;
+        }
+        parent = run.head().id;
+        fork = alike;
+        depth += alike;
+        rest = &rest[alike as usize..];
+    }
+    Match { reaches, roster, pin }
+}
+
+/// The accessors that both kinds of match have, over an inherent `reached` (deepest first).
+macro_rules! accessors {
+    ($type:ty) => {
+        impl $type {
+            /// The depth of the holder that holds most, in blocks; 0 if nobody holds anything of the query.
+            #[must_use]
+            pub fn depth(&self, view: View) -> u32 {
+                let mut deepest = 0;
+                let _ = self.each(view, |depth, _| {
+                    deepest = depth;
+                    Break(())
+                });
+                deepest
+            }
+
+            /// Each worker that holds any of the query with the depth of its best rank, deepest first.
+            #[must_use]
+            pub fn scores(&self, view: View) -> Vec<(Arc<str>, u32)> {
+                self.best(view, usize::MAX, None)
+            }
+
+            /// Each worker and rank that holds any of the query with its depth, deepest first.
+            #[must_use]
+            pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
+                let mut out = Vec::new();
+                let _ = self.each(view, |depth, member| {
+                    out.push((member.worker.clone(), member.rank, depth));
+                    Continue(())
+                });
+                out
+            }
+
+            /// The workers by the depth of their best rank, deepest first; each worker once.
+            #[must_use]
+            pub fn levels(&self, view: View) -> Vec<(u32, Vec<Arc<str>>)> {
+                let mut out: Vec<(u32, Vec<Arc<str>>)> = Vec::new();
+                for (worker, depth) in self.scores(view) {
+                    match out.last_mut() {
+                        Some((last, workers)) if *last == depth => workers.push(worker),
+                        _ => out.push((depth, vec![worker])),
+                    }
+                }
+                out
+            }
+
+            /// At most `k` workers that hold most, deepest first, `among` those named only if names are given.
+            #[must_use]
+            pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(Arc<str>, u32)> {
+                let mut out = Vec::new();
+                if k == 0 {
+                    return out;
+                }
+                let among: Option<HashSet<&str>> = among.map(|names| names.iter().copied().collect());
+                let mut seen: HashSet<*const u8> = HashSet::new();
+                let _ = self.each(view, |depth, member| {
+                    let wanted = among.as_ref().is_none_or(|names| names.contains(&*member.worker));
+                    // A worker's ranks share one name in memory.
+                    if wanted && seen.insert(member.worker.as_ptr()) {
+                        out.push((member.worker.clone(), depth));
+                    }
+                    if out.len() == k { Break(()) } else { Continue(()) }
+                });
+                out
+            }
+
+            /// Calls `f` with each holder of the view once, deepest first.
+            fn each(&self, view: View, f: impl FnMut(u32, &Member) -> ControlFlow<()>) -> ControlFlow<()> {
+                each(self.reached(), self.roster(), view, f)
+            }
+        }
+    };
+}
+
+accessors!(Match<'_>);
+accessors!(OwnedMatch);
+
+impl Match<'_> {
+    fn roster(&self) -> &Roster {
+        self.roster.get(&self.pin)
+    }
+
+    fn reached(&self) -> impl Iterator<Item = (u32, Members<'_>)> {
+        self.reaches.iter().rev().map(|reach| (reach.depth, reach.set.members(&self.pin)))
+    }
+
+    /// The same answer, for keeping. Costs a copy of the sets of holders.
+    #[must_use]
+    pub fn to_owned(&self) -> OwnedMatch {
+        let own = |reach: &Reach| (reach.depth, OwnedMembers::of(reach.set, reach.set.members(&self.pin)));
+        OwnedMatch { reaches: self.reaches.iter().map(own).collect(), roster: self.roster.get(&self.pin).clone() }
+    }
+}
+
+impl OwnedMatch {
+    fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    fn reached(&self) -> impl Iterator<Item = (u32, Members<'_>)> {
+        self.reaches.iter().rev().map(|(depth, members)| (*depth, members.members()))
+    }
+}
+
+fn each<'m>(
+    reached: impl Iterator<Item = (u32, Members<'m>)>,
+    roster: &Roster,
+    view: View,
+    mut f: impl FnMut(u32, &Member) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    let mut seen = Seen::default();
+    for (depth, members) in reached {
+        members.try_for_each(&mut |holder| {
+            if !seen.insert(holder) {
+                return Continue(());
+            }
+            // A holder newer than the roster was registered during the lookup: it held nothing when that began.
+            let Some(member) = roster.get(holder) else { return Continue(()) };
+            let counts = match member.kind {
+                Kind::Only => true,
+                Kind::Device => view == View::Device,
+                Kind::Any => view == View::AnyTier,
+            };
+            if counts { f(depth, member) } else { Continue(()) }
+        })?;
+    }
+    Continue(())
+}
+
+/// Holders met. (Sets shrink with depth, but a writer may have been at work between two of them.)
+#[derive(Default)]
+struct Seen(SmallVec<[u64; 4]>);
+
+impl Seen {
+    /// Whether it is new.
+    fn insert(&mut self, holder: u32) -> bool {
+        let word = holder as usize / 64;
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        let bit = 1 << (holder % 64);
+        let new = self.0[word] & bit == 0;
+        self.0[word] |= bit;
+        new
+    }
+}

@@ -1,0 +1,176 @@
+//! [`BlockIndex`]: one writer at a time, any number of readers.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::Error;
+use crate::find::{Match, find};
+use crate::reclaim::Readers;
+use crate::roster::Roster;
+use crate::shared::{Children, Published};
+use crate::stats::Stats;
+use crate::types::{BlockHash, Event, Tier};
+use crate::writer::{Chain, Writer};
+
+/// How an index is to be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Config {
+    /// Tokens in a block. At least 1.
+    pub block_size: u32,
+    /// Whether a block announced n times is held until it is removed n times, as vLLM announces physical copies.
+    /// False: engines that announce a block once however many copies they have.
+    pub count_copies: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { block_size: 16, count_copies: true }
+    }
+}
+
+/// The exact index of who holds which blocks. See the crate's text.
+///
+/// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) waits for nobody.
+pub struct BlockIndex {
+    config: Config,
+    readers: Readers,
+    roster: Published<Arc<Roster>>,
+    writer: Mutex<Writer>,
+    /// The writer's own is behind its lock; readers come in here.
+    children: Arc<Published<Children>>,
+}
+
+impl BlockIndex {
+    /// An empty index.
+    ///
+    /// # Errors
+    /// [`Error::BlockSize`] if the block size is 0.
+    pub fn new(config: Config) -> Result<Self, Error> {
+        if config.block_size == 0 {
+            return Err(Error::BlockSize { got: 0 });
+        }
+        let secret = RandomState::new().hash_one(0);
+        let writer = Writer::new(config.count_copies, secret);
+        Ok(Self {
+            config,
+            readers: Readers::for_this_machine(),
+            roster: Published::new(Arc::new(Roster::default())),
+            children: writer.runs.children.clone(),
+            writer: Mutex::new(writer),
+        })
+    }
+
+    /// What the index was made with.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        self.config
+    }
+
+    /// A worker's rank has cached consecutive blocks of one chain. The first continues `parent` (a block hash of the
+    /// same worker and rank, known or not), or starts a prompt; each other continues the one before it.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`] unless there is one content hash for each block hash; nothing has changed then.
+    pub fn store(
+        &self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Error> {
+        if block_hashes.len() != content_hashes.len() {
+            return Err(Error::LengthMismatch {
+                block_hashes: block_hashes.len(),
+                content_hashes: content_hashes.len(),
+            });
+        }
+        let chain = Chain { parent, block_hashes, content_hashes };
+        self.write(|writer| writer.store(worker, rank, tier, &chain, &self.roster))
+    }
+
+    /// A worker's rank has evicted blocks from a tier, in any order. Names that it does not hold there change
+    /// nothing, and are counted.
+    pub fn remove(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
+        self.write(|writer| writer.remove(worker, rank, tier, block_hashes));
+    }
+
+    /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known.
+    pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
+        self.write_after(true, |writer| writer.clear(worker, rank, tier, &self.roster));
+    }
+
+    /// A worker is gone, with all its blocks.
+    pub fn drop_worker(&self, worker: &str) {
+        self.write_after(true, |writer| writer.drop_worker(worker, &self.roster));
+    }
+
+    /// Applies an event.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn apply(&self, event: &Event) -> Result<(), Error> {
+        match event {
+            Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } => {
+                self.store(worker, *rank, *tier, *parent, block_hashes, content_hashes)?;
+            }
+            Event::Remove { worker, rank, tier, block_hashes } => self.remove(worker, *rank, *tier, block_hashes),
+            Event::Clear { worker, rank, tier } => self.clear(worker, *rank, *tier),
+            Event::Drop { worker } => self.drop_worker(worker),
+        }
+        Ok(())
+    }
+
+    /// Who holds how much of a prompt, given the content hash of each of its blocks.
+    ///
+    /// The answer borrows the index and keeps what it refers to from being freed: use it soon, or turn it into an
+    /// [`OwnedMatch`](crate::OwnedMatch). While others write, each depth lies between the smallest and the largest
+    /// that was true of that holder during the call.
+    #[must_use]
+    pub fn find(&self, content_hashes: &[u64]) -> Match<'_> {
+        find(&self.readers, &self.roster, &self.children, content_hashes)
+    }
+
+    /// Sizes and counts.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.write_after(true, |writer| writer.stats());
+        stats.bytes += (self.readers.bytes() + size_of::<Self>()) as u64;
+        stats
+    }
+
+    /// Everything held, as events. Applied to an empty index of the same configuration, they make an equal one.
+    /// Block hashes are in their canonical form.
+    #[must_use]
+    pub fn dump(&self) -> Vec<Event> {
+        self.write(Writer::dump)
+    }
+
+    /// Every worker, by name, with the number of blocks it holds.
+    #[must_use]
+    pub fn workers(&self) -> Vec<(Box<str>, u64)> {
+        self.write(|writer| writer.workers())
+    }
+
+    fn write<T>(&self, change: impl FnOnce(&mut Writer) -> T) -> T {
+        self.write_after(false, change)
+    }
+
+    fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
+        // A poisoned lock means that a bug has panicked inside a change; readers are as safe as before, and refusing
+        // all further events would make every answer wrong instead of perhaps one.
+        let mut writer: MutexGuard<'_, Writer> = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = change(&mut writer);
+        writer.tidy(&self.readers, tidy_now);
+        result
+    }
+}
+
+impl fmt::Debug for BlockIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BlockIndex").field("config", &self.config).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,65 @@
+//! The exact index of every cached KV block across an LLM inference fleet.
+//!
+//! Engines cache the keys and values of prompts in blocks, and tell what they store and evict. A [`BlockIndex`] is
+//! told all that and answers, for a prompt, which worker holds how many of its leading blocks *right now*. It needs
+//! one or two cache misses for each place where stored chains part, and nothing per worker.
+//!
+//! # The structure
+//!
+//! ```text
+//!  query  c0 c1 c2 c3 c4 c5 c6 ...                 a run: consecutive blocks of one chain,
+//!            │                                     never split, its positions never move
+//!   (root,0,c0)──▶ run 1 │c0 c1 c2 c3│
+//!                        │ levels: 2 → {a,b,c}     "a, b and c hold the first 2 blocks,
+//!                        │         4 → {a,b}   │    a and b hold all 4"
+//!                        (1,4,c4)──▶ run 2 │c4 c5 c6│ levels: 3 → {b}
+//! ```
+//!
+//! - **Runs** form a trie. A chain that parts after `fork` blocks of a run becomes a child, found in one hash table
+//!   by (run, fork, content hash) (`runs.rs`, `table.rs`).
+//! - **Levels**: within a run each holder is a cutoff, because what it holds and can reach is kept a prefix at write
+//!   time; blocks below a hole or without a known parent wait aside (`writer/odd.rs`). So the levels of the runs that
+//!   a query goes through, put in a row, *are* its answer.
+//! - **Sets** of holders are one word each; equal sets are equal words (`sets.rs`).
+//! - **Names**: the engines' block hashes lead to positions, in one table for all workers while they agree, in a table
+//!   of its own for a worker that does not (`writer/names.rs`).
+//! - **Readers** take no lock and write to nothing they share with other readers but a counter of their own
+//!   (`reclaim.rs`, `shared.rs`). One writer at a time changes things under them.
+//!
+//! [`reference::ReferenceIndex`] says literally what all this must answer; the tests compare.
+//!
+//! ```
+//! use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
+//!
+//! let index = BlockIndex::new(Config::default())?;
+//! let names = [BlockHash(71), BlockHash(72), BlockHash(73)];
+//! index.store("w0", 0, Tier::Gpu, None, &names, &[1, 2, 3])?;
+//! index.store("w1", 0, Tier::Gpu, None, &names[..2], &[1, 2])?;
+//! index.remove("w0", 0, Tier::Gpu, &names[2..]);
+//! assert_eq!(index.find(&[1, 2, 3, 4]).depth(View::Device), 2);
+//! # Ok::<(), kvatlas_index::Error>(())
+//! ```
+
+mod error;
+mod find;
+pub mod hash;
+mod index;
+mod levels;
+mod reclaim;
+pub mod reference;
+mod retire;
+mod roster;
+mod runs;
+mod sets;
+mod shared;
+mod stats;
+mod sync;
+mod table;
+mod types;
+mod writer;
+
+pub use error::Error;
+pub use find::{Match, OwnedMatch};
+pub use index::{BlockIndex, Config};
+pub use stats::Stats;
+pub use types::{BlockHash, Event, Tier, View};

@@ -1,0 +1,409 @@
+//! The literal model of the index: slow, small, meant to be obviously right.
+//!
+//! This is the specification. Property tests and the fuzzer hold the real index against it, so it has no cleverness
+//! to share a mistake with: two maps for each rank, and a lookup that walks from the root by looking at every block.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::{BlockHash, Error, Event, Tier, View};
+
+/// What a block continues and what is in it: two announcements of one name are the same block if these are equal.
+type Content = (Option<BlockHash>, u64);
+
+/// What one rank of a worker holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Rank {
+    /// Device memory: each block with how many copies of it were announced.
+    device: BTreeMap<BlockHash, (Content, u64)>,
+    /// Everything else: each block with its copies in each tier.
+    offloaded: BTreeMap<BlockHash, (Content, BTreeMap<Tier, u64>)>,
+}
+
+impl Rank {
+    fn view(&self, view: View) -> BTreeMap<BlockHash, Content> {
+        let mut blocks: BTreeMap<_, _> = self.device.iter().map(|(&name, &(content, _))| (name, content)).collect();
+        if view == View::AnyTier {
+            blocks.extend(self.offloaded.iter().map(|(&name, &(content, _))| (name, content)));
+        }
+        blocks
+    }
+}
+
+/// How many steps of `query` lead from the root through `blocks`. Children are linked by their parent's name.
+fn depth(blocks: &BTreeMap<BlockHash, Content>, query: &[u64]) -> u32 {
+    let mut frontier: BTreeSet<Option<BlockHash>> = BTreeSet::from([None]);
+    for (depth, &wanted) in (0..).zip(query) {
+        frontier = blocks
+            .iter()
+            .filter(|(_, (parent, content))| *content == wanted && frontier.contains(parent))
+            .map(|(&name, _)| Some(name))
+            .collect();
+        if frontier.is_empty() {
+            return depth;
+        }
+    }
+    query.len() as u32
+}
+
+/// The index as two maps a rank. Same methods as [`crate::BlockIndex`], but `&mut self` to change it.
+#[derive(Clone, Debug, Default)]
+pub struct ReferenceIndex {
+    count_copies: bool,
+    /// In order of registration.
+    workers: Vec<(Arc<str>, BTreeMap<u32, Rank>)>,
+    /// How many announcements displaced a block of the same name.
+    pub replaced: u64,
+    /// How many removals named a block that was not held.
+    pub unknown_removals: u64,
+}
+
+impl ReferenceIndex {
+    /// An empty index. Without `count_copies` one removal ends a block however often it was announced.
+    #[must_use]
+    pub fn new(count_copies: bool) -> Self {
+        Self { count_copies, ..Self::default() }
+    }
+
+    /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
+    ///
+    /// # Errors
+    ///
+    /// If there is not one content hash for each block hash; nothing has changed then.
+    pub fn store(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Error> {
+        if block_hashes.len() != content_hashes.len() {
+            return Err(Error::LengthMismatch {
+                block_hashes: block_hashes.len(),
+                content_hashes: content_hashes.len(),
+            });
+        }
+        let mut parent = parent;
+        for (&name, &content) in block_hashes.iter().zip(content_hashes) {
+            self.store_block(worker, rank, tier, name, (parent, content));
+            parent = Some(name);
+        }
+        Ok(())
+    }
+
+    fn store_block(&mut self, worker: &str, rank: u32, tier: Tier, name: BlockHash, content: Content) {
+        let count_copies = self.count_copies;
+        let mut replaced = 0;
+        let rank = self.register(worker).entry(rank).or_default();
+        if tier == Tier::Gpu {
+            match rank.device.get_mut(&name) {
+                Some((held, copies)) if *held == content => *copies += u64::from(count_copies),
+                other => {
+                    replaced += u64::from(other.is_some());
+                    rank.device.insert(name, (content, 1));
+                }
+            }
+            // The newest announcement of a name wins, so an offloaded copy of something else is gone.
+            if rank.offloaded.get(&name).is_some_and(|(held, _)| *held != content) {
+                rank.offloaded.remove(&name);
+                replaced += 1;
+            }
+        } else {
+            match rank.offloaded.get_mut(&name) {
+                Some((held, claims)) if *held == content => {
+                    let copies = claims.entry(tier).or_insert(0);
+                    *copies = if count_copies { *copies + 1 } else { 1 };
+                }
+                other => {
+                    replaced += u64::from(other.is_some());
+                    rank.offloaded.insert(name, (content, BTreeMap::from([(tier, 1)])));
+                }
+            }
+        }
+        self.replaced += replaced;
+    }
+
+    /// Blocks were evicted: one copy of each. A name that is not held changes nothing.
+    pub fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
+        for name in block_hashes {
+            let known = self.ranks(worker).and_then(|ranks| ranks.get_mut(&rank)).is_some_and(|rank| {
+                if tier == Tier::Gpu {
+                    let Some((_, copies)) = rank.device.get_mut(name) else { return false };
+                    *copies -= 1;
+                    if *copies == 0 {
+                        rank.device.remove(name);
+                    }
+                } else {
+                    let Some((_, claims)) = rank.offloaded.get_mut(name) else { return false };
+                    let Some(copies) = claims.get_mut(&tier) else { return false };
+                    *copies -= 1;
+                    if *copies == 0 {
+                        claims.remove(&tier);
+                    }
+                    if claims.is_empty() {
+                        rank.offloaded.remove(name);
+                    }
+                }
+                true
+            });
+            self.unknown_removals += u64::from(!known);
+        }
+    }
+
+    /// A worker lost everything, or everything of one rank, one tier or both.
+    pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
+        let ranks = self.ranks(worker).into_iter().flatten();
+        for (_, held) in ranks.filter(|(number, _)| rank.is_none_or(|rank| rank == **number)) {
+            match tier {
+                None => *held = Rank::default(),
+                Some(Tier::Gpu) => held.device.clear(),
+                Some(tier) => held.offloaded.retain(|_, (_, claims)| {
+                    claims.remove(&tier);
+                    !claims.is_empty()
+                }),
+            }
+        }
+    }
+
+    /// A worker is gone; its next store registers it anew.
+    pub fn drop_worker(&mut self, worker: &str) {
+        self.workers.retain(|(name, _)| **name != *worker);
+    }
+
+    /// One event.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ReferenceIndex::store`].
+    pub fn apply(&mut self, event: &Event) -> Result<(), Error> {
+        match event {
+            Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } => {
+                return self.store(worker, *rank, *tier, *parent, block_hashes, content_hashes);
+            }
+            Event::Remove { worker, rank, tier, block_hashes } => self.remove(worker, *rank, *tier, block_hashes),
+            Event::Clear { worker, rank, tier } => self.clear(worker, *rank, *tier),
+            Event::Drop { worker } => self.drop_worker(worker),
+        }
+        Ok(())
+    }
+
+    /// For every worker and rank, how many leading blocks of the query it holds.
+    #[must_use]
+    pub fn find(&self, content_hashes: &[u64]) -> ReferenceMatch {
+        let depths = |view| {
+            let ranks = self.workers.iter().flat_map(|(worker, ranks)| ranks.iter().map(move |rank| (worker, rank)));
+            ranks
+                .map(|(worker, (&rank, held))| (Arc::clone(worker), rank, depth(&held.view(view), content_hashes)))
+                .filter(|&(_, _, depth)| depth > 0)
+                .collect()
+        };
+        ReferenceMatch { device: depths(View::Device), any_tier: depths(View::AnyTier) }
+    }
+
+    /// Events that make an equal index out of an empty one, a block each.
+    #[must_use]
+    pub fn dump(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for (worker, ranks) in &self.workers {
+            for (&rank, held) in ranks {
+                let mut store = |tier, name, (parent, content), copies| {
+                    let event = Event::Store {
+                        worker: worker.as_ref().into(),
+                        rank,
+                        tier,
+                        parent,
+                        block_hashes: vec![name],
+                        content_hashes: vec![content],
+                    };
+                    events.extend(std::iter::repeat_n(event, copies as usize));
+                };
+                // Device memory first: what was offloaded under a name that the device uses otherwise came later.
+                for (&name, &(content, copies)) in &held.device {
+                    store(Tier::Gpu, name, content, copies);
+                }
+                for (&name, (content, claims)) in &held.offloaded {
+                    claims.iter().for_each(|(&tier, &copies)| store(tier, name, *content, copies));
+                }
+            }
+        }
+        events
+    }
+
+    /// Every worker with how many blocks it holds, in order of registration. A block that is both in device memory
+    /// and offloaded counts twice.
+    #[must_use]
+    pub fn workers(&self) -> Vec<(Box<str>, u64)> {
+        let blocks =
+            |ranks: &BTreeMap<u32, Rank>| ranks.values().map(|r| r.device.len() + r.offloaded.len()).sum::<usize>();
+        self.workers.iter().map(|(worker, ranks)| (worker.as_ref().into(), blocks(ranks) as u64)).collect()
+    }
+
+    fn ranks(&mut self, worker: &str) -> Option<&mut BTreeMap<u32, Rank>> {
+        self.workers.iter_mut().find(|(name, _)| **name == *worker).map(|(_, ranks)| ranks)
+    }
+
+    fn register(&mut self, worker: &str) -> &mut BTreeMap<u32, Rank> {
+        let at = self.workers.iter().position(|(name, _)| **name == *worker).unwrap_or_else(|| {
+            self.workers.push((worker.into(), BTreeMap::new()));
+            self.workers.len() - 1
+        });
+        &mut self.workers[at].1
+    }
+}
+
+/// The answer of the model: every worker and rank that holds at least the first block, with its depth.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReferenceMatch {
+    device: Vec<(Arc<str>, u32, u32)>,
+    any_tier: Vec<(Arc<str>, u32, u32)>,
+}
+
+impl ReferenceMatch {
+    /// (worker, rank, depth), in order of registration and then of rank.
+    #[must_use]
+    pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
+        match view {
+            View::Device => self.device.clone(),
+            View::AnyTier => self.any_tier.clone(),
+        }
+    }
+
+    /// (worker, depth of its best rank), deepest first, then in order of registration.
+    #[must_use]
+    pub fn scores(&self, view: View) -> Vec<(Arc<str>, u32)> {
+        let mut scores: Vec<(Arc<str>, u32)> = Vec::new();
+        for (worker, _, depth) in self.by_rank(view) {
+            match scores.iter_mut().find(|(known, _)| *known == worker) {
+                Some((_, best)) => *best = depth.max(*best),
+                None => scores.push((worker, depth)),
+            }
+        }
+        scores.sort_by_key(|&(_, depth)| std::cmp::Reverse(depth));
+        scores
+    }
+
+    /// (depth, workers), deepest first, each worker once.
+    #[must_use]
+    pub fn levels(&self, view: View) -> Vec<(u32, Vec<Arc<str>>)> {
+        let mut levels: Vec<(u32, Vec<Arc<str>>)> = Vec::new();
+        for (worker, depth) in self.scores(view) {
+            match levels.last_mut() {
+                Some((last, workers)) if *last == depth => workers.push(worker),
+                _ => levels.push((depth, vec![worker])),
+            }
+        }
+        levels
+    }
+
+    /// The greatest depth of anyone.
+    #[must_use]
+    pub fn depth(&self, view: View) -> u32 {
+        self.by_rank(view).iter().map(|&(_, _, depth)| depth).max().unwrap_or(0)
+    }
+
+    /// The first `k` of [`ReferenceMatch::scores`], of those workers that are `among`.
+    #[must_use]
+    pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(Arc<str>, u32)> {
+        let allowed = |worker: &str| among.is_none_or(|among| among.contains(&worker));
+        self.scores(view).into_iter().filter(|(worker, _)| allowed(worker)).take(k).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(names: &[u64]) -> Vec<BlockHash> {
+        names.iter().copied().map(BlockHash).collect()
+    }
+
+    fn store(index: &mut ReferenceIndex, tier: Tier, parent: Option<u64>, blocks: &[(u64, u64)]) {
+        let (names, contents): (Vec<_>, Vec<_>) = blocks.iter().map(|&(n, c)| (BlockHash(n), c)).unzip();
+        index.store("w", 0, tier, parent.map(BlockHash), &names, &contents).unwrap();
+    }
+
+    fn depths(index: &ReferenceIndex, query: &[u64]) -> (u32, u32) {
+        let found = index.find(query);
+        (found.depth(View::Device), found.depth(View::AnyTier))
+    }
+
+    #[test]
+    fn holes_and_orphans() {
+        let mut index = ReferenceIndex::new(true);
+        store(&mut index, Tier::Gpu, Some(2), &[(3, 30)]);
+        assert_eq!(depths(&index, &[10, 20, 30]), (0, 0));
+        store(&mut index, Tier::Gpu, None, &[(1, 10), (2, 20)]);
+        assert_eq!(depths(&index, &[10, 20, 30, 40]), (3, 3));
+        index.remove("w", 0, Tier::Gpu, &names(&[2]));
+        assert_eq!(depths(&index, &[10, 20, 30]), (1, 1));
+        store(&mut index, Tier::Gpu, Some(1), &[(2, 20)]);
+        assert_eq!(depths(&index, &[10, 20, 30]), (3, 3));
+    }
+
+    #[test]
+    fn copies_count_or_not() {
+        for (count_copies, left) in [(true, 1), (false, 0)] {
+            let mut index = ReferenceIndex::new(count_copies);
+            store(&mut index, Tier::Gpu, None, &[(1, 10)]);
+            store(&mut index, Tier::Gpu, None, &[(1, 10)]);
+            index.remove("w", 0, Tier::Gpu, &names(&[1]));
+            assert_eq!(depths(&index, &[10]).0, left);
+        }
+    }
+
+    #[test]
+    fn tiers_join_chains_in_the_any_view_only() {
+        let mut index = ReferenceIndex::new(true);
+        store(&mut index, Tier::Gpu, None, &[(1, 10)]);
+        store(&mut index, Tier::Cpu, Some(1), &[(2, 20)]);
+        store(&mut index, Tier::Gpu, Some(2), &[(3, 30)]);
+        assert_eq!(depths(&index, &[10, 20, 30]), (1, 3));
+        index.remove("w", 0, Tier::Disk, &names(&[2]));
+        assert_eq!(index.unknown_removals, 1);
+        index.clear("w", None, Some(Tier::Cpu));
+        assert_eq!(depths(&index, &[10, 20, 30]), (1, 1));
+    }
+
+    #[test]
+    fn the_newest_announcement_wins() {
+        let mut index = ReferenceIndex::new(true);
+        store(&mut index, Tier::Cpu, None, &[(1, 10)]);
+        store(&mut index, Tier::Gpu, None, &[(1, 11)]);
+        assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 0), (1, 1)));
+        store(&mut index, Tier::Disk, None, &[(1, 10)]);
+        assert_eq!((depths(&index, &[10]), depths(&index, &[11])), ((0, 1), (1, 0)));
+        assert_eq!(index.replaced, 1);
+    }
+
+    #[test]
+    fn a_dump_restores() {
+        let mut index = ReferenceIndex::new(true);
+        store(&mut index, Tier::Gpu, None, &[(1, 10), (2, 20), (2, 20)]);
+        store(&mut index, Tier::Gpu, None, &[(1, 10)]);
+        store(&mut index, Tier::Cpu, None, &[(2, 21)]);
+        store(&mut index, Tier::Disk, None, &[(2, 21)]);
+        let mut copy = ReferenceIndex::new(true);
+        for event in index.dump() {
+            copy.apply(&event).unwrap();
+        }
+        assert_eq!(copy.workers, index.workers);
+    }
+
+    #[test]
+    fn a_match_in_all_its_forms() {
+        let mut index = ReferenceIndex::new(true);
+        for (worker, rank, depth) in [("a", 0, 1), ("b", 0, 1), ("b", 7, 3), ("c", 0, 1)] {
+            index.store(worker, rank, Tier::Gpu, None, &names(&[1, 2, 3][..depth]), &[10, 20, 30][..depth]).unwrap();
+        }
+        let found = index.find(&[10, 20, 30, 40]);
+        let level = |depth, workers: &[&str]| (depth, workers.iter().map(|&w| Arc::from(w)).collect::<Vec<_>>());
+        assert_eq!(found.levels(View::Device), [level(3, &["b"]), level(1, &["a", "c"])]);
+        assert_eq!(found.by_rank(View::Device).len(), 4);
+        assert_eq!(found.best(View::Device, 1, Some(&["c", "a"])), [(Arc::from("a"), 1)]);
+        assert_eq!(found.best(View::AnyTier, 9, None).len(), 3);
+        index.drop_worker("b");
+        assert_eq!(index.find(&[10, 20]).levels(View::AnyTier), [level(1, &["a", "c"])]);
+    }
+}

@@ -1,0 +1,74 @@
+//! What the writer has unlinked and must keep until no reader can see it.
+
+use std::sync::Arc;
+
+use crate::reclaim::{Readers, Retired};
+use crate::roster::Roster;
+use crate::sets::Set;
+use crate::shared::{Children, Level, Owned, Run};
+
+/// One such thing. Numbers wait like memory: a reader may be about to look something up by them.
+#[allow(dead_code, reason = "most are here to be dropped in time")]
+pub(crate) enum Garbage {
+    Run(Run),
+    Levels(Owned<Vec<Level>>),
+    Set(Owned<Set>),
+    Children(Owned<Children>),
+    Roster(Owned<Arc<Roster>>),
+    RunId(u32),
+    HolderId(u32),
+}
+
+impl Garbage {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Run(run) => run.bytes(),
+            Self::Levels(levels) => levels.len() * size_of::<Level>(),
+            Self::Children(children) => children.bytes(),
+            Self::Set(_) => 512,
+            Self::Roster(_) => 4096,
+            Self::RunId(_) | Self::HolderId(_) => size_of::<Self>(),
+        }
+    }
+}
+
+/// Garbage is looked at when so much has come together: a look costs about as much as storing a block.
+const ENOUGH: usize = 16 << 10;
+
+/// The writer's bin.
+pub(crate) struct Trash {
+    retired: Retired<Garbage>,
+    /// Thrown in since the last look.
+    fresh_bytes: usize,
+}
+
+impl Trash {
+    pub(crate) fn new() -> Self {
+        Self { retired: Retired::new(), fresh_bytes: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn push(&mut self, garbage: Garbage) {
+        self.fresh_bytes += garbage.bytes();
+        self.retired.push(garbage);
+    }
+
+    /// Whether it is time to empty the bin.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.fresh_bytes >= ENOUGH
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum()
+    }
+
+    /// Frees what can be freed now; `reuse` is given the numbers.
+    pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
+        self.fresh_bytes = 0;
+        self.retired.advance(readers, |garbage| match garbage {
+            Garbage::RunId(_) | Garbage::HolderId(_) => reuse(garbage),
+            memory => drop(memory),
+        });
+    }
+}

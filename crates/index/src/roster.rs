@@ -1,0 +1,59 @@
+//! Who is behind a holder's number: what a match needs to name its holders.
+//!
+//! Readers see a roster as a whole; the writer publishes a new one when a holder comes or goes. Rosters share all
+//! chunks but those that changed.
+
+use std::sync::Arc;
+
+const CHUNK: usize = 64;
+
+/// What a holder's positions mean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Blocks in the device memory of a rank that has no others.
+    Only,
+    /// Blocks in the device memory of a rank that has a holder of kind `Any` too.
+    Device,
+    /// Blocks of a rank on whatever tier.
+    Any,
+}
+
+/// A holder.
+#[derive(Clone)]
+pub(crate) struct Member {
+    pub(crate) worker: Arc<str>,
+    pub(crate) rank: u32,
+    pub(crate) kind: Kind,
+}
+
+type Chunk = [Option<Member>; CHUNK];
+
+/// Holder number → holder.
+#[derive(Clone, Default)]
+pub(crate) struct Roster {
+    chunks: Vec<Arc<Chunk>>,
+}
+
+impl Roster {
+    /// None if the number is not (or not yet, or no longer) anyone's.
+    #[inline]
+    pub(crate) fn get(&self, holder: u32) -> Option<&Member> {
+        self.chunks.get(holder as usize / CHUNK)?[holder as usize % CHUNK].as_ref()
+    }
+
+    /// The roster with one entry changed.
+    pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
+        let chunk = holder as usize / CHUNK;
+        while self.chunks.len() <= chunk {
+            self.chunks.push(Arc::new([const { None }; CHUNK]));
+        }
+        Arc::make_mut(&mut self.chunks[chunk])[holder as usize % CHUNK] = member;
+        while self.chunks.last().is_some_and(|c| c.iter().all(Option::is_none)) {
+            self.chunks.pop();
+        }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.chunks.len() * (size_of::<Chunk>() + size_of::<Arc<Chunk>>())
+    }
+}

@@ -1,0 +1,381 @@
+//! The trie of runs, as the writer sees it.
+//!
+//! A run is a stretch of consecutive positions of one chain. Runs are never split and positions never move: (run,
+//! offset) names a block for as long as anyone holds it. A chain that diverges after `fork` blocks of a run becomes a
+//! child, found by (run, fork, content hash). Run 0 is the empty prompt, which every chain continues.
+
+use std::mem;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::retire::{Garbage, Trash};
+use crate::shared::{Children, Level, Levels, Published, Run, WriterToken};
+
+/// The run that stands for the empty prompt.
+pub(crate) const ROOT: u32 = 0;
+/// A longer chain goes on in a child: bounds what moving a run costs.
+pub(crate) const MAX_RUN: usize = 1 << 16;
+/// No block hash: at positions whose holders all name them differently.
+pub(crate) const NO_NAME: u64 = 0xa5c3_96e1_7b24_d80f;
+const NO_RUN: u32 = u32::MAX;
+
+/// A block: which run, and which of its blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Position {
+    pub(crate) run: u32,
+    pub(crate) offset: u32,
+}
+
+impl Position {
+    #[inline]
+    pub(crate) fn pack(self) -> u64 {
+        u64::from(self.run) << 32 | u64::from(self.offset)
+    }
+
+    #[inline]
+    pub(crate) fn unpack(word: u64) -> Self {
+        Self { run: (word >> 32) as u32, offset: word as u32 }
+    }
+
+    /// Where this block's continuation is.
+    #[inline]
+    pub(crate) fn after(self) -> Place {
+        Place { run: self.run, blocks: self.offset + 1 }
+    }
+}
+
+/// A place between blocks: after so many blocks of a run. What comes next is in the run itself or in a child.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) run: u32,
+    pub(crate) blocks: u32,
+}
+
+impl Place {
+    pub(crate) const ROOT: Self = Self { run: ROOT, blocks: 0 };
+
+    /// The block before this place, if there is one.
+    pub(crate) fn before(self) -> Option<Position> {
+        (self.run != ROOT).then(|| Position { run: self.run, offset: self.blocks - 1 })
+    }
+}
+
+/// (fork, first child) pairs; most runs with children have one.
+type Forks = SmallVec<[(u32, u32); 2]>;
+
+/// What the writer knows of a run beyond what readers see.
+struct Entry {
+    /// None for a free number.
+    run: Option<Run>,
+    /// Blocks before the run's first.
+    start: u32,
+    /// Siblings that hang off the same place; the first has no `previous`.
+    next: u32,
+    previous: u32,
+    /// Places where children hang, deepest first, each with its first child.
+    forks: Option<Box<Forks>>,
+}
+
+/// All runs.
+pub(crate) struct Runs {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    /// Where readers come in.
+    pub(crate) children: Arc<Published<Children>>,
+    live: usize,
+    positions: usize,
+    bytes: usize,
+    secret: u64,
+    pub(crate) token: WriterToken,
+}
+
+impl Runs {
+    pub(crate) fn new(secret: u64) -> Self {
+        Self {
+            entries: vec![Entry::free()],
+            free: Vec::new(),
+            children: Arc::new(Published::new(Children::with_room_for(6, secret))),
+            live: 0,
+            positions: 0,
+            bytes: 0,
+            secret,
+            token: WriterToken::new(),
+        }
+    }
+
+    /// Number of runs.
+    pub(crate) fn len(&self) -> usize {
+        self.live
+    }
+
+    /// Whether so many runs more can be numbered.
+    pub(crate) fn can_number(&self, more: usize) -> bool {
+        self.entries.len() + more < NO_RUN as usize
+    }
+
+    /// Number of blocks of all runs.
+    pub(crate) fn positions(&self) -> usize {
+        self.positions
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let spilled = |f: &Forks| if f.spilled() { f.capacity() * size_of::<(u32, u32)>() } else { 0 };
+        let forks: usize =
+            self.entries.iter().flat_map(|e| &e.forks).map(|f| size_of::<Forks>() + spilled(f)).sum();
+        let children = self.children.get(&self.token).bytes();
+        self.bytes + self.entries.capacity() * size_of::<Entry>() + self.free.capacity() * 4 + forks + children
+    }
+
+    /// The numbers of all runs.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
+        (0..self.entries.len() as u32).filter(|&id| self.is_live(id))
+    }
+
+    pub(crate) fn is_live(&self, id: u32) -> bool {
+        self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: u32) -> &Run {
+        self.entries[id as usize].run.as_ref().expect("a run that is referred to is live")
+    }
+
+    #[inline]
+    fn get_mut(&mut self, id: u32) -> &mut Run {
+        self.entries[id as usize].run.as_mut().expect("a run that is referred to is live")
+    }
+
+    /// Blocks before the run's first.
+    #[inline]
+    pub(crate) fn start(&self, id: u32) -> u32 {
+        self.entries[id as usize].start
+    }
+
+    #[inline]
+    pub(crate) fn levels(&self, id: u32) -> Levels {
+        self.get(id).head().levels_now(&self.token)
+    }
+
+    pub(crate) fn content(&self, at: Position) -> u64 {
+        self.get(at.run).contents()[at.offset as usize]
+    }
+
+    pub(crate) fn name(&self, at: Position) -> u64 {
+        self.get(at.run).names()[at.offset as usize]
+    }
+
+    pub(crate) fn set_name(&mut self, at: Position, name: u64) {
+        self.get_mut(at.run).set_name(at.offset as usize, name);
+    }
+
+    /// The place that the run's first block comes after.
+    pub(crate) fn origin(&self, id: u32) -> Place {
+        let head = self.get(id).head();
+        Place { run: head.parent, blocks: head.fork }
+    }
+
+    /// The block before, if any.
+    pub(crate) fn parent(&self, at: Position) -> Option<Position> {
+        match at.offset {
+            0 => self.origin(at.run).before(),
+            offset => Some(Position { run: at.run, offset: offset - 1 }),
+        }
+    }
+
+    /// The child that continues `place` with `content`.
+    #[inline]
+    pub(crate) fn child(&self, place: Place, content: u64) -> Option<u32> {
+        if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
+            return None;
+        }
+        self.children.get(&self.token).find_id(place.run, place.blocks, content)
+    }
+
+    /// The block that continues `place` with `content`, in the run itself or in a child.
+    pub(crate) fn next(&self, place: Place, content: u64) -> Option<Position> {
+        if place.run != ROOT && self.get(place.run).contents().get(place.blocks as usize) == Some(&content) {
+            return Some(Position { run: place.run, offset: place.blocks });
+        }
+        self.child(place, content).map(|run| Position { run, offset: 0 })
+    }
+
+    /// Whether `content` can go to the end of the run itself.
+    pub(crate) fn can_append(&self, place: Place) -> bool {
+        place.run != ROOT && {
+            let len = self.get(place.run).len();
+            len == place.blocks as usize && len < MAX_RUN
+        }
+    }
+
+    /// Adds a block at the end of a run; nobody holds it yet. `more`: how many are likely to follow at once.
+    pub(crate) fn append(&mut self, id: u32, content: u64, name: u64, more: usize, trash: &mut Trash) {
+        if !self.get(id).has_room_for(content) {
+            let len = self.get(id).len();
+            // A quarter more, so that decoding block by block moves each block about four times in all.
+            let room = (len + 1 + more).max(len + len / 4 + 2).min(MAX_RUN);
+            self.relocate(id, room, trash);
+        }
+        self.get_mut(id).push(content, name);
+        self.positions += 1;
+    }
+
+    fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {
+        let entry = &mut self.entries[id as usize];
+        let old = entry.run.as_ref().expect("live");
+        let new = old.moved(room, &mut self.token);
+        self.bytes = self.bytes + new.bytes() - old.bytes();
+        if let Some(&first) = new.contents().first() {
+            self.children.get(&self.token).replace(old, &new, first);
+        }
+        trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
+    }
+
+    /// A new run with its first block, hanging off `place`; nobody holds it yet.
+    pub(crate) fn create(&mut self, place: Place, content: u64, name: u64, room: usize, trash: &mut Trash) -> u32 {
+        let id = self.free.pop().unwrap_or_else(|| {
+            if self.entries.len() == self.entries.capacity() {
+                self.entries.reserve_exact(self.entries.len() / 4 + 16);
+            }
+            self.entries.push(Entry::free());
+            (self.entries.len() - 1) as u32
+        });
+        let mut run = Run::new(id, place.run, place.blocks, room.clamp(1, MAX_RUN));
+        run.push(content, name);
+        self.bytes += run.bytes();
+        self.live += 1;
+        self.positions += 1;
+        self.reserve_children(trash);
+        self.children.get(&self.token).insert(&run, content);
+        let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
+        self.entries[id as usize] = Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, forks: None };
+        self.hang(id, place);
+        id
+    }
+
+    /// Children of the root are too many to list, and nothing needs the list.
+    fn hang(&mut self, id: u32, place: Place) {
+        if place.run == ROOT {
+            return;
+        }
+        let parent = &mut self.entries[place.run as usize];
+        if parent.forks.is_none() {
+            parent.run.as_ref().expect("live").head().set_has_children(true, &mut self.token);
+        }
+        let forks = parent.forks.get_or_insert_default();
+        match forks.binary_search_by(|(fork, _)| place.blocks.cmp(fork)) {
+            Ok(at) => {
+                let next = mem::replace(&mut forks[at].1, id);
+                self.entries[id as usize].next = next;
+                self.entries[next as usize].previous = id;
+            }
+            Err(at) => forks.insert(at, (place.blocks, id)),
+        }
+    }
+
+    fn unhang(&mut self, id: u32, place: Place) {
+        if place.run == ROOT {
+            return;
+        }
+        let Entry { next, previous, .. } = self.entries[id as usize];
+        if next != NO_RUN {
+            self.entries[next as usize].previous = previous;
+        }
+        if previous != NO_RUN {
+            self.entries[previous as usize].next = next;
+            return;
+        }
+        let parent = &mut self.entries[place.run as usize];
+        let forks = parent.forks.as_mut().expect("a child's parent lists it");
+        let at = forks.binary_search_by(|(fork, _)| place.blocks.cmp(fork)).expect("a child's parent lists it");
+        if next != NO_RUN {
+            forks[at].1 = next;
+            return;
+        }
+        forks.remove(at);
+        if forks.is_empty() {
+            parent.forks = None;
+            parent.run.as_ref().expect("live").head().set_has_children(false, &mut self.token);
+        }
+    }
+
+    /// Calls `f` with the children that hang after more than `blocks` blocks, until it says stop (true).
+    pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, mut f: impl FnMut(u32) -> bool) -> bool {
+        for &(fork, first) in self.entries[id as usize].forks.iter().flat_map(|f| f.iter()) {
+            if fork <= blocks {
+                return false;
+            }
+            let mut child = first;
+            while child != NO_RUN {
+                if f(child) {
+                    return true;
+                }
+                child = self.entries[child as usize].next;
+            }
+        }
+        false
+    }
+
+    /// Makes `levels` the run's levels and cuts off what nobody holds any more: `died` is told the names beyond.
+    pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash, died: impl FnOnce(&[u64])) {
+        let run = self.entries[id as usize].run.as_mut().expect("live");
+        if let Some(old) = run.head().publish(levels, &mut self.token) {
+            trash.push(Garbage::Levels(old));
+        }
+        let len = levels.last().map_or(0, |level| level.end as usize);
+        if len == run.len() {
+            return;
+        }
+        died(&run.names()[len..]);
+        self.positions -= run.len() - len;
+        if len == 0 {
+            self.unlink(id, trash);
+            return;
+        }
+        run.truncate(len);
+        if run.room() > 2 * len + 8 {
+            self.relocate(id, len + 2, trash);
+        }
+    }
+
+    fn unlink(&mut self, id: u32, trash: &mut Trash) {
+        let place = self.origin(id);
+        self.unhang(id, place);
+        let run = mem::replace(&mut self.entries[id as usize], Entry::free()).run.expect("live");
+        self.children.get(&self.token).remove(&run, run.contents()[0]);
+        self.bytes -= run.bytes();
+        self.live -= 1;
+        trash.push(Garbage::Run(run));
+        // A reader may still be about to look for children by this number.
+        trash.push(Garbage::RunId(id));
+        self.reserve_children(trash);
+    }
+
+    /// The number of a run that no reader can mean any more.
+    pub(crate) fn reuse(&mut self, id: u32) {
+        self.free.push(id);
+        if self.live == 0 && self.free.len() + 1 == self.entries.len() {
+            self.entries = vec![Entry::free()];
+            self.free = Vec::new();
+        }
+    }
+
+    /// Keeps the table of children between a quarter and all of its room full.
+    fn reserve_children(&mut self, trash: &mut Trash) {
+        let room = self.children.get(&self.token).room();
+        if self.live <= room && (self.live * 4 >= room || room <= 64) {
+            return;
+        }
+        let table = Children::with_room_for(self.live + self.live / 2 + 6, self.secret);
+        for run in self.entries.iter().filter_map(|e| e.run.as_ref()) {
+            table.insert(run, run.contents()[0]);
+        }
+        trash.push(Garbage::Children(self.children.replace(table, &mut self.token)));
+    }
+}
+
+impl Entry {
+    fn free() -> Self {
+        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, forks: None }
+    }
+}

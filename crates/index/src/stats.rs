@@ -1,0 +1,52 @@
+//! What the index says about itself.
+
+/// Sizes now and counts since the index was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Workers that have stored anything since they were last dropped.
+    pub workers: u64,
+    /// Ranks, and ranks again that hold blocks beyond their device memory.
+    pub holders: u64,
+    /// Blocks held: for each rank, names on the device and names offloaded.
+    pub blocks: u64,
+    /// Blocks on devices whose chain to the root is not complete: below a hole, or without a known parent.
+    pub unlinked: u64,
+    /// Copies on devices beyond the first.
+    pub copies: u64,
+    /// Different blocks of all reachable chains.
+    pub positions: u64,
+    /// Stretches of consecutive positions that these are kept in.
+    pub runs: u64,
+    /// Different sets of holders that do not fit into a word.
+    pub sets: u64,
+    /// Memory of all this, as allocated.
+    pub bytes: u64,
+    /// Holders that name blocks otherwise than those before them did.
+    pub private_holders: u64,
+    /// Calls of store.
+    pub stores: u64,
+    /// Calls of remove.
+    pub removes: u64,
+    /// Calls of clear.
+    pub clears: u64,
+    /// Calls of drop.
+    pub drops: u64,
+    /// Blocks whose name was announced again for another block.
+    pub replaced: u64,
+    /// Names removed that were not held.
+    pub unknown_removals: u64,
+}
+
+/// Counts since the index was made.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counters {
+    pub(crate) stores: u64,
+    pub(crate) removes: u64,
+    pub(crate) clears: u64,
+    pub(crate) drops: u64,
+    pub(crate) copies: u64,
+    pub(crate) replaced: u64,
+    pub(crate) unknown_removals: u64,
+    pub(crate) private_holders: u64,
+}

@@ -1,0 +1,31 @@
+//! The atomics of this crate: the standard library's, or loom's when its model checker runs the tests (`--cfg loom`).
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+
+/// A small number of this thread's own, handed out in turn.
+#[cfg(not(loom))]
+#[inline]
+pub(crate) fn stripe_of_thread() -> usize {
+    use std::cell::Cell;
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local!(static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) });
+    STRIPE.try_with(|stripe| match stripe.get() {
+        usize::MAX => {
+            let mine = NEXT.fetch_add(1, Ordering::Relaxed);
+            stripe.set(mine);
+            mine
+        }
+        mine => mine,
+    })
+    // A thread that is ending has lost its number; any stripe is right, if not its own.
+    .unwrap_or(0)
+}
+
+/// Under the model checker all threads share a stripe, which is the harder case.
+#[cfg(loom)]
+pub(crate) fn stripe_of_thread() -> usize {
+    0
+}

@@ -1,0 +1,215 @@
+//! A hash table whose every probe is one cache line and whose entries never move.
+//!
+//! A line holds seven 64-bit values, a tag byte for each, and a count of the entries that wanted this line and found
+//! it full (the layout idea of folly's F14, with the overflow count instead of tombstones). Keys are not stored: the
+//! caller says whether a value is the one it means, which it must look at anyway. Because entries never move and a
+//! removal leaves no mark, readers may probe while the one writer inserts and removes: an entry that is there all the
+//! while is always found.
+//!
+//! The table does not grow by itself: its owner builds a larger one.
+
+use crate::shared::prefetch;
+use crate::sync::{AtomicU64, Ordering};
+
+const SLOTS: usize = 7;
+const LOW: u64 = 0x0001_0101_0101_0101;
+const HIGH: u64 = LOW << 7;
+/// The overflow count is the top byte; once at its maximum it stays.
+const ONE_OVERFLOW: u64 = 1 << 56;
+const MAX_OVERFLOW: u64 = 255;
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Line {
+    /// Bytes 0 to 6: tags, 0 for an empty slot. Byte 7: overflow count.
+    meta: AtomicU64,
+    slots: [AtomicU64; SLOTS],
+}
+
+/// See the module's text.
+pub(crate) struct Table {
+    lines: Box<[Line]>,
+}
+
+impl Table {
+    /// Room for `entries` at a load of at most six sevenths.
+    pub(crate) fn with_room_for(entries: usize) -> Self {
+        Self { lines: (0..entries.div_ceil(SLOTS - 1).max(1)).map(|_| Line::default()).collect() }
+    }
+
+    /// How many entries it holds before it should grow.
+    pub(crate) fn room(&self) -> usize {
+        self.lines.len() * (SLOTS - 1)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val::<[Line]>(&self.lines)
+    }
+
+    /// The line of a hash: its high bits choose (multiply-shift, so any number of lines will do).
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
+    }
+
+    #[inline]
+    fn after(&self, line: usize) -> usize {
+        if line + 1 == self.lines.len() { 0 } else { line + 1 }
+    }
+
+    #[inline]
+    pub(crate) fn prefetch(&self, hash: u64) {
+        prefetch(&self.lines[self.home(hash)]);
+    }
+
+    /// The first value under `hash` that `is_it` accepts. Values of other keys may be offered too.
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u64) -> bool) -> Option<u64> {
+        let tag = tag(hash);
+        let mut at = self.home(hash);
+        for _ in 0..self.lines.len() {
+            let line = &self.lines[at];
+            let meta = line.meta.load(Ordering::Acquire);
+            let mut hits = zero_bytes(meta ^ (tag * LOW));
+            while hits != 0 {
+                let value = line.slots[slot(hits)].load(Ordering::Acquire);
+                if is_it(value) {
+                    return Some(value);
+                }
+                hits &= hits - 1;
+            }
+            if meta < ONE_OVERFLOW {
+                return None;
+            }
+            at = self.after(at);
+        }
+        None
+    }
+
+    /// Adds a value. The caller keeps the number of entries below [`Self::room`].
+    pub(crate) fn insert(&self, hash: u64, value: u64) {
+        let mut at = self.home(hash);
+        loop {
+            let line = &self.lines[at];
+            let meta = line.meta.load(Ordering::Relaxed);
+            let empty = zero_bytes(meta);
+            if empty != 0 {
+                let slot = slot(empty);
+                line.slots[slot].store(value, Ordering::Release);
+                line.meta.store(meta | tag(hash) << (8 * slot), Ordering::Release);
+                return;
+            }
+            if meta >> 56 < MAX_OVERFLOW {
+                line.meta.store(meta + ONE_OVERFLOW, Ordering::Release);
+            }
+            at = self.after(at);
+        }
+    }
+
+    /// Puts `new` where `old` is; returns whether `old` was there.
+    pub(crate) fn replace(&self, hash: u64, old: u64, new: u64) -> bool {
+        self.at(hash, old).is_some_and(|(line, slot, _)| {
+            self.lines[line].slots[slot].store(new, Ordering::Release);
+            true
+        })
+    }
+
+    /// Takes `value` out; returns whether it was there.
+    pub(crate) fn remove(&self, hash: u64, value: u64) -> bool {
+        let Some((line, slot, distance)) = self.at(hash, value) else { return false };
+        let meta = &self.lines[line].meta;
+        meta.store(meta.load(Ordering::Relaxed) & !(0xff << (8 * slot)), Ordering::Release);
+        let mut at = self.home(hash);
+        for _ in 0..distance {
+            let meta = &self.lines[at].meta;
+            let now = meta.load(Ordering::Relaxed);
+            if now >> 56 < MAX_OVERFLOW {
+                meta.store(now - ONE_OVERFLOW, Ordering::Release);
+            }
+            at = self.after(at);
+        }
+        true
+    }
+
+    /// Where `value` is: line, slot, and lines from its home.
+    fn at(&self, hash: u64, value: u64) -> Option<(usize, usize, usize)> {
+        let tag = tag(hash);
+        let mut at = self.home(hash);
+        for distance in 0..self.lines.len() {
+            let line = &self.lines[at];
+            let meta = line.meta.load(Ordering::Relaxed);
+            let mut hits = zero_bytes(meta ^ (tag * LOW));
+            while hits != 0 {
+                if line.slots[slot(hits)].load(Ordering::Relaxed) == value {
+                    return Some((at, slot(hits), distance));
+                }
+                hits &= hits - 1;
+            }
+            if meta < ONE_OVERFLOW {
+                return None;
+            }
+            at = self.after(at);
+        }
+        None
+    }
+}
+
+/// The tag of a hash: its low byte, never 0.
+#[inline]
+fn tag(hash: u64) -> u64 {
+    (hash & 0xff).max(1)
+}
+
+/// The high bit of each of the seven tag bytes that is zero. Exact: the cheaper form with a borrow may mark a byte
+/// above a zero one, and an empty slot must never be offered to a reader, as what it last held may be freed.
+#[inline]
+fn zero_bytes(meta: u64) -> u64 {
+    let low_bits = HIGH - LOW; // 0x7f in each tag byte: their sums stay within the byte
+    !(((meta & low_bits) + low_bits) | meta) & HIGH
+}
+
+/// The slot of the lowest mark.
+#[inline]
+fn slot(marks: u64) -> usize {
+    marks.trailing_zeros() as usize / 8
+}
+
+/// Multiplies and folds: the mixing step of wyhash. `secret` keeps who chooses the inputs from choosing the lines.
+#[inline]
+pub(crate) fn mix(x: u64, y: u64, secret: u64) -> u64 {
+    let y = (y ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1;
+    let product = u128::from(x ^ secret) * u128::from(y);
+    (product >> 64) as u64 ^ product as u64
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn behaves_as_a_set_under_churn_at_full_load() {
+        let table = Table::with_room_for(600);
+        let hash = |v: u64| mix(v, 0, 7);
+        let mut live = std::collections::VecDeque::new();
+        for v in 1..20_000u64 {
+            table.insert(hash(v), v);
+            live.push_back(v);
+            if live.len() == table.room() {
+                for _ in 0..v % 300 + 1 {
+                    let old = live.pop_front().unwrap();
+                    assert!(table.remove(hash(old), old));
+                    assert!(!table.remove(hash(old), old));
+                    assert_eq!(table.find(hash(old), |x| x == old), None);
+                }
+            }
+        }
+        for &v in &live {
+            assert_eq!(table.find(hash(v), |x| x == v), Some(v));
+            assert!(table.replace(hash(v), v, v + (1 << 40)));
+        }
+        for v in live {
+            assert!(table.remove(hash(v), v + (1 << 40)));
+        }
+        assert!(table.lines.iter().all(|l| l.meta.load(Ordering::Relaxed) << 8 == 0));
+    }
+}

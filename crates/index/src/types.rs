@@ -1,0 +1,144 @@
+//! The words of the index: block hash, tier, event.
+
+use std::fmt;
+use std::str::FromStr;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::Error;
+
+/// The engine's own identity of a block, brought to 64 bits.
+///
+/// Engines name blocks by unsigned or signed integers of any width or by raw digests. An unsigned 64-bit
+/// integer is its own canonical form; every other name is spread over the 64 bits by a bijection
+/// (negative 64-bit integers) or by XXH3-64 of its bytes, so that `-1` and `2**64 - 1` stay different blocks.
+/// The mapping has no secret and no state: a dump replayed elsewhere still answers to the engine's names.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+#[repr(transparent)]
+pub struct BlockHash(pub u64);
+
+impl BlockHash {
+    /// The canonical form of a signed integer.
+    #[must_use]
+    pub fn from_i64(name: i64) -> Self {
+        if name >= 0 { Self(name.unsigned_abs()) } else { Self(scramble(name as u64)) }
+    }
+
+    /// The canonical form of a raw digest, or of a wide integer's little-endian two's complement bytes.
+    #[must_use]
+    pub fn from_bytes(name: &[u8]) -> Self {
+        Self(xxh3_64(name))
+    }
+}
+
+impl From<u64> for BlockHash {
+    fn from(name: u64) -> Self {
+        Self(name)
+    }
+}
+
+/// The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection of the 64-bit integers.
+fn scramble(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The medium that holds a block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
+pub enum Tier {
+    /// Device memory: what an engine can use without a copy.
+    #[default]
+    Gpu,
+    /// Host memory.
+    Cpu,
+    /// Local storage.
+    Disk,
+    /// Anything shared or remote.
+    External,
+}
+
+impl Tier {
+    /// All tiers, nearest first.
+    pub const ALL: [Self; 4] = [Self::Gpu, Self::Cpu, Self::Disk, Self::External];
+
+    /// The tier's name: `gpu`, `cpu`, `disk` or `external`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu",
+            Self::Cpu => "cpu",
+            Self::Disk => "disk",
+            Self::External => "external",
+        }
+    }
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Tier {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        Self::ALL.into_iter().find(|t| t.name() == name).ok_or_else(|| Error::UnknownTier { name: name.to_owned() })
+    }
+}
+
+/// Which blocks of a rank count.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum View {
+    /// Those in device memory.
+    #[default]
+    Device,
+    /// Those on any tier; a chain may change tiers from block to block.
+    AnyTier,
+}
+
+/// One change of what a worker holds. A dump is a list of these.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
+    Store {
+        /// The worker's name.
+        worker: Box<str>,
+        /// The data-parallel rank within the worker.
+        rank: u32,
+        /// Where the blocks are.
+        tier: Tier,
+        /// The block before the first, or `None` at the start of a prompt.
+        parent: Option<BlockHash>,
+        /// The engine's names, in chain order.
+        block_hashes: Vec<BlockHash>,
+        /// The content hash of each block.
+        content_hashes: Vec<u64>,
+    },
+    /// Blocks were evicted.
+    Remove {
+        /// The worker's name.
+        worker: Box<str>,
+        /// The data-parallel rank within the worker.
+        rank: u32,
+        /// Where the blocks were.
+        tier: Tier,
+        /// The engine's names, in any order.
+        block_hashes: Vec<BlockHash>,
+    },
+    /// A worker, or one rank or tier of it, lost everything.
+    Clear {
+        /// The worker's name.
+        worker: Box<str>,
+        /// One rank, or all.
+        rank: Option<u32>,
+        /// One tier, or all.
+        tier: Option<Tier>,
+    },
+    /// A worker is gone.
+    Drop {
+        /// The worker's name.
+        worker: Box<str>,
+    },
+}

@@ -1,0 +1,278 @@
+//! Random streams of events with everything that can go wrong in them, and the comparison with the reference.
+
+use kvatlas_index::reference::ReferenceIndex;
+use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Tier, View};
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
+    }
+}
+
+fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// What kind of fleet a stream comes from.
+struct Fleet {
+    workers: u64,
+    ranks: u64,
+    offloads: bool,
+    /// Whether engines name blocks alike.
+    same_names: bool,
+    /// Percent of blocks with a random name out of few, of parents that are any name at all.
+    chaos: u64,
+    /// Different contents a block can have.
+    contents: u64,
+    longest: u64,
+}
+
+/// A stream, and what to ask.
+pub struct Plan {
+    pub config: Config,
+    pub events: Vec<Event>,
+    pub queries: Vec<Vec<u64>>,
+}
+
+/// The stream of a seed: `length` events.
+pub fn plan(seed: u64, length: usize) -> Plan {
+    let random = &mut Random(seed);
+    let fleet = Fleet {
+        workers: *random.pick(&[1, 2, 3, 5, 8, 80, 300]),
+        ranks: *random.pick(&[1, 1, 2]),
+        offloads: random.chance(30),
+        same_names: random.chance(60),
+        chaos: *random.pick(&[0, 0, 5, 30, 100]),
+        contents: *random.pick(&[1, 2, 3, 1 << 40]),
+        longest: *random.pick(&[3, 12, 40]),
+    };
+    let config = Config { block_size: 1, count_copies: random.chance(70) };
+    let mut prompts: Vec<Vec<u64>> = Vec::new();
+    let mut events = Vec::new();
+    while events.len() < length {
+        if prompts.len() < 4 || random.chance(20) {
+            prompts.push(prompt(random, &fleet, &prompts));
+        }
+        if prompts.len() > 24 {
+            prompts.remove(0);
+        }
+        event(random, &fleet, &prompts, &mut events);
+    }
+    let mut queries = prompts.clone();
+    for _ in 0..4 {
+        queries.push(prompt(random, &fleet, &prompts));
+    }
+    Plan { config, events, queries }
+}
+
+/// A prompt that shares its beginning with another, as most do.
+fn prompt(random: &mut Random, fleet: &Fleet, others: &[Vec<u64>]) -> Vec<u64> {
+    let mut prompt = Vec::new();
+    if !others.is_empty() && random.chance(80) {
+        let other = random.pick(others);
+        prompt.extend_from_slice(&other[..random.below(other.len() as u64 + 1) as usize]);
+    }
+    let more = random.below(fleet.longest);
+    prompt.extend((0..more).map(|_| random.below(fleet.contents) + 1));
+    prompt
+}
+
+/// What `worker` calls the blocks of a prompt.
+fn names(random: &mut Random, fleet: &Fleet, worker: u64, prompt: &[u64]) -> Vec<BlockHash> {
+    let own = if fleet.same_names { 0 } else { worker };
+    let mut chain = own;
+    let mut name = |content: &u64| {
+        chain = mix(chain ^ content.wrapping_mul(31));
+        if random.chance(fleet.chaos) { BlockHash(random.below(8)) } else { BlockHash(chain) }
+    };
+    prompt.iter().map(&mut name).collect()
+}
+
+fn event(random: &mut Random, fleet: &Fleet, prompts: &[Vec<u64>], events: &mut Vec<Event>) {
+    let number = random.below(fleet.workers);
+    let worker: Box<str> = format!("w{number}").into();
+    let rank = random.below(fleet.ranks) as u32;
+    let tier = if fleet.offloads && random.chance(40) { *random.pick(&Tier::ALL) } else { Tier::Gpu };
+    let prompt = random.pick(prompts);
+    let all = names(random, fleet, number, prompt);
+    let from = if random.chance(60) { 0 } else { random.below(prompt.len() as u64 + 1) as usize };
+    let to = from + random.below((prompt.len() - from) as u64 + 1) as usize;
+    match random.below(100) {
+        0..=1 => events.push(Event::Clear {
+            worker,
+            rank: random.chance(50).then_some(rank),
+            tier: random.chance(50).then_some(tier),
+        }),
+        2 => events.push(Event::Drop { worker }),
+        3..=60 => {
+            let parent = match from {
+                _ if random.chance(fleet.chaos / 4) => Some(BlockHash(random.below(8))),
+                0 => None,
+                _ => Some(all[from - 1]),
+            };
+            let block_hashes = all[from..to].to_vec();
+            events.push(Event::Store { worker, rank, tier, parent, block_hashes, content_hashes: prompt[from..to].to_vec() });
+        }
+        _ => {
+            let mut block_hashes = all[from..to].to_vec();
+            match random.below(4) {
+                0 => block_hashes.reverse(),
+                1 => block_hashes.retain(|_| random.chance(40)),
+                2 => {
+                    for i in (1..block_hashes.len()).rev() {
+                        block_hashes.swap(i, random.below(i as u64 + 1) as usize);
+                    }
+                }
+                _ => {}
+            }
+            if random.chance(10)
+                && let Some(&twice) = block_hashes.first()
+            {
+                block_hashes.push(twice);
+            }
+            events.push(Event::Remove { worker, rank, tier, block_hashes });
+        }
+    }
+}
+
+/// Where the index and the reference part.
+pub struct Difference {
+    pub events: Vec<Event>,
+    pub what: String,
+}
+
+impl Difference {
+    /// The events, one a line.
+    pub fn listing(&self) -> String {
+        self.events.iter().map(|event| format!("{event:?}\n")).collect()
+    }
+}
+
+/// Runs a stream through both; `thorough`: with a dump and its replay now and then, too.
+pub fn compare(plan: &Plan, events: &[Event], thorough: bool) -> Result<(), String> {
+    let index = BlockIndex::new(plan.config).map_err(|e| e.to_string())?;
+    let mut reference = ReferenceIndex::new(plan.config.count_copies);
+    for (i, event) in events.iter().enumerate() {
+        index.apply(event).map_err(|e| e.to_string())?;
+        reference.apply(event).map_err(|e| e.to_string())?;
+        let every = if events.len() > 64 { 16 } else { 1 };
+        if i % every == 0 || i + 1 == events.len() {
+            answers(plan, &index, &reference).map_err(|e| format!("after event {i}: {e}"))?;
+        }
+        if thorough && (i % 97 == 96 || i + 1 == events.len()) {
+            let copy = BlockIndex::new(plan.config).map_err(|e| e.to_string())?;
+            for event in index.dump() {
+                copy.apply(&event).map_err(|e| e.to_string())?;
+            }
+            answers(plan, &copy, &reference).map_err(|e| format!("dump after event {i}: {e}"))?;
+            if sorted(index.dump()) != sorted(copy.dump()) {
+                return Err(format!("dump after event {i}: its replay has another dump"));
+            }
+        }
+    }
+    let stats = index.stats();
+    if (stats.replaced, stats.unknown_removals) != (reference.replaced, reference.unknown_removals) {
+        return Err(format!(
+            "replaced {} unknown {}, not {} {}",
+            stats.replaced, stats.unknown_removals, reference.replaced, reference.unknown_removals
+        ));
+    }
+    let blocks: u64 = index.workers().iter().map(|(_, blocks)| blocks).sum();
+    if blocks != stats.blocks || index.workers() != reference_workers(&reference) {
+        return Err(format!("holds {:?}, not {:?}", index.workers(), reference_workers(&reference)));
+    }
+    for (worker, _) in index.workers() {
+        index.drop_worker(&worker);
+    }
+    let stats = index.stats();
+    if (stats.workers, stats.positions, stats.runs, stats.sets, stats.blocks) != (0, 0, 0, 0, 0) || stats.bytes > 20_000 {
+        return Err(format!("not empty after all workers were dropped: {stats:?}"));
+    }
+    Ok(())
+}
+
+fn reference_workers(reference: &ReferenceIndex) -> Vec<(Box<str>, u64)> {
+    let mut workers = reference.workers();
+    workers.sort();
+    workers
+}
+
+fn sorted(events: Vec<Event>) -> Vec<String> {
+    let mut blocks = Vec::new();
+    for event in events {
+        if let Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } = event {
+            let mut parent = parent;
+            for (name, content) in block_hashes.into_iter().zip(content_hashes) {
+                blocks.push(format!("{worker} {rank} {tier} {parent:?} {name:?} {content}"));
+                parent = Some(name);
+            }
+        }
+    }
+    blocks.sort();
+    blocks
+}
+
+fn answers(plan: &Plan, index: &BlockIndex, reference: &ReferenceIndex) -> Result<(), String> {
+    for query in &plan.queries {
+        let found = index.find(query);
+        let expected = reference.find(query);
+        for view in [View::Device, View::AnyTier] {
+            let mut got = found.by_rank(view);
+            let mut want = expected.by_rank(view);
+            got.sort();
+            want.sort();
+            if got != want {
+                return Err(format!("query {query:?} {view:?}: {got:?}, not {want:?}"));
+            }
+            let (mut got, mut want) = (found.to_owned().scores(view), expected.scores(view));
+            got.sort();
+            want.sort();
+            if got != want || found.depth(view) != expected.depth(view) {
+                return Err(format!("query {query:?} {view:?} scores: {got:?}, not {want:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Compares; a difference comes with the smallest stream found that shows it.
+pub fn check(plan: &Plan, thorough: bool) -> Result<(), Box<Difference>> {
+    let fails = |events: &[Event]| {
+        std::panic::catch_unwind(|| compare(plan, events, thorough)).unwrap_or_else(|_| Err("panicked".to_owned())).err()
+    };
+    let Some(mut what) = fails(&plan.events) else { return Ok(()) };
+    let mut events = plan.events.clone();
+    // Leave out ever smaller stretches for as long as it still fails.
+    let mut step = events.len().div_ceil(2);
+    while step > 0 {
+        let mut at = 0;
+        while at < events.len() {
+            let mut fewer = events.clone();
+            fewer.drain(at..(at + step).min(events.len()));
+            match fails(&fewer) {
+                Some(still) => (events, what) = (fewer, still),
+                None => at += step,
+            }
+        }
+        step /= 2;
+    }
+    Err(Box::new(Difference { events, what }))
+}
