@@ -45,6 +45,7 @@ mod find;
 pub mod hash;
 mod index;
 mod levels;
+mod pages;
 mod reclaim;
 pub mod reference;
 mod retire;

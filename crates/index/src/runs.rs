@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
 use crate::retire::{Garbage, Trash};
 use crate::shared::{Children, Level, Levels, Published, Run, WriterToken};
 
@@ -28,16 +29,6 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    #[inline]
-    pub(crate) fn pack(self) -> u64 {
-        u64::from(self.run) << 32 | u64::from(self.offset)
-    }
-
-    #[inline]
-    pub(crate) fn unpack(word: u64) -> Self {
-        Self { run: (word >> 32) as u32, offset: word as u32 }
-    }
-
     /// Where this block's continuation is.
     #[inline]
     pub(crate) fn after(self) -> Place {
@@ -73,6 +64,8 @@ struct Entry {
     /// Siblings that hang off the same place; the first has no `previous`.
     next: u32,
     previous: u32,
+    /// The run's last page.
+    page: u32,
     /// Places where children hang, deepest first, each with its first child.
     forks: Option<Box<Forks>>,
 }
@@ -80,6 +73,7 @@ struct Entry {
 /// All runs.
 pub(crate) struct Runs {
     entries: Vec<Entry>,
+    pages: Pages,
     free: Vec<u32>,
     /// Where readers come in.
     pub(crate) children: Arc<Published<Children>>,
@@ -94,6 +88,7 @@ impl Runs {
     pub(crate) fn new(secret: u64) -> Self {
         Self {
             entries: vec![Entry::free()],
+            pages: Pages::new(),
             free: Vec::new(),
             children: Arc::new(Published::new(Children::with_room_for(6, secret))),
             live: 0,
@@ -111,7 +106,7 @@ impl Runs {
 
     /// Whether so many runs more can be numbered.
     pub(crate) fn can_number(&self, more: usize) -> bool {
-        self.entries.len() + more < NO_RUN as usize
+        self.entries.len() + more < NO_RUN as usize && self.pages.used() + more < MOST_PAGES
     }
 
     /// Number of blocks of all runs.
@@ -124,7 +119,7 @@ impl Runs {
         let forks: usize =
             self.entries.iter().flat_map(|e| &e.forks).map(|f| size_of::<Forks>() + spilled(f)).sum();
         let children = self.children.get(&self.token).bytes();
-        self.bytes + self.entries.capacity() * size_of::<Entry>() + self.free.capacity() * 4 + forks + children
+        self.bytes + self.pages.bytes() + self.entries.capacity() * size_of::<Entry>() + self.free.capacity() * 4 + forks + children
     }
 
     /// The numbers of all runs.
@@ -212,12 +207,32 @@ impl Runs {
     pub(crate) fn append(&mut self, id: u32, content: u64, name: u64, more: usize, trash: &mut Trash) {
         if !self.get(id).has_room_for(content) {
             let len = self.get(id).len();
-            // A quarter more, so that decoding block by block moves each block about four times in all.
-            let room = (len + 1 + more).max(len + len / 4 + 2).min(MAX_RUN);
+            // An eighth more, so that decoding block by block moves each block about eight times in all.
+            let room = (len + 1 + more).max(len + len / 8 + 2).min(MAX_RUN);
             self.relocate(id, room, trash);
+        }
+        if self.get(id).len() as u32 % PAGE == 0 {
+            self.entries[id as usize].page = self.pages.add(id, self.entries[id as usize].page);
         }
         self.get_mut(id).push(content, name);
         self.positions += 1;
+    }
+
+    /// A position as a number of 32 bits.
+    #[inline]
+    pub(crate) fn number(&self, at: Position) -> u32 {
+        self.pages.number(self.entries[at.run as usize].page, at.offset)
+    }
+
+    /// The pages of a run, last first: the number and the offset of each one's first position.
+    pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
+        self.pages.back_from(self.entries[id as usize].page)
+    }
+
+    /// The position of such a number.
+    #[inline]
+    pub(crate) fn position(&self, number: u32) -> Position {
+        self.pages.position(number)
     }
 
     fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {
@@ -248,7 +263,10 @@ impl Runs {
         self.reserve_children(trash);
         self.children.get(&self.token).insert(&run, content);
         let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
-        self.entries[id as usize] = Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, forks: None };
+        self.entries[id as usize] = {
+            let page = self.pages.add(id, NO_PAGE);
+            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, page, forks: None }
+        };
         self.hang(id, place);
         id
     }
@@ -316,8 +334,8 @@ impl Runs {
         false
     }
 
-    /// Makes `levels` the run's levels and cuts off what nobody holds any more: `died` is told the names beyond.
-    pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash, died: impl FnOnce(&[u64])) {
+    /// Makes `levels` the run's levels and cuts off what nobody holds any more.
+    pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash) {
         let run = self.entries[id as usize].run.as_mut().expect("live");
         if let Some(old) = run.head().publish(levels, &mut self.token) {
             trash.push(Garbage::Levels(old));
@@ -326,12 +344,15 @@ impl Runs {
         if len == run.len() {
             return;
         }
-        died(&run.names()[len..]);
         self.positions -= run.len() - len;
+        for _ in len.div_ceil(PAGE as usize)..run.len().div_ceil(PAGE as usize) {
+            self.entries[id as usize].page = self.pages.remove(self.entries[id as usize].page);
+        }
         if len == 0 {
             self.unlink(id, trash);
             return;
         }
+        let run = self.get_mut(id);
         run.truncate(len);
         if run.room() > 2 * len + 8 {
             self.relocate(id, len + 2, trash);
@@ -376,6 +397,6 @@ impl Runs {
 
 impl Entry {
     fn free() -> Self {
-        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, forks: None }
+        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, page: NO_PAGE, forks: None }
     }
 }

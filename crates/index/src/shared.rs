@@ -420,13 +420,6 @@ impl<'p> RunRef<'p> {
         unsafe { self.head.as_ref() }
     }
 
-    /// Asks for the line after the head: the first content hashes.
-    #[inline]
-    pub(crate) fn prefetch(self) {
-        // SAFETY: one past the head is within or at the end of the allocation.
-        prefetch(unsafe { &*self.head.as_ptr().add(1).cast::<u8>() });
-    }
-
     /// The levels as of one moment, and the content hashes they reach over.
     #[inline]
     pub(crate) fn read(self, pin: &'p Pin<'_>) -> (Levels, &'p [u64]) {
@@ -487,12 +480,6 @@ impl Children {
             }
         })?;
         NonNull::new(ptr::with_exposed_provenance_mut(found as usize))
-    }
-
-    /// Asks for the line that [`Self::find`] will look at.
-    #[inline]
-    pub(crate) fn prefetch(&self, parent: u32, fork: u32, content: u64) {
-        self.table.prefetch(self.hash(parent, fork, content));
     }
 
     /// Links a run whose first content hash is `content`.

@@ -8,10 +8,11 @@
 //!
 //! The table does not grow by itself: its owner builds a larger one.
 
-use crate::shared::prefetch;
 use crate::sync::{AtomicU64, Ordering};
 
 const SLOTS: usize = 7;
+/// Entries a line, on average, of a full table.
+const FULL: usize = 4;
 const LOW: u64 = 0x0001_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
 /// The overflow count is the top byte; once at its maximum it stays.
@@ -32,14 +33,15 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Room for `entries` at a load of at most six sevenths.
+    /// Room for `entries` at a load of at most four sevenths: under churn, entries that once found their line full
+    /// stay where they went, and above that load the ways to them get long.
     pub(crate) fn with_room_for(entries: usize) -> Self {
-        Self { lines: (0..entries.div_ceil(SLOTS - 1).max(1)).map(|_| Line::default()).collect() }
+        Self { lines: (0..entries.div_ceil(FULL).max(1)).map(|_| Line::default()).collect() }
     }
 
     /// How many entries it holds before it should grow.
     pub(crate) fn room(&self) -> usize {
-        self.lines.len() * (SLOTS - 1)
+        self.lines.len() * FULL
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -55,11 +57,6 @@ impl Table {
     #[inline]
     fn after(&self, line: usize) -> usize {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
-    }
-
-    #[inline]
-    pub(crate) fn prefetch(&self, hash: u64) {
-        prefetch(&self.lines[self.home(hash)]);
     }
 
     /// The first value under `hash` that `is_it` accepts. Values of other keys may be offered too.

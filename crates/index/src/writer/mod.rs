@@ -14,6 +14,7 @@ mod names;
 mod odd;
 mod put;
 mod ranks;
+mod slots;
 
 use std::sync::Arc;
 
@@ -83,11 +84,18 @@ impl Writer {
     fn find(&self, holder: u32, name: u64) -> Option<Position> {
         let it = &self.holders[holder as usize];
         if let Some(private) = &it.private {
-            return private.find(name);
+            return private.find(name, &self.runs);
         }
-        let at = self.names.find(name, |at| Some(self.runs.name(at)))?;
+        let at = self.find_shared(name)?;
         // The name speaks for a holder only if that covers the position, and not by odd blocks alone.
         (self.covers(holder, at) && !it.covers_oddly(at)).then_some(at)
+    }
+
+    /// The position that bears this name for all who agree on it.
+    #[inline]
+    fn find_shared(&self, name: u64) -> Option<Position> {
+        let number = self.names.find(name, |number| Some(self.runs.name(self.runs.position(number))))?;
+        Some(self.runs.position(number))
     }
 
     /// The name of a position that `holder` covers regularly.
@@ -115,7 +123,7 @@ impl Writer {
     /// `holder` gains the positions `from..to` of a run, of which it covers the first `from`.
     fn raise(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let new = self.change_levels(holder, run, from, to, true);
-        self.runs.publish(run, &new.0, &mut self.trash, |_| ());
+        self.runs.publish(run, &new.0, &mut self.trash);
         self.release(&new.1);
         let it = &mut self.holders[holder as usize];
         it.blocks += u64::from(to - from);
@@ -131,23 +139,15 @@ impl Writer {
     /// `holder` loses the positions `to..from` of a run, of which it covers the first `from`.
     fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let new = self.change_levels(holder, run, to, from, false);
-        let names = &mut self.names;
-        self.runs.publish(run, &new.0, &mut self.trash, |died| {
-            // They lie anywhere in the table: ask for all lines, then look.
-            died.iter().for_each(|&name| names.prefetch(name));
-            let end = new.1.last().map_or(0, |level| level.end);
-            for (&name, offset) in died.iter().zip(end - died.len() as u32..) {
-                if name != NO_NAME {
-                    names.remove(name, Position { run, offset });
-                }
-            }
-        });
+        let left = new.0.last().map_or(0, |level| level.end);
+        self.names.remove_all(run, left, &self.runs.get(run).names()[left as usize..], &self.runs);
+        if let Some(private) = &mut self.holders[holder as usize].private {
+            private.truncate(run, to, &self.runs);
+        }
+        self.runs.publish(run, &new.0, &mut self.trash);
         self.release(&new.1);
         let it = &mut self.holders[holder as usize];
         it.blocks -= u64::from(from - to);
-        if let Some(private) = &mut it.private {
-            private.truncate(run, to);
-        }
         if to == 0 {
             it.entered -= 1;
             if it.runs.len() > 2 * it.entered as usize + 64 {
@@ -214,13 +214,14 @@ impl Writer {
             }
         });
         if let Some(private) = &mut self.holders[holder as usize].private {
-            private.push(at.run, name.unwrap_or(NO_NAME), 0);
+            private.reserve(1, &self.runs);
+            private.push(at.run, name.unwrap_or(NO_NAME), 0, &self.runs);
         } else if let Some(name) = name
             && self.runs.name(at) == NO_NAME
         {
             self.names.reserve(1, || shared_names(&self.runs));
             self.runs.set_name(at, name);
-            self.names.insert(name, at);
+            self.names.insert(name, self.runs.number(at));
         }
         self.raise(holder, at.run, at.offset, at.offset + 1);
         at
@@ -229,7 +230,7 @@ impl Writer {
     /// Whether a position is or can be called `name` by everybody.
     fn may_share(&self, name: u64, existing: Option<Position>) -> bool {
         let current = existing.map_or(NO_NAME, |at| self.runs.name(at));
-        current == name || (current == NO_NAME && self.names.find(name, |at| Some(self.runs.name(at))).is_none())
+        current == name || (current == NO_NAME && self.find_shared(name).is_none())
     }
 
     /// From now on `holder` has names of its own.
@@ -238,10 +239,11 @@ impl Writer {
         let it = &self.holders[holder as usize];
         let mut private = names::Private::new(self.secret);
         for (run, cutoff) in runs {
+            private.reserve(cutoff as usize, &self.runs);
             for offset in 0..cutoff {
                 let at = Position { run, offset };
                 let name = if it.covers_oddly(at) { NO_NAME } else { self.runs.name(at) };
-                private.push(run, name, (cutoff - offset) as usize);
+                private.push(run, name, (cutoff - offset) as usize, &self.runs);
             }
         }
         self.holders[holder as usize].private = Some(Box::new(private));

@@ -2,19 +2,21 @@
 
 use hashbrown::HashMap;
 
+use crate::pages::PAGE;
 use crate::runs::{NO_NAME, Position, Runs};
-use crate::table::{Table, mix};
+use super::slots::Slots;
+use crate::table::mix;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
 pub(crate) struct NameTable {
-    table: Table,
+    slots: Slots,
     len: usize,
     secret: u64,
 }
 
 impl NameTable {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { table: Table::with_room_for(0), len: 0, secret }
+        Self { slots: Slots::with_room_for(0), len: 0, secret }
     }
 
     fn hash(&self, name: u64) -> u64 {
@@ -22,72 +24,85 @@ impl NameTable {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.table.bytes()
+        self.slots.bytes()
+    }
+
+    /// Asks for the lines of names that are about to be looked up one by one: called for each `i` before `names[i]` is.
+    #[inline]
+    pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
+        if i == 0 {
+            names.iter().take(AHEAD).for_each(|&name| self.slots.prefetch(self.hash(name)));
+        }
+        if let Some(&name) = names.get(i + AHEAD) {
+            self.slots.prefetch(self.hash(name));
+        }
+    }
+
+    /// The number of the position of `name`; `name_of` tells what the position of a number is named.
+    #[inline]
+    pub(crate) fn find(&self, name: u64, name_of: impl Fn(u32) -> Option<u64>) -> Option<u32> {
+        self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
     }
 
     #[inline]
-    pub(crate) fn prefetch(&self, name: u64) {
-        self.table.prefetch(self.hash(name));
-    }
-
-    /// The position of `name`; `name_at` tells what a position is named.
-    #[inline]
-    pub(crate) fn find(&self, name: u64, name_at: impl Fn(Position) -> Option<u64>) -> Option<Position> {
-        self.table
-            .find(self.hash(name), |word| name_at(Position::unpack(word)) == Some(name))
-            .map(Position::unpack)
-    }
-
-    #[inline]
-    pub(crate) fn insert(&mut self, name: u64, at: Position) {
-        self.table.insert(self.hash(name), at.pack());
+    pub(crate) fn insert(&mut self, name: u64, number: u32) {
+        self.slots.insert(self.hash(name), number);
         self.len += 1;
     }
 
     #[inline]
-    pub(crate) fn remove(&mut self, name: u64, at: Position) {
-        let was_there = self.table.remove(self.hash(name), at.pack());
+    pub(crate) fn remove(&mut self, name: u64, is_it: impl FnMut(u32) -> bool) {
+        let was_there = self.slots.remove(self.hash(name), is_it);
         debug_assert!(was_there);
         self.len -= 1;
+    }
+
+    /// Takes out the names of the positions of a run from `offset` on.
+    pub(crate) fn remove_all(&mut self, run: u32, offset: u32, names: &[u64], runs: &Runs) {
+        for (i, (&name, offset)) in names.iter().zip(offset..).enumerate() {
+            self.prefetch(names, i);
+            if name != NO_NAME {
+                self.remove(name, |number| runs.position(number) == Position { run, offset });
+            }
+        }
     }
 
     /// Whether `more` names fit, or so few are left that the table should shrink.
     #[inline]
     fn fits(&self, more: usize) -> bool {
-        let room = self.table.room();
+        let room = self.slots.room();
         self.len + more <= room && (self.len * 4 >= room || room <= 64)
     }
 
-    /// Makes room for `more` names, or gives room back; `all` lists every name there is. Half as much again is taken,
-    /// so that a name costs 10 to 16 bytes; the old table goes before the new one comes.
-    pub(crate) fn reserve<I: Iterator<Item = (u64, Position)>>(&mut self, more: usize, all: impl FnOnce() -> I) {
+    /// Makes room for `more` names, or gives room back; `all` lists every name there is, in stretches with the number
+    /// of the first. Half as much again is taken, so that a name costs 8 to 12 bytes; the old table goes before the
+    /// new one comes.
+    pub(crate) fn reserve<'n, I: Iterator<Item = (&'n [u64], u32)>>(&mut self, more: usize, all: impl FnOnce() -> I) {
         if self.fits(more) {
             return;
         }
         let wanted = self.len + more;
-        self.table = Table::with_room_for(0);
-        self.table = Table::with_room_for(wanted + wanted / 2);
-        // Ask for the lines a little ahead: each is a miss of its own.
-        let mut waiting = std::collections::VecDeque::with_capacity(AHEAD);
-        for (name, at) in all() {
-            self.prefetch(name);
-            if waiting.len() == AHEAD
-                && let Some((name, at)) = waiting.pop_front()
-            {
-                self.put(name, at);
-            }
-            waiting.push_back((name, at));
+        self.slots = Slots::with_room_for(0);
+        self.slots = Slots::with_room_for(wanted + wanted / 2);
+        let mut before: (&[u64], u32) = (&[], 0);
+        for stretch in all() {
+            stretch.0.iter().for_each(|&name| self.slots.prefetch(self.hash(name)));
+            self.insert_stretch(before);
+            before = stretch;
         }
-        for (name, at) in waiting {
-            self.put(name, at);
-        }
+        self.insert_stretch(before);
     }
 
-    fn put(&self, name: u64, at: Position) {
-        self.table.insert(self.hash(name), at.pack());
+    fn insert_stretch(&mut self, (names, first): (&[u64], u32)) {
+        for (&name, number) in names.iter().zip(first..) {
+            if name != NO_NAME {
+                self.slots.insert(self.hash(name), number);
+            }
+        }
     }
 }
 
+/// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
 /// The names of one holder whose engine does not name blocks as the others do.
@@ -108,13 +123,13 @@ impl Private {
     }
 
     #[inline]
-    pub(crate) fn find(&self, name: u64) -> Option<Position> {
-        self.table.find(name, |at| self.name(at))
+    pub(crate) fn find(&self, name: u64, runs: &Runs) -> Option<Position> {
+        self.table.find(name, |number| self.name(runs.position(number))).map(|number| runs.position(number))
     }
 
     #[inline]
-    pub(crate) fn prefetch(&self, name: u64) {
-        self.table.prefetch(name);
+    pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
+        self.table.prefetch(names, i);
     }
 
     pub(crate) fn name(&self, at: Position) -> Option<u64> {
@@ -126,19 +141,14 @@ impl Private {
         self.names.get(&run).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn reserve(&mut self, more: usize) {
+    pub(crate) fn reserve(&mut self, more: usize, runs: &Runs) {
         let Self { table, names } = self;
-        table.reserve(more, || {
-            names.iter().flat_map(|(&run, names)| {
-                let positions = (0..).map(move |offset| Position { run, offset });
-                names.iter().copied().zip(positions).filter(|(name, _)| *name != NO_NAME)
-            })
-        });
+        table.reserve(more, || names.iter().flat_map(|(&run, names)| stretches(run, names, runs)));
     }
 
-    /// Names the next position of a run; `NO_NAME` for none. `more`: how many are likely to follow at once.
-    pub(crate) fn push(&mut self, run: u32, name: u64, more: usize) {
-        self.reserve(1);
+    /// Names the next position of a run; `NO_NAME` for none. `more`: how many are likely to follow at once. There must
+    /// be room in the table.
+    pub(crate) fn push(&mut self, run: u32, name: u64, more: usize, runs: &Runs) {
         let names = self.names.entry(run).or_default();
         if names.len() == names.capacity() {
             names.reserve_exact((more + 1).max(names.len() / 4 + 1));
@@ -146,27 +156,24 @@ impl Private {
         let at = Position { run, offset: names.len() as u32 };
         names.push(name);
         if name != NO_NAME {
-            self.table.insert(name, at);
+            self.table.insert(name, runs.number(at));
         }
     }
 
     /// Takes the name from a position, which stays covered.
-    pub(crate) fn unname(&mut self, at: Position) {
+    pub(crate) fn unname(&mut self, at: Position, runs: &Runs) {
         if let Some(slot) = self.names.get_mut(&at.run).and_then(|n| n.get_mut(at.offset as usize))
             && *slot != NO_NAME
         {
-            self.table.remove(std::mem::replace(slot, NO_NAME), at);
+            let name = std::mem::replace(slot, NO_NAME);
+            self.table.remove(name, |number| runs.position(number) == at);
         }
     }
 
     /// Forgets the names of a run from `len` on.
-    pub(crate) fn truncate(&mut self, run: u32, len: u32) {
+    pub(crate) fn truncate(&mut self, run: u32, len: u32, runs: &Runs) {
         let Some(names) = self.names.get_mut(&run) else { return };
-        for (offset, &name) in names.iter().enumerate().skip(len as usize) {
-            if name != NO_NAME {
-                self.table.remove(name, Position { run, offset: offset as u32 });
-            }
-        }
+        self.table.remove_all(run, len, &names[len as usize..], runs);
         names.truncate(len as usize);
         if names.is_empty() {
             self.names.remove(&run);
@@ -176,14 +183,19 @@ impl Private {
         } else if names.capacity() > 2 * names.len() + 8 {
             names.shrink_to(names.len() + 2);
         }
-        self.reserve(0);
+        self.reserve(0, runs);
     }
 }
 
 /// All shared names.
-pub(crate) fn shared_names(runs: &Runs) -> impl Iterator<Item = (u64, Position)> {
-    runs.ids().flat_map(|run| {
-        let positions = (0..).map(move |offset| Position { run, offset });
-        runs.get(run).names().iter().copied().zip(positions).filter(|(name, _)| *name != NO_NAME)
+pub(crate) fn shared_names(runs: &Runs) -> impl Iterator<Item = (&[u64], u32)> {
+    runs.ids().flat_map(|run| stretches(run, runs.get(run).names(), runs))
+}
+
+/// The names of a run, page by page.
+fn stretches<'n>(run: u32, names: &'n [u64], runs: &Runs) -> impl Iterator<Item = (&'n [u64], u32)> {
+    runs.pages(run).filter_map(|(number, offset)| {
+        let rest = names.get(offset as usize..)?;
+        Some((&rest[..rest.len().min(PAGE as usize)], number))
     })
 }

@@ -104,7 +104,7 @@ impl Writer {
             positions.iter().skip(1).map(|&at| (self.name_of(holder, at), self.block_at(holder, at))).collect();
         let it = &mut self.holders[holder as usize];
         if let Some(private) = &mut it.private {
-            positions.iter().for_each(|&at| private.unname(at));
+            positions.iter().for_each(|&at| private.unname(at, &self.runs));
         }
         let odd = it.odd.get_or_insert_default();
         for (name, (parent, content)) in blocks {

@@ -105,11 +105,11 @@ impl Writer {
                 if agreed < held {
                     agreed
                 } else {
-                    private.reserve(alike - held);
+                    private.reserve(alike - held, &self.runs);
                     let new = names[held..alike].iter().take_while(|&&name| {
-                        let free = private.find(name).is_none();
+                        let free = private.find(name, &self.runs).is_none();
                         if free {
-                            private.push(place.run, name, alike - held);
+                            private.push(place.run, name, alike - held, &self.runs);
                         }
                         free
                     });
@@ -128,21 +128,21 @@ impl Writer {
     fn put_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let shared = self.holders[holder as usize].private.is_none();
         match &mut self.holders[holder as usize].private {
-            None => {
-                self.names.reserve(names.len(), || shared_names(&self.runs));
-                names.iter().for_each(|&name| self.names.prefetch(name));
-            }
-            Some(private) => {
-                private.reserve(names.len());
-                names.iter().for_each(|&name| private.prefetch(name));
-            }
+            None => self.names.reserve(names.len(), || shared_names(&self.runs)),
+            Some(private) => private.reserve(names.len(), &self.runs),
         }
         let (mut run, start) = if self.runs.can_append(place) { (place.run, place.blocks) } else { (ROOT, 0) };
         let mut end = start;
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
             let taken = match &self.holders[holder as usize].private {
-                None => self.names.find(name, |at| Some(self.runs.name(at))).is_some(),
-                Some(private) => private.find(name).is_some(),
+                None => {
+                    self.names.prefetch(names, i);
+                    self.find_shared(name).is_some()
+                }
+                Some(private) => {
+                    private.prefetch(names, i);
+                    private.find(name, &self.runs).is_some()
+                }
             };
             if taken || end as usize == MAX_RUN {
                 break;
@@ -155,8 +155,8 @@ impl Writer {
                 self.runs.append(run, content, public_name, more - 1, &mut self.trash);
             }
             match &mut self.holders[holder as usize].private {
-                None => self.names.insert(name, Position { run, offset: end }),
-                Some(private) => private.push(run, name, more - 1),
+                None => self.names.insert(name, self.runs.number(Position { run, offset: end })),
+                Some(private) => private.push(run, name, more - 1, &self.runs),
             }
             end += 1;
         }
