@@ -89,6 +89,9 @@ macro_rules! accessors {
             /// The depth of the holder that holds most, in blocks; 0 if nobody holds anything of the query.
             #[must_use]
             pub fn depth(&self, view: View) -> u32 {
+                if self.roster().is_plain() {
+                    return self.deepest();
+                }
                 let mut deepest = 0;
                 let _ = self.each(view, |depth, _| {
                     deepest = depth;
@@ -163,6 +166,10 @@ impl Match<'_> {
         self.roster.get(&self.pin)
     }
 
+    fn deepest(&self) -> u32 {
+        self.reaches.last().map_or(0, |reach| reach.depth)
+    }
+
     fn reached(&self) -> impl Iterator<Item = (u32, Members<'_>)> {
         self.reaches.iter().rev().map(|reach| (reach.depth, reach.set.members(&self.pin)))
     }
@@ -178,6 +185,10 @@ impl Match<'_> {
 impl OwnedMatch {
     fn roster(&self) -> &Roster {
         &self.roster
+    }
+
+    fn deepest(&self) -> u32 {
+        self.reaches.last().map_or(0, |(depth, _)| *depth)
     }
 
     fn reached(&self) -> impl Iterator<Item = (u32, Members<'_>)> {

@@ -32,6 +32,8 @@ type Chunk = [Option<Member>; CHUNK];
 #[derive(Clone, Default)]
 pub(crate) struct Roster {
     chunks: Vec<Arc<Chunk>>,
+    /// Holders whose kind is not `Only`.
+    offloading: usize,
 }
 
 impl Roster {
@@ -41,13 +43,23 @@ impl Roster {
         self.chunks.get(holder as usize / CHUNK)?[holder as usize % CHUNK].as_ref()
     }
 
+    /// Whether every holder counts in every view.
+    #[inline]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.offloading == 0
+    }
+
     /// The roster with one entry changed.
     pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
         let chunk = holder as usize / CHUNK;
         while self.chunks.len() <= chunk {
             self.chunks.push(Arc::new([const { None }; CHUNK]));
         }
-        Arc::make_mut(&mut self.chunks[chunk])[holder as usize % CHUNK] = member;
+        let counts = |member: &Option<Member>| usize::from(member.as_ref().is_some_and(|m| m.kind != Kind::Only));
+        self.offloading += counts(&member);
+        let entry = &mut Arc::make_mut(&mut self.chunks[chunk])[holder as usize % CHUNK];
+        self.offloading -= counts(entry);
+        *entry = member;
         while self.chunks.last().is_some_and(|c| c.iter().all(Option::is_none)) {
             self.chunks.pop();
         }

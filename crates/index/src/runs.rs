@@ -203,25 +203,57 @@ impl Runs {
         }
     }
 
-    /// Adds a block at the end of a run; nobody holds it yet. `more`: how many are likely to follow at once.
-    pub(crate) fn append(&mut self, id: u32, content: u64, name: u64, more: usize, trash: &mut Trash) {
-        if !self.get(id).has_room_for(content) {
-            let len = self.get(id).len();
+    /// Adds blocks at the end of a run, as many as it can take; nobody holds them yet. Returns how many.
+    ///
+    /// `names`: none if they have no shared names.
+    pub(crate) fn append(&mut self, id: u32, contents: &[u64], names: Option<&[u64]>, trash: &mut Trash) -> usize {
+        let len = self.get(id).len();
+        let contents = &contents[..contents.len().min(MAX_RUN - len)];
+        let room = len + contents.len();
+        if !self.get(id).has_room_for(contents) {
             // An eighth more, so that decoding block by block moves each block about eight times in all.
-            let room = (len + 1 + more).max(len + len / 8 + 2).min(MAX_RUN);
-            self.relocate(id, room, trash);
+            self.relocate(id, room.max(len + len / 8 + 2).min(MAX_RUN), trash);
         }
-        if self.get(id).len() as u32 % PAGE == 0 {
+        for _ in len.div_ceil(PAGE as usize)..room.div_ceil(PAGE as usize) {
             self.entries[id as usize].page = self.pages.add(id, self.entries[id as usize].page);
         }
-        self.get_mut(id).push(content, name);
-        self.positions += 1;
+        self.get_mut(id).extend(contents, names);
+        self.positions += contents.len();
+        contents.len()
+    }
+
+    /// Takes blocks at the end back that nobody was ever shown to hold.
+    pub(crate) fn take_back(&mut self, id: u32, len: usize) {
+        self.cut_off(id, len);
+        self.get_mut(id).truncate(len);
+    }
+
+    /// Gives the pages beyond `len` blocks back.
+    fn cut_off(&mut self, id: u32, len: usize) {
+        let was = self.get(id).len();
+        self.positions -= was - len;
+        for _ in len.div_ceil(PAGE as usize)..was.div_ceil(PAGE as usize) {
+            self.entries[id as usize].page = self.pages.remove(self.entries[id as usize].page);
+        }
     }
 
     /// A position as a number of 32 bits.
     #[inline]
     pub(crate) fn number(&self, at: Position) -> u32 {
         self.pages.number(self.entries[at.run as usize].page, at.offset)
+    }
+
+    /// The numbers of the last positions of a run, from `start` on.
+    pub(crate) fn numbers_from(&self, id: u32, start: u32) -> impl Iterator<Item = u32> {
+        let mut firsts: SmallVec<[u32; 64]> = SmallVec::new();
+        for (number, offset) in self.pages(id) {
+            firsts.push(number);
+            if offset <= start {
+                break;
+            }
+        }
+        let skip = (start % PAGE) as usize;
+        firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
     }
 
     /// The pages of a run, last first: the number and the offset of each one's first position.
@@ -246,8 +278,8 @@ impl Runs {
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
 
-    /// A new run with its first block, hanging off `place`; nobody holds it yet.
-    pub(crate) fn create(&mut self, place: Place, content: u64, name: u64, room: usize, trash: &mut Trash) -> u32 {
+    /// A new run of these blocks, hanging off `place`; nobody holds it yet. It takes as many as it can.
+    pub(crate) fn create(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>, trash: &mut Trash) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
             if self.entries.len() == self.entries.capacity() {
                 self.entries.reserve_exact(self.entries.len() / 4 + 16);
@@ -255,16 +287,20 @@ impl Runs {
             self.entries.push(Entry::free());
             (self.entries.len() - 1) as u32
         });
-        let mut run = Run::new(id, place.run, place.blocks, room.clamp(1, MAX_RUN));
-        run.push(content, name);
+        let contents = &contents[..contents.len().min(MAX_RUN)];
+        let mut run = Run::new(id, place.run, place.blocks, contents.len());
+        run.extend(contents, names);
         self.bytes += run.bytes();
         self.live += 1;
-        self.positions += 1;
+        self.positions += contents.len();
         self.reserve_children(trash);
-        self.children.get(&self.token).insert(&run, content);
+        self.children.get(&self.token).insert(&run, contents[0]);
         let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
         self.entries[id as usize] = {
-            let page = self.pages.add(id, NO_PAGE);
+            let mut page = NO_PAGE;
+            for _ in 0..contents.len().div_ceil(PAGE as usize) {
+                page = self.pages.add(id, page);
+            }
             Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, page, forks: None }
         };
         self.hang(id, place);
@@ -344,10 +380,7 @@ impl Runs {
         if len == run.len() {
             return;
         }
-        self.positions -= run.len() - len;
-        for _ in len.div_ceil(PAGE as usize)..run.len().div_ceil(PAGE as usize) {
-            self.entries[id as usize].page = self.pages.remove(self.entries[id as usize].page);
-        }
+        self.cut_off(id, len);
         if len == 0 {
             self.unlink(id, trash);
             return;

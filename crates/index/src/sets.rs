@@ -226,7 +226,8 @@ impl Body {
 
 /// The writer's table of all sets that are objects.
 pub(crate) struct Sets {
-    objects: HashTable<Owned<Set>>,
+    /// With the key beside: most look-ups end without a look at the set.
+    objects: HashTable<(u64, Owned<Set>)>,
     secret: u64,
     body_bytes: usize,
     /// Unlinked: the writer retires them.
@@ -285,12 +286,12 @@ impl Sets {
             return;
         }
         let (key, bytes) = (object.key, object.body.bytes());
-        if let Ok(entry) = self.objects.find_entry(key, |o| o.address() == set.raw()) {
-            self.dead.push(entry.remove().0);
+        if let Ok(entry) = self.objects.find_entry(key, |(_, o)| o.address() == set.raw()) {
+            self.dead.push(entry.remove().0.1);
             self.body_bytes -= bytes;
         }
         if self.objects.capacity() > 64 && self.objects.len() * 4 < self.objects.capacity() {
-            self.objects.shrink_to(self.objects.len() * 2, |o| o.key);
+            self.objects.shrink_to(self.objects.len() * 2, |(key, _)| *key);
         }
     }
 
@@ -340,14 +341,14 @@ impl Sets {
 
     fn object(&mut self, key: u64, body: Body) -> SetWord {
         // The key alone would do but for one chance in 2^64 a pair; the comparison makes it exact.
-        if let Some(object) = self.objects.find(key, |o| o.key == key && o.body == body) {
+        if let Some((_, object)) = self.objects.find(key, |(k, o)| *k == key && o.body == body) {
             object.references.fetch_add(1, Ordering::Relaxed);
             return SetWord(object.address());
         }
         self.body_bytes += body.bytes();
         let object = Owned::new(Set { key, references: AtomicU32::new(1), body });
         let word = SetWord(object.address());
-        self.objects.insert_unique(key, object, |o| o.key);
+        self.objects.insert_unique(key, (key, object), |(key, _)| *key);
         word
     }
 }

@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use smallvec::SmallVec;
 
 use crate::reclaim::Pin;
+use crate::runs::NO_NAME;
 use crate::sets::{Set, SetWord, Sets};
 use crate::table::{Table, mix};
 
@@ -289,7 +290,7 @@ impl Run {
             sets: Default::default(),
             spilled: AtomicPtr::new(ptr::null_mut()),
         };
-        // SAFETY: just allocated, large and aligned enough. The hashes stay uninitialised until they are pushed.
+        // SAFETY: just allocated, large and aligned enough. The hashes stay uninitialised until there are blocks.
         unsafe { head.write(fresh) };
         Self { head, room: room as u32, len: 0, written: 0 }
     }
@@ -326,13 +327,13 @@ impl Run {
 
     #[inline]
     pub(crate) fn contents(&self) -> &[u64] {
-        // SAFETY: within the allocation, written by `push`; not written again while shared (rule 3, see `push`).
+        // SAFETY: within the allocation, written by `extend`; not written again while shared (rule 3).
         unsafe { slice::from_raw_parts(self.hashes(), self.len()) }
     }
 
     #[inline]
     pub(crate) fn names(&self) -> &[u64] {
-        // SAFETY: within the allocation, written by `push`; the writer's own.
+        // SAFETY: within the allocation, written by `extend`; the writer's own.
         unsafe { slice::from_raw_parts(self.hashes().add(self.room()), self.len()) }
     }
 
@@ -343,29 +344,37 @@ impl Run {
         unsafe { self.hashes().add(self.room() + at).write(name) };
     }
 
-    /// Whether a block of this content can be pushed without moving the run.
+    /// Whether blocks of these contents can be added without moving the run.
     #[inline]
-    pub(crate) fn has_room_for(&self, content: u64) -> bool {
-        if self.len == self.written {
-            return self.len < self.room;
-        }
-        // SAFETY: `len < written <= room`, so it is written.
-        unsafe { self.hashes().add(self.len()).read() == content }
+    pub(crate) fn has_room_for(&self, contents: &[u64]) -> bool {
+        let written = (self.written - self.len) as usize;
+        // SAFETY: `written` hashes have been written.
+        let beyond = unsafe { slice::from_raw_parts(self.hashes().add(self.len()), written) };
+        let n = written.min(contents.len());
+        self.len() + contents.len() <= self.room() && beyond[..n] == contents[..n]
     }
 
-    /// Adds a block at the end, for which there is room.
+    /// Adds blocks at the end, for which there is room. Without names they are called [`NO_NAME`].
     #[inline]
-    pub(crate) fn push(&mut self, content: u64, name: u64) {
-        let at = self.len();
-        assert!(self.len < self.room);
-        if self.len == self.written {
-            // SAFETY: within the allocation. No level published from this memory ever reached here, as none reaches
-            // beyond `len`, and `written` is the largest `len` there was: no reader looks (rule 3).
-            unsafe { self.hashes().add(at).write(content) };
-            self.written += 1;
+    pub(crate) fn extend(&mut self, contents: &[u64], names: Option<&[u64]>) {
+        assert!(self.has_room_for(contents));
+        assert!(names.is_none_or(|names| names.len() >= contents.len()));
+        let (at, n) = (self.len(), contents.len());
+        let there = ((self.written - self.len) as usize).min(n);
+        // SAFETY: within the allocation, which is not the callers'. No level published from this memory ever reached
+        // beyond `written`, the largest `len` there was: no reader looks there (rule 3).
+        unsafe { ptr::copy_nonoverlapping(contents.as_ptr().add(there), self.hashes().add(at + there), n - there) };
+        let own = self.room() + at;
+        match names {
+            // SAFETY: within the allocation; the writer's own, and borrowed mutably.
+            Some(names) => unsafe { ptr::copy_nonoverlapping(names.as_ptr(), self.hashes().add(own), n) },
+            None => {
+                // SAFETY: as above.
+                (0..n).for_each(|i| unsafe { self.hashes().add(own + i).write(NO_NAME) });
+            }
         }
-        self.len += 1;
-        self.set_name(at, name);
+        self.len += n as u32;
+        self.written = self.written.max(self.len);
     }
 
     /// Forgets the blocks from `len` on.

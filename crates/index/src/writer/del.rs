@@ -3,13 +3,16 @@
 use smallvec::SmallVec;
 
 use super::Writer;
-use crate::runs::Position;
+use crate::runs::{NO_NAME, Position};
 
 /// Neighbouring positions of one run, `low..=high`.
+#[derive(Clone, Copy)]
 struct Stretch {
     run: u32,
     low: u32,
     high: u32,
+    /// How far the holder covers the run.
+    cutoff: u32,
 }
 
 /// Stretches looked through for a name that comes twice, before what there is gets done.
@@ -33,7 +36,8 @@ impl Writer {
                 continue;
             }
             let next = stretches.last().and_then(|last| self.neighbour(holder, last, name));
-            let Some(at) = next.or_else(|| self.find(holder, name)) else { continue };
+            let next_or_resumed = next.or_else(|| if stretches.is_empty() { self.resumed(holder, name) } else { None });
+            let Some(at) = next_or_resumed.or_else(|| self.find(holder, name)) else { continue };
             let within = |s: &Stretch| s.run == at.run && (s.low..=s.high).contains(&at.offset);
             // A neighbour of the only stretch is not within it.
             if (next.is_none() || stretches.len() > 1) && stretches.iter().any(within) {
@@ -46,7 +50,8 @@ impl Writer {
                 continue;
             }
             gone.push(name);
-            stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset });
+            let cutoff = self.cutoff(holder, at.run);
+            stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset, cutoff });
             if stretches.len() > MOST_STRETCHES {
                 self.cut(holder, &mut stretches);
             }
@@ -66,8 +71,23 @@ impl Writer {
         if stretch.low > 0 && names[stretch.low as usize - 1] == name {
             return Some(Position { run, offset: stretch.low - 1 });
         }
-        let next = Position { run, offset: stretch.high + 1 };
-        (names.get(next.offset as usize) == Some(&name) && self.covers(holder, next)).then_some(next)
+        let next = stretch.high + 1;
+        (next < stretch.cutoff && names[next as usize] == name).then_some(Position { run, offset: next })
+    }
+
+    /// The last block the holder has of the run that it lost blocks of last, if it has this name: eviction goes on
+    /// where it stopped.
+    #[inline]
+    fn resumed(&self, holder: u32, name: u64) -> Option<Position> {
+        let it = &self.holders[holder as usize];
+        let at = it.resume?;
+        let is_it = self.runs.is_live(at.run)
+            && it.private.is_none()
+            && self.runs.get(at.run).names().get(at.offset as usize) == Some(&name)
+            && name != NO_NAME
+            && self.covers(holder, at)
+            && !it.covers_oddly(at);
+        is_it.then_some(at)
     }
 
     /// Takes the stretches out. A run starts after those it descends from, so whatever hangs off a block goes before it.
@@ -75,7 +95,7 @@ impl Writer {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
         }
-        for Stretch { run, low, high } in stretches.drain(..) {
+        for &Stretch { run, low, high, .. } in stretches.iter() {
             let cutoff = self.cutoff(holder, run);
             if high + 1 == cutoff && !self.holds_child_beyond(holder, run, low) {
                 self.lower(holder, run, cutoff, low);
@@ -85,6 +105,11 @@ impl Writer {
                 self.del_regular(holder, Position { run, offset });
             }
         }
+        if let Some(last) = stretches.last() {
+            let resume = last.low.checked_sub(1).map(|offset| Position { run: last.run, offset });
+            self.holders[holder as usize].resume = resume;
+        }
+        stretches.clear();
     }
 
     /// Whether `holder` covers a child of the run that hangs after more than `blocks` blocks.

@@ -12,6 +12,8 @@ pub(crate) struct Holder {
     pub(crate) private: Option<Box<Private>>,
     /// Blocks that are not regular; none while there are none.
     pub(crate) odd: Option<Box<Odd>>,
+    /// The block before the one it lost last: a guess at what it loses next.
+    pub(crate) resume: Option<Position>,
     /// Runs it has entered; may list some that it has left, or twice.
     pub(crate) runs: Vec<u32>,
     /// Runs it is in.

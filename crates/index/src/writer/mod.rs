@@ -206,16 +206,16 @@ impl Writer {
         }
         let at = existing.unwrap_or_else(|| {
             if self.runs.can_append(place) {
-                self.runs.append(place.run, content, NO_NAME, 0, &mut self.trash);
+                self.runs.append(place.run, &[content], None, &mut self.trash);
                 Position { run: place.run, offset: place.blocks }
             } else {
-                let run = self.runs.create(place, content, NO_NAME, 1, &mut self.trash);
+                let run = self.runs.create(place, &[content], None, &mut self.trash);
                 Position { run, offset: 0 }
             }
         });
         if let Some(private) = &mut self.holders[holder as usize].private {
             private.reserve(1, &self.runs);
-            private.push(at.run, name.unwrap_or(NO_NAME), 0, &self.runs);
+            private.push(at.run, name.unwrap_or(NO_NAME), &self.runs);
         } else if let Some(name) = name
             && self.runs.name(at) == NO_NAME
         {
@@ -240,11 +240,11 @@ impl Writer {
         let mut private = names::Private::new(self.secret);
         for (run, cutoff) in runs {
             private.reserve(cutoff as usize, &self.runs);
-            for offset in 0..cutoff {
+            let name = |offset| {
                 let at = Position { run, offset };
-                let name = if it.covers_oddly(at) { NO_NAME } else { self.runs.name(at) };
-                private.push(run, name, (cutoff - offset) as usize, &self.runs);
-            }
+                if it.covers_oddly(at) { NO_NAME } else { self.runs.name(at) }
+            };
+            private.load(run, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
         }
         self.holders[holder as usize].private = Some(Box::new(private));
         self.counters.private_holders += 1;

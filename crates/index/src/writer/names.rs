@@ -50,6 +50,14 @@ impl NameTable {
         self.len += 1;
     }
 
+    /// Adds a name unless it is there; returns whether it was added.
+    #[inline]
+    pub(crate) fn insert_new(&mut self, name: u64, number: u32, name_of: impl Fn(u32) -> Option<u64>) -> bool {
+        let added = self.slots.insert_new(self.hash(name), number, |number| name_of(number) == Some(name));
+        self.len += usize::from(added);
+        added
+    }
+
     #[inline]
     pub(crate) fn remove(&mut self, name: u64, is_it: impl FnMut(u32) -> bool) {
         let was_there = self.slots.remove(self.hash(name), is_it);
@@ -127,11 +135,6 @@ impl Private {
         self.table.find(name, |number| self.name(runs.position(number))).map(|number| runs.position(number))
     }
 
-    #[inline]
-    pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
-        self.table.prefetch(names, i);
-    }
-
     pub(crate) fn name(&self, at: Position) -> Option<u64> {
         self.names.get(&at.run)?.get(at.offset as usize).copied()
     }
@@ -146,18 +149,55 @@ impl Private {
         table.reserve(more, || names.iter().flat_map(|(&run, names)| stretches(run, names, runs)));
     }
 
-    /// Names the next position of a run; `NO_NAME` for none. `more`: how many are likely to follow at once. There must
-    /// be room in the table.
-    pub(crate) fn push(&mut self, run: u32, name: u64, more: usize, runs: &Runs) {
-        let names = self.names.entry(run).or_default();
-        if names.len() == names.capacity() {
-            names.reserve_exact((more + 1).max(names.len() / 4 + 1));
-        }
-        let at = Position { run, offset: names.len() as u32 };
-        names.push(name);
+    /// Names the next position of a run; `NO_NAME` for none. There must be room in the table.
+    pub(crate) fn push(&mut self, run: u32, name: u64, runs: &Runs) {
+        let at = Position { run, offset: self.of_run(run).len() as u32 };
         if name != NO_NAME {
             self.table.insert(name, runs.number(at));
         }
+        self.extend(run, &[name]);
+    }
+
+    /// Names the first positions of a run that has no names yet. There must be room in the table.
+    pub(crate) fn load(&mut self, run: u32, names: &[u64], runs: &Runs) {
+        for (&name, number) in names.iter().zip(runs.numbers_from(run, 0)) {
+            if name != NO_NAME {
+                self.table.insert(name, number);
+            }
+        }
+        self.extend(run, names);
+    }
+
+    /// Names the positions of a run from `start` on, where its names end, up to the first name that is taken. Returns
+    /// how many. There must be room in the table.
+    pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
+        // Written before they are looked up: a name may come twice.
+        self.extend(run, names);
+        let Self { table, names: all } = self;
+        let name_of = |number| {
+            let at = runs.position(number);
+            all.get(&at.run)?.get(at.offset as usize).copied()
+        };
+        let mut taken = 0;
+        for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
+            table.prefetch(names, i);
+            if !table.insert_new(name, number, name_of) {
+                break;
+            }
+            taken += 1;
+        }
+        if taken < names.len() {
+            self.cut_off(run, start as usize + taken);
+        }
+        taken
+    }
+
+    fn extend(&mut self, run: u32, more: &[u64]) {
+        let names = self.names.entry(run).or_default();
+        if names.capacity() < names.len() + more.len() {
+            names.reserve_exact(more.len().max(names.len() / 8 + 1));
+        }
+        names.extend_from_slice(more);
     }
 
     /// Takes the name from a position, which stays covered.
@@ -174,7 +214,13 @@ impl Private {
     pub(crate) fn truncate(&mut self, run: u32, len: u32, runs: &Runs) {
         let Some(names) = self.names.get_mut(&run) else { return };
         self.table.remove_all(run, len, &names[len as usize..], runs);
-        names.truncate(len as usize);
+        self.cut_off(run, len as usize);
+        self.reserve(0, runs);
+    }
+
+    fn cut_off(&mut self, run: u32, len: usize) {
+        let Some(names) = self.names.get_mut(&run) else { return };
+        names.truncate(len);
         if names.is_empty() {
             self.names.remove(&run);
             if self.names.capacity() > 64 && self.names.len() * 4 < self.names.capacity() {
@@ -183,7 +229,6 @@ impl Private {
         } else if names.capacity() > 2 * names.len() + 8 {
             names.shrink_to(names.len() + 2);
         }
-        self.reserve(0, runs);
     }
 }
 

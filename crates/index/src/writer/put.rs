@@ -2,7 +2,7 @@
 
 use super::Writer;
 use super::names::shared_names;
-use crate::runs::{MAX_RUN, NO_NAME, Place, Position, ROOT};
+use crate::runs::{Place, Position, ROOT};
 
 /// What became of a block that was announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,14 +106,7 @@ impl Writer {
                     agreed
                 } else {
                     private.reserve(alike - held, &self.runs);
-                    let new = names[held..alike].iter().take_while(|&&name| {
-                        let free = private.find(name, &self.runs).is_none();
-                        if free {
-                            private.push(place.run, name, alike - held, &self.runs);
-                        }
-                        free
-                    });
-                    held + new.count()
+                    held + private.push_new(place.run, cutoff as u32, &names[held..alike], &self.runs)
                 }
             }
         };
@@ -126,40 +119,55 @@ impl Writer {
 
     /// Stores what nobody has: at the end of the run, or in a new one.
     fn put_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
-        let shared = self.holders[holder as usize].private.is_none();
-        match &mut self.holders[holder as usize].private {
-            None => self.names.reserve(names.len(), || shared_names(&self.runs)),
-            Some(private) => private.reserve(names.len(), &self.runs),
-        }
-        let (mut run, start) = if self.runs.can_append(place) { (place.run, place.blocks) } else { (ROOT, 0) };
-        let mut end = start;
-        for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
-            let taken = match &self.holders[holder as usize].private {
-                None => {
-                    self.names.prefetch(names, i);
-                    self.find_shared(name).is_some()
+        let private = self.holders[holder as usize].private.is_some();
+        if private {
+            self.put_new_privately(holder, place, names, contents)
+        } else {
+            self.names.reserve(names.len(), || shared_names(&self.runs));
+            let (run, start, end) = self.add_blocks(place, contents, Some(names));
+            let runs = &self.runs;
+            let name_of = |number| Some(runs.name(runs.position(number)));
+            let names = &names[..(end - start) as usize];
+            let mut taken = start;
+            for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
+                self.names.prefetch(names, i);
+                if !self.names.insert_new(name, number, name_of) {
+                    break;
                 }
-                Some(private) => {
-                    private.prefetch(names, i);
-                    private.find(name, &self.runs).is_some()
-                }
-            };
-            if taken || end as usize == MAX_RUN {
-                break;
+                taken += 1;
             }
-            let more = names.len() - i;
-            let public_name = if shared { name } else { NO_NAME };
-            if run == ROOT {
-                run = self.runs.create(place, content, public_name, more, &mut self.trash);
-            } else {
-                self.runs.append(run, content, public_name, more - 1, &mut self.trash);
-            }
-            match &mut self.holders[holder as usize].private {
-                None => self.names.insert(name, self.runs.number(Position { run, offset: end })),
-                Some(private) => private.push(run, name, more - 1, &self.runs),
-            }
-            end += 1;
+            self.keep_blocks(holder, run, start, taken)
         }
+    }
+
+    fn put_new_privately(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
+        let (run, start, end) = self.add_blocks(place, contents, None);
+        let Some(private) = &mut self.holders[holder as usize].private else { return 0 };
+        private.reserve(names.len(), &self.runs);
+        let names = &names[..(end - start) as usize];
+        let gained = private.push_new(run, start, names, &self.runs);
+        self.keep_blocks(holder, run, start, start + gained as u32)
+    }
+
+    /// Adds blocks after a place: the run and the offsets they have there.
+    fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
+        if self.runs.can_append(place) {
+            let n = self.runs.append(place.run, contents, names, &mut self.trash);
+            (place.run, place.blocks, place.blocks + n as u32)
+        } else {
+            let run = self.runs.create(place, contents, names, &mut self.trash);
+            (run, 0, self.runs.get(run).len() as u32)
+        }
+    }
+
+    /// The holder covers the blocks just added up to `end`; the rest are taken back. Returns how many it has gained.
+    fn keep_blocks(&mut self, holder: u32, run: u32, start: u32, end: u32) -> usize {
+        if end == 0 {
+            // A run of nothing: it goes as it would if its last holder left.
+            self.runs.publish(run, &[], &mut self.trash);
+            return 0;
+        }
+        self.runs.take_back(run, end as usize);
         if end > start {
             self.raise(holder, run, start, end);
         }

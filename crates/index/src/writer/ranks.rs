@@ -25,7 +25,7 @@ pub(super) struct Workers {
 }
 
 /// A worker's ranks; most have one.
-type Worker = SmallVec<[(u32, Box<Rank>); 1]>;
+type Worker = SmallVec<[(u32, Rank); 1]>;
 
 /// A rank's books.
 pub(super) struct Rank {
@@ -40,15 +40,13 @@ pub(super) struct Rank {
 impl Workers {
     pub(super) fn bytes(&self) -> usize {
         let ranks = self.by_name.values().flatten();
-        let books = |(_, rank): &(u32, Box<Rank>)| {
-            size_of::<Rank>() + rank.copies.allocation_size() + rank.offloaded.allocation_size()
-        };
+        let books = |(_, rank): &(u32, Rank)| rank.copies.allocation_size() + rank.offloaded.allocation_size();
         self.by_name.allocation_size() + ranks.map(books).sum::<usize>()
     }
 
     /// Every rank with its worker's name and its number, in no particular order.
     pub(super) fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
-        self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, &**rank)))
+        self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, rank)))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -57,7 +55,7 @@ impl Workers {
 
     fn get_mut(&mut self, worker: &str, rank: u32) -> Option<&mut Rank> {
         let ranks = self.by_name.get_mut(worker)?;
-        ranks.iter_mut().find(|(n, _)| *n == rank).map(|(_, it)| &mut **it)
+        ranks.iter_mut().find(|(n, _)| *n == rank).map(|(_, it)| it)
     }
 }
 
@@ -120,7 +118,7 @@ impl Writer {
         self.roster.set(device, Some(Member { worker: name.clone(), rank, kind: Kind::Only }));
         self.publish_roster(roster);
         let books = Rank { device, any: None, copies: HashMap::new(), offloaded: HashMap::new() };
-        self.workers.by_name.entry(name).or_default().push((rank, Box::new(books)));
+        self.workers.by_name.entry(name).or_default().push((rank, books));
     }
 
     /// Gives a rank its second holder, if it has none.

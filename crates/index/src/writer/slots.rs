@@ -85,6 +85,35 @@ impl Slots {
         }
     }
 
+    /// Adds a word unless `is_it` accepts one that is there; returns whether it was added. The caller keeps the number
+    /// of entries below [`Self::room`].
+    #[inline]
+    pub(super) fn insert_new(&mut self, hash: u64, word: u32, mut is_it: impl FnMut(u32) -> bool) -> bool {
+        let home = self.home(hash);
+        let line = &mut self.lines[home];
+        if line.overflow == 0 {
+            let mut marks = line.marks(tag(hash));
+            while marks != 0 {
+                if is_it(line.words[slot(marks)]) {
+                    return false;
+                }
+                marks &= marks - 1;
+            }
+            let empty = line.marks(0);
+            if empty != 0 {
+                let slot = slot(empty);
+                line.words[slot] = word;
+                line.tags[slot] = tag(hash);
+                return true;
+            }
+        }
+        if self.locate(hash, is_it).is_some() {
+            return false;
+        }
+        self.insert(hash, word);
+        true
+    }
+
     /// Takes the word that `is_it` accepts out; returns whether there was one.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, is_it: impl FnMut(u32) -> bool) -> bool {

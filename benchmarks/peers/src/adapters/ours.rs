@@ -1,0 +1,123 @@
+//! kvatlas: `BlockIndex`. A match as it comes (levels, sets unexpanded), and with every worker's score expanded.
+
+use std::hint::black_box;
+
+use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
+
+use super::{Adapter, Concurrent, engine_name};
+use crate::specs::Spec;
+use crate::workload::Spelled;
+
+pub struct Event {
+    engine: u32,
+    store: bool,
+    parent: Option<BlockHash>,
+    names: Vec<BlockHash>,
+    contents: Vec<u64>,
+}
+
+pub struct Fleet {
+    index: BlockIndex,
+    names: Vec<String>,
+}
+
+/// `EXPAND`: whether a lookup ends with the score of every worker, as the peers' do.
+pub struct Kvatlas<const EXPAND: bool> {
+    fleet: Fleet,
+    nothing: (),
+}
+
+pub type Ours = Kvatlas<false>;
+pub type OursScores = Kvatlas<true>;
+
+impl Fleet {
+    fn apply(&self, event: &Event) -> bool {
+        let worker = &self.names[event.engine as usize];
+        if event.store {
+            self.index.store(worker, 0, Tier::Gpu, event.parent, &event.names, &event.contents).is_ok()
+        } else {
+            self.index.remove(worker, 0, Tier::Gpu, &event.names);
+            true
+        }
+    }
+
+    fn find<const EXPAND: bool>(&self, query: &[u64]) {
+        let found = self.index.find(query);
+        if EXPAND {
+            black_box(found.scores(View::Device));
+        } else {
+            black_box(found.depth(View::Device));
+        }
+        black_box(found);
+    }
+}
+
+impl<const EXPAND: bool> Adapter for Kvatlas<EXPAND> {
+    const NAME: &'static str = if EXPAND { "ours+scores" } else { "ours" };
+    const ABOUT: &'static str =
+        if EXPAND { "kvatlas BlockIndex, find and every worker's score" } else { "kvatlas BlockIndex, find (levels)" };
+    type Event = Event;
+    type Query = Vec<u64>;
+
+    fn build(spec: &Spec) -> Result<Self, String> {
+        let config = Config { block_size: 512 / u32::from(spec.per_id), count_copies: true };
+        let index = BlockIndex::new(config).map_err(|e| e.to_string())?;
+        Ok(Self { fleet: Fleet { index, names: (0..spec.engines).map(engine_name).collect() }, nothing: () })
+    }
+
+    fn event(spelled: &Spelled) -> Event {
+        Event {
+            engine: spelled.engine,
+            store: spelled.store,
+            parent: spelled.parent.map(BlockHash),
+            names: spelled.names.iter().map(|&n| BlockHash(n)).collect(),
+            contents: spelled.contents.clone(),
+        }
+    }
+
+    fn query(contents: &[u64]) -> Vec<u64> {
+        contents.to_vec()
+    }
+
+    fn apply(&mut self, event: &mut Event) -> bool {
+        self.fleet.apply(event)
+    }
+
+    fn find(&self, query: &mut Vec<u64>) {
+        self.fleet.find::<EXPAND>(query);
+    }
+
+    fn depths(&self, contents: &[u64]) -> Vec<(u32, u32)> {
+        let number = |name: &str| {
+            name.chars().filter(char::is_ascii_digit).take(5).collect::<String>().parse().expect("an engine's name")
+        };
+        let scores = self.fleet.index.find(contents).scores(View::Device);
+        let mut all: Vec<_> = scores.iter().map(|(name, depth)| (number(name), *depth)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    fn accounting(&self) -> Option<String> {
+        Some(format!("{:?}", self.fleet.index.stats()))
+    }
+}
+
+impl<const EXPAND: bool> Concurrent for Kvatlas<EXPAND> {
+    const REUSABLE: bool = true;
+    type Reader = Fleet;
+    type Writer = ();
+
+    fn split(&mut self) -> (&Fleet, &mut ()) {
+        (&self.fleet, &mut self.nothing)
+    }
+
+    fn find_in(fleet: &Fleet, query: &mut Vec<u64>) {
+        fleet.find::<EXPAND>(query);
+    }
+
+    fn apply_in(fleet: &Fleet, (): &mut (), events: &mut [Event]) {
+        for event in events {
+            fleet.apply(event);
+        }
+    }
+}
