@@ -1,0 +1,34 @@
+//! Refusals: what goes wrong here becomes one of the exceptions of `kvatlas.errors`.
+
+use kvatlas_index::Error;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// The value is of the right type but cannot be used.
+pub(crate) fn argument(code: &str, message: &str) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    raise(&CLASS, "InvalidArgumentError", code, message)
+}
+
+/// The value is of the wrong type.
+pub(crate) fn wrong_type(message: &str) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    raise(&CLASS, "InvalidTypeError", "wrong_type", message)
+}
+
+/// A refusal of the index itself.
+pub(crate) fn index(error: &Error) -> PyErr {
+    static FULL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    match error {
+        Error::Full { .. } => raise(&FULL, "IndexFullError", error.code(), &error.to_string()),
+        _ => argument(error.code(), &error.to_string()),
+    }
+}
+
+fn raise(class: &'static PyOnceLock<Py<PyType>>, name: &str, code: &str, message: &str) -> PyErr {
+    Python::attach(|py| {
+        let made = class.import(py, "kvatlas.errors", name).and_then(|class| class.call1((message, code)));
+        made.map_or_else(|failed| failed, PyErr::from_value)
+    })
+}

@@ -1,0 +1,132 @@
+//! The answer to a query, as Python sees it.
+
+use std::sync::Arc;
+
+use kvatlas_index::{OwnedMatch, View};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::errors;
+use crate::scalars::{Best, describe, string};
+
+/// Who holds how much of a query, at the moment of the find.
+///
+/// Made by BlockIndex.find and BlockIndex.find_tokens; later changes of the index do not change it. Workers that
+/// hold none of the query's blocks from the first on are not in it. Everything here speaks of device memory;
+/// `any_tier` is the same answer with offloaded blocks counted in.
+#[pyclass(frozen, module = "kvatlas._native")]
+pub(crate) struct Match {
+    answer: Answer,
+    view: View,
+}
+
+enum Answer {
+    Own(OwnedMatch),
+    /// Another view of the answer that this match has.
+    Of(Py<Match>),
+}
+
+impl Match {
+    pub(crate) fn new(found: OwnedMatch) -> Self {
+        Self { answer: Answer::Own(found), view: View::Device }
+    }
+
+    fn found(&self) -> &OwnedMatch {
+        match &self.answer {
+            Answer::Own(found) => found,
+            Answer::Of(other) => other.get().found(),
+        }
+    }
+}
+
+#[pymethods]
+impl Match {
+    /// int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block.
+    #[getter]
+    fn depth(&self) -> u32 {
+        self.found().depth(self.view)
+    }
+
+    /// Match: The same answer, with blocks in any tier counted: a worker's depth here is at least its device depth.
+    #[getter]
+    fn any_tier(slf: &Bound<'_, Self>) -> Self {
+        let answer = match &slf.get().answer {
+            Answer::Own(_) => slf.clone().unbind(),
+            Answer::Of(other) => other.clone_ref(slf.py()),
+        };
+        Self { answer: Answer::Of(answer), view: View::AnyTier }
+    }
+
+    /// The workers grouped by depth.
+    ///
+    /// Returns:
+    ///     list of (depth in blocks, list of workers), deepest first. Each worker is named once, at the depth of its
+    ///     best rank.
+    fn levels<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let levels = self.found().levels(self.view);
+        PyList::new(py, levels.iter().map(|(depth, workers)| (*depth, strings(workers))))
+    }
+
+    /// The depth of every worker.
+    ///
+    /// Returns:
+    ///     dict of worker to depth in blocks, the best over its ranks.
+    fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let scores = PyDict::new(py);
+        for (worker, depth) in self.found().scores(self.view) {
+            scores.set_item(&*worker, depth)?;
+        }
+        Ok(scores)
+    }
+
+    /// The depth of every rank of every worker.
+    ///
+    /// Returns:
+    ///     dict of (worker, rank) to depth in blocks.
+    fn by_rank<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let depths = PyDict::new(py);
+        for (worker, rank, depth) in self.found().by_rank(self.view) {
+            depths.set_item((&*worker, rank), depth)?;
+        }
+        Ok(depths)
+    }
+
+    /// The deepest workers.
+    ///
+    /// Args:
+    ///     k: How many, at least 0.
+    ///     among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+    ///
+    /// Returns:
+    ///     list of (worker, depth in blocks), at most k, deepest first; of equals, the one registered first.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: k is not an int, or among is not an iterable of str.
+    ///     InvalidArgumentError: k is negative.
+    #[pyo3(signature = (k=Best(1), among=None))]
+    #[pyo3(text_signature = "($self, k=1, among=None)")]
+    fn best<'py>(&self, py: Python<'py>, k: Best, among: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyList>> {
+        let among = among.map(workers).transpose()?;
+        let among: Option<Vec<&str>> = among.as_ref().map(|names| names.iter().map(|name| &**name).collect());
+        let best = self.found().best(self.view, k.0, among.as_deref());
+        PyList::new(py, best.iter().map(|(worker, depth)| (&**worker, *depth)))
+    }
+
+    fn __repr__(&self) -> String {
+        let workers = self.found().scores(self.view).len();
+        format!("<Match depth={} workers={workers}>", self.depth())
+    }
+}
+
+fn strings(workers: &[Arc<str>]) -> Vec<&str> {
+    workers.iter().map(|worker| &**worker).collect()
+}
+
+fn workers(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let wanted = || errors::wrong_type(&format!("among must be an iterable of str, got {}", describe(among)));
+    if among.is_instance_of::<pyo3::types::PyString>() {
+        return Err(wanted());
+    }
+    let items = among.try_iter().map_err(|_| wanted())?.enumerate();
+    items.map(|(at, worker)| Ok(string(&worker?, &format!("among[{at}]"))?.to_owned())).collect()
+}

@@ -1,0 +1,352 @@
+//! `BlockIndex`: each method converts its arguments, calls the index, converts the answer.
+
+use kvatlas_index::{BlockHash, BlockIndex as Core, Config, Error, Tier, hash};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::found::Match;
+use crate::gil::{Writers, detach_if};
+use crate::hashing::LONG_BYTES;
+use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, optional_string, worker as name};
+use crate::sequences::{Tokens, contents, names, tokens as convert};
+use crate::{errors, events};
+
+/// Blocks that take about 10 µs to store or remove.
+const LONG_WRITE: usize = 128;
+/// Blocks that take about 10 µs to look up.
+const LONG_FIND: usize = 4096;
+
+/// An exact index of which worker holds which cached blocks.
+///
+/// Fed with what engines announce (store, remove, clear), it answers for a prompt how many of its leading blocks
+/// each worker holds right now. Events may come in any order: a block whose parent is missing is kept and counts
+/// as soon as the chain to the root is complete.
+///
+/// Any number of threads may look up and change the index at once; lookups never wait. A refused call has changed
+/// nothing.
+///
+/// Args:
+///     block_size: Tokens in a block, at least 1.
+///     count_copies: Whether a block announced n times is held until it was removed n times. False for engines that
+///         announce a block once however many copies they have.
+///
+/// Raises:
+///     InvalidTypeError: block_size is not an int, or count_copies not a bool.
+///     InvalidArgumentError: block_size is less than 1.
+#[pyclass(frozen, module = "kvatlas._native")]
+pub(crate) struct BlockIndex {
+    core: Core,
+    writers: Writers,
+}
+
+#[pymethods]
+impl BlockIndex {
+    #[new]
+    #[pyo3(signature = (block_size=BlockSize(16), count_copies=Flag(true)))]
+    #[pyo3(text_signature = "(block_size=16, count_copies=True)")]
+    fn new(block_size: BlockSize, count_copies: Flag) -> PyResult<Self> {
+        let config = Config { block_size: block_size.0, count_copies: count_copies.0 };
+        let core = Core::new(config).map_err(|error| errors::index(&error))?;
+        Ok(Self { core, writers: Writers::default() })
+    }
+
+    /// int: Tokens in a block.
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.core.config().block_size
+    }
+
+    /// bool: Whether a block announced n times is held until it was removed n times.
+    #[getter]
+    fn count_copies(&self) -> bool {
+        self.core.config().count_copies
+    }
+
+    /// A worker has cached consecutive blocks of one chain.
+    ///
+    /// The first block continues `parent`, each other the one before it. What the blocks contain is said by exactly
+    /// one of content_hashes and tokens. A block the worker already holds under the same name with other content or
+    /// another parent is replaced. A store of no blocks does nothing.
+    ///
+    /// Args:
+    ///     worker: The worker's name. The first store registers it.
+    ///     block_hashes: The engine's names of the blocks, shape (n,): a list of ints of any width and sign or of
+    ///         bytes, or an integer array.
+    ///     content_hashes: Content hashes of the blocks, shape (n,): a uint64 array or a list of ints.
+    ///     tokens: Token ids of the blocks, shape (n * block_size,), as content_hashes() takes them.
+    ///     parent: The engine's name of the block before the first; None at the beginning of a prompt.
+    ///     rank: Data-parallel rank, from 0 to 2**32 - 1.
+    ///     tier: Where the blocks are: "gpu", "cpu", "disk" or "external".
+    ///     lora: Name of the LoRA adapter, with tokens only.
+    ///     salt: Cache salt, with tokens only.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, a
+    ///         number out of range, or an unknown tier.
+    ///     IndexFullError: The index cannot number any more workers or blocks.
+    #[pyo3(signature = (worker, *, block_hashes, content_hashes=None, tokens=None, parent=None, rank=Rank(0),
+                        tier=TierName(Tier::Gpu), lora=None, salt=None))]
+    #[pyo3(text_signature = "($self, worker, *, block_hashes, content_hashes=None, tokens=None, parent=None, rank=0, \
+                             tier='gpu', lora=None, salt=None)")]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn store(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        block_hashes: &Bound<'_, PyAny>,
+        content_hashes: Option<&Bound<'_, PyAny>>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        parent: Option<&Bound<'_, PyAny>>,
+        rank: Rank,
+        tier: TierName,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let worker = name(worker)?;
+        let parent = parent.map(|parent| block_hash(parent, || "parent".to_owned())).transpose()?;
+        let names = names(block_hashes)?;
+        let store = |contents: &[u64]| self.core.store(worker, rank.0, tier.0, parent, &names, contents);
+        let long = names.len() >= LONG_WRITE;
+        let stored = match (content_hashes, tokens) {
+            (Some(hashes), None) => {
+                if lora.is_some() || salt.is_some() {
+                    let message = "lora and salt go with tokens; content_hashes have them in already";
+                    return Err(errors::argument("conflicting_arguments", message));
+                }
+                let contents = contents(hashes)?;
+                let contents = contents.as_slice();
+                self.writers.write(py, long, || store(contents))
+            }
+            (None, Some(tokens)) => {
+                let tokens = self.whole_blocks(convert(tokens)?, &names)?;
+                let (lora, salt) = (optional_string(lora, "lora")?, optional_string(salt, "salt")?);
+                let (tokens, block_size) = (tokens.as_slice(), self.block_size() as usize);
+                self.writers.write(py, long || size_of_val(tokens) >= LONG_BYTES, || {
+                    store(&hash::content_hashes(tokens, block_size, lora, salt))
+                })
+            }
+            (None, None) => {
+                return Err(errors::argument("missing_argument", "store needs content_hashes or tokens"));
+            }
+            (Some(_), Some(_)) => {
+                let message = "store takes either content_hashes or tokens, not both";
+                return Err(errors::argument("conflicting_arguments", message));
+            }
+        };
+        stored.map_err(|error| errors::index(&error))
+    }
+
+    /// A worker has evicted blocks: one copy of each.
+    ///
+    /// A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     block_hashes: The engine's names of the blocks, in any order, shape (n,), as store() takes them.
+    ///     rank: Data-parallel rank, from 0 to 2**32 - 1.
+    ///     tier: Where the blocks were: "gpu", "cpu", "disk" or "external".
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: A rank out of range or an unknown tier.
+    #[pyo3(signature = (worker, *, block_hashes, rank=Rank(0), tier=TierName(Tier::Gpu)))]
+    #[pyo3(text_signature = "($self, worker, *, block_hashes, rank=0, tier='gpu')")]
+    fn remove(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        block_hashes: &Bound<'_, PyAny>,
+        rank: Rank,
+        tier: TierName,
+    ) -> PyResult<()> {
+        let worker = name(worker)?;
+        let names = names(block_hashes)?;
+        self.writers.write(py, names.len() >= LONG_WRITE, || self.core.remove(worker, rank.0, tier.0, &names));
+        Ok(())
+    }
+
+    /// A worker has lost everything, or everything of one rank, one tier or both. An unknown worker changes nothing.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     rank: Data-parallel rank; None means all.
+    ///     tier: "gpu", "cpu", "disk" or "external"; None means all.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: A rank out of range or an unknown tier.
+    #[pyo3(signature = (worker, *, rank=None, tier=None))]
+    fn clear(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        rank: Option<Rank>,
+        tier: Option<TierName>,
+    ) -> PyResult<()> {
+        let worker = name(worker)?;
+        let (rank, tier) = (rank.map(|rank| rank.0), tier.map(|tier| tier.0));
+        self.writers.write(py, true, || self.core.clear(worker, rank, tier));
+        Ok(())
+    }
+
+    /// A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: worker is not a str.
+    fn drop(&self, py: Python<'_>, worker: &Bound<'_, PyAny>) -> PyResult<()> {
+        let worker = name(worker)?;
+        self.writers.write(py, true, || self.core.drop_worker(worker));
+        Ok(())
+    }
+
+    /// Who holds how many leading blocks of a prompt, by its content hashes.
+    ///
+    /// While other threads change the index, each depth lies between the smallest and the largest true depth of
+    /// that worker during the call.
+    ///
+    /// Args:
+    ///     content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
+    ///         (read in place) or a list of ints.
+    ///
+    /// Returns:
+    ///     Match
+    ///
+    /// Raises:
+    ///     InvalidTypeError: Not a uint64 array or a list of ints.
+    ///     InvalidArgumentError: A hash out of range, or an array of more than one dimension.
+    fn find(&self, py: Python<'_>, content_hashes: &Bound<'_, PyAny>) -> PyResult<Match> {
+        let contents = contents(content_hashes)?;
+        let contents = contents.as_slice();
+        Ok(Match::new(detach_if(py, contents.len() >= LONG_FIND, || self.core.find(contents).to_owned())))
+    }
+
+    /// Who holds how many leading blocks of a prompt, by its tokens. A trailing partial block is left out.
+    ///
+    /// Args:
+    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them.
+    ///     lora: Name of the LoRA adapter; None and "" mean none.
+    ///     salt: Cache salt; None and "" mean none.
+    ///
+    /// Returns:
+    ///     Match
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
+    #[pyo3(signature = (tokens, *, lora=None, salt=None))]
+    fn find_tokens(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Match> {
+        let tokens = convert(tokens)?;
+        let (lora, salt) = (optional_string(lora, "lora")?, optional_string(salt, "salt")?);
+        let (tokens, block_size) = (tokens.as_slice(), self.block_size() as usize);
+        Ok(Match::new(detach_if(py, size_of_val(tokens) >= LONG_BYTES, || {
+            self.core.find(&hash::content_hashes(tokens, block_size, lora, salt)).to_owned()
+        })))
+    }
+
+    /// Numbers about the contents, the memory and the events so far.
+    ///
+    /// Returns:
+    ///     dict of str to int; "bytes" is in bytes, everything else counts.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = self.writers.write(py, true, || self.core.stats());
+        let numbers = PyDict::new(py);
+        for (name, value) in [
+            ("workers", stats.workers),
+            ("holders", stats.holders),
+            ("blocks", stats.blocks),
+            ("unlinked", stats.unlinked),
+            ("copies", stats.copies),
+            ("positions", stats.positions),
+            ("runs", stats.runs),
+            ("sets", stats.sets),
+            ("bytes", stats.bytes),
+            ("private_holders", stats.private_holders),
+            ("stores", stats.stores),
+            ("removes", stats.removes),
+            ("clears", stats.clears),
+            ("drops", stats.drops),
+            ("replaced", stats.replaced),
+            ("unknown_removals", stats.unknown_removals),
+        ] {
+            numbers.set_item(name, value)?;
+        }
+        Ok(numbers)
+    }
+
+    /// The registered workers.
+    ///
+    /// Returns:
+    ///     dict of worker to blocks held, over all its ranks, in order of registration. A block that is both in
+    ///     device memory and offloaded counts twice.
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let workers = PyDict::new(py);
+        for (worker, blocks) in self.writers.write(py, true, || self.core.workers()) {
+            workers.set_item(&*worker, blocks)?;
+        }
+        Ok(workers)
+    }
+
+    /// The contents as events.
+    ///
+    /// Returns:
+    ///     list of kvatlas.events.Store. Applied to an empty index they make an equal one. Block hashes are ints
+    ///     from 0 to 2**64 - 1: the canonical form of the engine's names, which the restored index still answers to.
+    fn dump<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let dump = self.writers.write(py, true, || self.core.dump());
+        let list = PyList::empty(py);
+        for event in &dump {
+            list.append(events::to_python(py, event)?)?;
+        }
+        Ok(list)
+    }
+
+    /// Applies events in order.
+    ///
+    /// All are checked before the first is applied.
+    ///
+    /// Args:
+    ///     events: An iterable of Store, Remove, Clear and Drop of kvatlas.events.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: Something else among the events, or a field of the wrong type.
+    ///     InvalidArgumentError: A field that store, remove or clear would refuse.
+    ///     IndexFullError: The index cannot number any more workers or blocks; the events before that are applied.
+    fn apply(&self, py: Python<'_>, events: &Bound<'_, PyAny>) -> PyResult<()> {
+        let wanted = || {
+            let given = crate::scalars::describe(events);
+            errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {given}"))
+        };
+        let items = events.try_iter().map_err(|_| wanted())?.enumerate();
+        let events = items.map(|(at, event)| events::from_python(&event?, at)).collect::<PyResult<Vec<_>>>()?;
+        let applied = self.writers.write(py, true, || events.iter().try_for_each(|event| self.core.apply(event)));
+        applied.map_err(|error| errors::index(&error))
+    }
+
+    fn __repr__(&self) -> String {
+        let Config { block_size, count_copies } = self.core.config();
+        let count_copies = if count_copies { "True" } else { "False" };
+        format!("BlockIndex(block_size={block_size}, count_copies={count_copies})")
+    }
+}
+
+impl BlockIndex {
+    /// The tokens if they fill the blocks exactly.
+    fn whole_blocks(&self, tokens: Tokens, names: &[BlockHash]) -> PyResult<Tokens> {
+        let block_size = self.block_size() as usize;
+        let given = tokens.as_slice().len();
+        if names.len().checked_mul(block_size) == Some(given) {
+            return Ok(tokens);
+        }
+        Err(errors::index(&Error::TokenCount { tokens: given, block_hashes: names.len(), block_size }))
+    }
+}

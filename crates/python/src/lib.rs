@@ -1,0 +1,24 @@
+//! The Python module `kvatlas._native`: conversion between Python's types and the crates', and no logic.
+
+mod buffer;
+mod errors;
+mod events;
+mod found;
+mod gil;
+mod hashing;
+mod index;
+mod scalars;
+mod sequences;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<index::BlockIndex>()?;
+    module.add_class::<found::Match>()?;
+    module.add_function(wrap_pyfunction!(hashing::content_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(hashing::prefix_hashes, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
+    Ok(())
+}

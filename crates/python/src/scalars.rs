@@ -1,0 +1,150 @@
+//! Single values: worker, rank, tier, names, sizes, block hashes. Each error says what was given and what is wanted.
+
+use kvatlas_index::{BlockHash, Tier};
+use pyo3::exceptions::PyOverflowError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyInt, PyString};
+
+use crate::errors;
+
+/// The type of a value, with element type and shape if it is an array: `float`, `numpy.ndarray of float64, shape (3,)`.
+pub(crate) fn describe(value: &Bound<'_, PyAny>) -> String {
+    let name = value.get_type().fully_qualified_name().map_or_else(|_| "an object".to_owned(), |name| name.to_string());
+    match (value.getattr(intern!(value.py(), "dtype")), value.getattr(intern!(value.py(), "shape"))) {
+        (Ok(dtype), Ok(shape)) => format!("{name} of {dtype}, shape {shape}"),
+        _ => name,
+    }
+}
+
+/// An integer as Python's own `int`; booleans, floats and everything else that only looks like one are refused.
+pub(crate) fn int<'py>(value: &Bound<'py, PyAny>, what: impl Fn() -> String) -> PyResult<Bound<'py, PyInt>> {
+    if value.is_exact_instance_of::<PyInt>() {
+        return Ok(value.cast::<PyInt>()?.clone());
+    }
+    let index = if value.is_instance_of::<PyBool>() { None } else { index(value) };
+    index.ok_or_else(|| errors::wrong_type(&format!("{} must be an int, got {}", what(), describe(value))))
+}
+
+/// `operator.index(value)`, for NumPy's integers and the like.
+fn index<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyInt>> {
+    let index = value.call_method0(intern!(value.py(), "__index__")).ok()?;
+    index.cast_into::<PyInt>().ok()
+}
+
+/// A worker's name.
+pub(crate) fn worker<'a>(value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    string(value, "worker")
+}
+
+/// A LoRA or salt name.
+pub(crate) fn optional_string<'a>(value: Option<&'a Bound<'_, PyAny>>, what: &str) -> PyResult<Option<&'a str>> {
+    value.map(|value| string(value, what)).transpose()
+}
+
+/// A string that has a UTF-8 form.
+pub(crate) fn string<'a>(value: &'a Bound<'_, PyAny>, what: &str) -> PyResult<&'a str> {
+    let value = value
+        .cast::<PyString>()
+        .map_err(|_| errors::wrong_type(&format!("{what} must be a str, got {}", describe(value))))?;
+    value.to_str().map_err(|_| errors::argument("invalid_string", &format!("{what} has a lone surrogate in it")))
+}
+
+/// Arguments with a default other than `None`: a type of their own lets PyO3 fill the default in, and refuse `None`.
+macro_rules! argument {
+    ($($(#[$doc:meta])* $name:ident($type:ty) = $convert:expr;)*) => {$(
+        $(#[$doc])*
+        pub(crate) struct $name(pub(crate) $type);
+
+        impl FromPyObject<'_, '_> for $name {
+            type Error = PyErr;
+
+            fn extract(value: Borrowed<'_, '_, PyAny>) -> PyResult<Self> {
+                let convert: fn(&Bound<'_, PyAny>) -> PyResult<$type> = $convert;
+                convert(&value).map(Self)
+            }
+        }
+    )*};
+}
+
+argument! {
+    /// A data-parallel rank.
+    Rank(u32) = rank;
+    /// A tier by its name.
+    TierName(Tier) = tier;
+    /// The number of tokens in a block.
+    BlockSize(u32) = block_size;
+    /// Whether copies count.
+    Flag(bool) = |value| flag(value, "count_copies");
+    /// How many workers at most.
+    Best(usize) = |value| count(value, "k");
+}
+
+/// A data-parallel rank.
+pub(crate) fn rank(value: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let value = int(value, || "rank".to_owned())?;
+    value
+        .extract()
+        .map_err(|_| errors::argument("out_of_range", &format!("rank must be from 0 to {}, got {value}", u32::MAX)))
+}
+
+/// The name of a tier.
+pub(crate) fn tier(value: &Bound<'_, PyAny>) -> PyResult<Tier> {
+    string(value, "tier")?.parse().map_err(|error| errors::index(&error))
+}
+
+/// The number of tokens in a block.
+fn block_size(value: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let value = int(value, || "block_size".to_owned())?;
+    match value.extract::<u32>() {
+        Ok(size @ 1..) => Ok(size),
+        Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) && value.gt(0)? => {
+            Err(errors::argument("out_of_range", &format!("block_size must be from 1 to {}, got {value}", u32::MAX)))
+        }
+        _ => Err(errors::argument("invalid_block_size", &format!("block_size must be at least 1, got {value}"))),
+    }
+}
+
+/// A number of things, at least 0; more than fit into memory is as good as all.
+fn count(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
+    let value = int(value, || what.to_owned())?;
+    if value.lt(0)? {
+        return Err(errors::argument("out_of_range", &format!("{what} must be at least 0, got {value}")));
+    }
+    Ok(value.extract().unwrap_or(usize::MAX))
+}
+
+/// `True` or `False`, and nothing that is merely true or false.
+fn flag(value: &Bound<'_, PyAny>, what: &str) -> PyResult<bool> {
+    let value = value
+        .cast::<PyBool>()
+        .map_err(|_| errors::wrong_type(&format!("{what} must be True or False, got {}", describe(value))))?;
+    Ok(value.is_true())
+}
+
+/// An engine's name of a block: an int of any width and sign, or bytes.
+pub(crate) fn block_hash(value: &Bound<'_, PyAny>, what: impl Fn() -> String) -> PyResult<BlockHash> {
+    if let Ok(digest) = value.cast::<PyBytes>() {
+        return Ok(BlockHash::from_bytes(digest.as_bytes()));
+    }
+    let name = int(value, &what)
+        .map_err(|_| errors::wrong_type(&format!("{} must be an int or bytes, got {}", what(), describe(value))))?;
+    if let Ok(name) = name.extract() {
+        return Ok(BlockHash(name));
+    }
+    if let Ok(name) = name.extract() {
+        return Ok(BlockHash::from_i64(name));
+    }
+    wide(&name)
+}
+
+/// A name that does not fit 64 bits, by the shortest two's complement that has room for its sign.
+fn wide(name: &Bound<'_, PyInt>) -> PyResult<BlockHash> {
+    let py = name.py();
+    let magnitude = if name.lt(0)? { name.call_method0(intern!(py, "__invert__"))? } else { name.clone().into_any() };
+    let bits: usize = magnitude.call_method0(intern!(py, "bit_length"))?.extract()?;
+    let signed = pyo3::types::PyDict::new(py);
+    signed.set_item(intern!(py, "signed"), true)?;
+    let bytes = name.call_method(intern!(py, "to_bytes"), (bits / 8 + 1, intern!(py, "little")), Some(&signed))?;
+    Ok(BlockHash::from_bytes(bytes.cast::<PyBytes>()?.as_bytes()))
+}
