@@ -11,7 +11,9 @@ pub enum Error {
         got: u64,
     },
     /// The two lists of a store do not go together.
-    #[error("{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash")]
+    #[error(
+        "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
+    )]
     LengthMismatch {
         /// Number of block hashes.
         block_hashes: usize,

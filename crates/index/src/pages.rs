@@ -80,7 +80,7 @@ impl Pages {
         while self.pages[page as usize].index != offset / PAGE {
             page = self.pages[page as usize].previous;
         }
-        page << BITS | offset % PAGE
+        (page << BITS) | (offset % PAGE)
     }
 
     /// The pages of a run whose last is `last`, from that on backwards: the number and the offset of each one's first

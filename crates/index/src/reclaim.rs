@@ -112,7 +112,10 @@ impl<T> Retired<T> {
             // unlinking done above.
             fence(Ordering::SeqCst);
             self.scan(readers);
-            if self.unseen != 0 && !self.flipped_back && self.unseen & parity_bits(readers.parity.load(Ordering::Relaxed) ^ 1) == 0 {
+            if self.unseen != 0
+                && !self.flipped_back
+                && self.unseen & parity_bits(readers.parity.load(Ordering::Relaxed) ^ 1) == 0
+            {
                 // The parity that was in use has drained; now give the other its quiet moment.
                 readers.parity.fetch_xor(1, Ordering::Relaxed);
                 self.flipped_back = true;

@@ -116,10 +116,14 @@ impl Runs {
 
     pub(crate) fn bytes(&self) -> usize {
         let spilled = |f: &Forks| if f.spilled() { f.capacity() * size_of::<(u32, u32)>() } else { 0 };
-        let forks: usize =
-            self.entries.iter().flat_map(|e| &e.forks).map(|f| size_of::<Forks>() + spilled(f)).sum();
+        let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|f| size_of::<Forks>() + spilled(f)).sum();
         let children = self.children.get(&self.token).bytes();
-        self.bytes + self.pages.bytes() + self.entries.capacity() * size_of::<Entry>() + self.free.capacity() * 4 + forks + children
+        self.bytes
+            + self.pages.bytes()
+            + self.entries.capacity() * size_of::<Entry>()
+            + self.free.capacity() * 4
+            + forks
+            + children
     }
 
     /// The numbers of all runs.

@@ -297,10 +297,8 @@ impl Sets {
 
     /// A new reference to the set and `holder`, who is not in it.
     pub(crate) fn with(&mut self, set: SetWord, holder: u32) -> SetWord {
-        if set.is_empty() || set.0 & KIND == MASK {
-            if holder < MASK_HOLDERS {
-                return SetWord(set.0 | MASK | 1 << (2 + holder));
-            }
+        if (set.is_empty() || set.0 & KIND == MASK) && holder < MASK_HOLDERS {
+            return SetWord(set.0 | MASK | 1 << (2 + holder));
         }
         self.changed(set, holder)
     }

@@ -484,9 +484,7 @@ impl Children {
             let head = ptr::with_exposed_provenance::<RunHead>(word as usize);
             // SAFETY: the table holds only runs that are alive, or retired since the caller came (pinned or writer);
             // a linked run has written its first content hash.
-            unsafe {
-                (*head).parent == parent && (*head).fork == fork && head.add(1).cast::<u64>().read() == content
-            }
+            unsafe { (*head).parent == parent && (*head).fork == fork && head.add(1).cast::<u64>().read() == content }
         })?;
         NonNull::new(ptr::with_exposed_provenance_mut(found as usize))
     }

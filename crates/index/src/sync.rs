@@ -12,16 +12,17 @@ pub(crate) fn stripe_of_thread() -> usize {
     use std::cell::Cell;
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) });
-    STRIPE.try_with(|stripe| match stripe.get() {
-        usize::MAX => {
-            let mine = NEXT.fetch_add(1, Ordering::Relaxed);
-            stripe.set(mine);
-            mine
-        }
-        mine => mine,
-    })
-    // A thread that is ending has lost its number; any stripe is right, if not its own.
-    .unwrap_or(0)
+    STRIPE
+        .try_with(|stripe| match stripe.get() {
+            usize::MAX => {
+                let mine = NEXT.fetch_add(1, Ordering::Relaxed);
+                stripe.set(mine);
+                mine
+            }
+            mine => mine,
+        })
+        // A thread that is ending has lost its number; any stripe is right, if not its own.
+        .unwrap_or(0)
 }
 
 /// Under the model checker all threads share a stripe, which is the harder case.

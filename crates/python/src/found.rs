@@ -98,7 +98,7 @@ impl Match {
     ///     among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
     ///
     /// Returns:
-    ///     list of (worker, depth in blocks), at most k, deepest first; of equals, the one registered first.
+    ///     list of (worker, depth in blocks), at most k, deepest first; equals in no particular order.
     ///
     /// Raises:
     ///     InvalidTypeError: k is not an int, or among is not an iterable of str.

@@ -58,10 +58,12 @@ impl Writer {
             };
             let (device, any) = (books.device, books.any);
             let copies: Vec<(u64, u32)> = books.copies.iter().map(|(&name, &extra)| (name, extra)).collect();
-            let offloaded: Vec<(u64, [u32; 3])> = books.offloaded.iter().map(|(&name, &claims)| (name, claims)).collect();
+            let offloaded: Vec<(u64, [u32; 3])> =
+                books.offloaded.iter().map(|(&name, &claims)| (name, claims)).collect();
             events.extend(self.chains_of(device).iter().map(|chain| store(Tier::Gpu, chain)));
             for (name, extra) in copies {
-                events.extend(self.single(device, name).iter().flat_map(|one| (0..extra).map(|_| store(Tier::Gpu, one))));
+                events
+                    .extend(self.single(device, name).iter().flat_map(|one| (0..extra).map(|_| store(Tier::Gpu, one))));
             }
             // After the device's, so that they say what their names mean.
             for (name, claims) in offloaded {
@@ -111,7 +113,8 @@ impl Writer {
             stats.unlinked += device.unlinked() as u64;
             stats.copies += books.copies.values().map(|&extra| u64::from(extra)).sum::<u64>();
         }
-        let Counters { stores, removes, clears, drops, replaced, unknown_removals, private_holders, copies: _ } = self.counters;
+        let Counters { stores, removes, clears, drops, replaced, unknown_removals, private_holders, copies: _ } =
+            self.counters;
         Stats { stores, removes, clears, drops, replaced, unknown_removals, private_holders, ..stats }
     }
 }

@@ -150,7 +150,13 @@ impl Writer {
         it.blocks -= u64::from(from - to);
         if to == 0 {
             it.entered -= 1;
-            if it.runs.len() > 2 * it.entered as usize + 64 {
+            if it.entered == 0 {
+                // Nothing regular is left, so there are no names to differ in.
+                it.runs = Vec::new();
+                if it.private.take().is_some() {
+                    self.counters.private_holders -= 1;
+                }
+            } else if it.runs.len() > 2 * it.entered as usize + 64 {
                 self.compact_runs(holder);
             }
         }

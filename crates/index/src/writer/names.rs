@@ -2,9 +2,9 @@
 
 use hashbrown::HashMap;
 
+use super::slots::Slots;
 use crate::pages::PAGE;
 use crate::runs::{NO_NAME, Position, Runs};
-use super::slots::Slots;
 use crate::table::mix;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.

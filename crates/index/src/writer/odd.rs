@@ -37,7 +37,14 @@ impl Writer {
     }
 
     /// Stores a block that the holder does not hold; those that wait for it go to `todo`.
-    fn link(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64, todo: &mut Vec<(Option<u64>, u64, u64)>) {
+    fn link(
+        &mut self,
+        holder: u32,
+        parent: Option<u64>,
+        name: u64,
+        content: u64,
+        todo: &mut Vec<(Option<u64>, u64, u64)>,
+    ) {
         let regular_parent = self.place_after(holder, parent);
         let place = regular_parent.or_else(|| self.odd_place_after(holder, parent));
         let Some(place) = place else {

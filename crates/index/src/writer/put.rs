@@ -17,7 +17,14 @@ pub(super) enum Put {
 impl Writer {
     /// `holder` holds consecutive blocks from now on. `same` gets the names of those it held already; the result is
     /// the number of blocks that lost their name to one of these.
-    pub(super) fn put(&mut self, holder: u32, parent: Option<u64>, names: &[u64], contents: &[u64], same: &mut Vec<u64>) -> u64 {
+    pub(super) fn put(
+        &mut self,
+        holder: u32,
+        parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+        same: &mut Vec<u64>,
+    ) -> u64 {
         let mut done = 0;
         let mut replaced = 0;
         while done < names.len() {
@@ -67,7 +74,14 @@ impl Writer {
 
     /// Stores a chain from a place that the holder reaches, up to the first block that is not plain: a name that is
     /// taken, or a position that is named otherwise. Returns how many were stored.
-    fn put_chain(&mut self, holder: u32, mut place: Place, names: &[u64], contents: &[u64], same: &mut Vec<u64>) -> usize {
+    fn put_chain(
+        &mut self,
+        holder: u32,
+        mut place: Place,
+        names: &[u64],
+        contents: &[u64],
+        same: &mut Vec<u64>,
+    ) -> usize {
         let mut done = 0;
         while done < names.len() {
             if place.run != ROOT {
@@ -89,7 +103,14 @@ impl Writer {
     /// Stores what lies in the run itself. Returns how many blocks have the same content there, and how many of
     /// these were stored.
     #[inline]
-    fn put_along(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64], same: &mut Vec<u64>) -> (usize, usize) {
+    fn put_along(
+        &mut self,
+        holder: u32,
+        place: Place,
+        names: &[u64],
+        contents: &[u64],
+        same: &mut Vec<u64>,
+    ) -> (usize, usize) {
         let from = place.blocks as usize;
         let run = self.runs.get(place.run);
         let alike = common_prefix(&run.contents()[from..], contents);

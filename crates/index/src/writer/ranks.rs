@@ -175,7 +175,14 @@ impl Writer {
     }
 
     /// A name that is about to mean another block has one copy of that.
-    fn end_copies_of_replaced(&mut self, worker: &str, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
+    fn end_copies_of_replaced(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+    ) {
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
             let parent = if i == 0 { parent } else { Some(names[i - 1]) };
             let books = self.rank_mut(worker, rank);
@@ -186,7 +193,15 @@ impl Writer {
         }
     }
 
-    fn store_elsewhere(&mut self, worker: &str, rank: u32, tier: Tier, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
+    fn store_elsewhere(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        mut parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+    ) {
         let slot = tier as usize - 1;
         let any = self.rank_mut(worker, rank).any.expect("made before");
         for (&name, &content) in names.iter().zip(contents) {
@@ -281,7 +296,13 @@ impl Writer {
     }
 
     /// A worker, or one rank or tier of it, holds nothing any more.
-    pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>, roster: &Published<Arc<Roster>>) {
+    pub(crate) fn clear(
+        &mut self,
+        worker: &str,
+        rank: Option<u32>,
+        tier: Option<Tier>,
+        roster: &Published<Arc<Roster>>,
+    ) {
         self.counters.clears += 1;
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
         let ranks: SmallVec<[u32; 4]> = ranks.map(|(n, _)| *n).filter(|n| rank.is_none_or(|r| r == *n)).collect();

@@ -1,4 +1,5 @@
 //! Random streams of events with everything that can go wrong in them, and the comparison with the reference.
+#![allow(unreachable_pub, dead_code, reason = "several tests share this, none uses all of it")]
 
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Tier, View};
@@ -129,7 +130,14 @@ fn event(random: &mut Random, fleet: &Fleet, prompts: &[Vec<u64>], events: &mut 
                 _ => Some(all[from - 1]),
             };
             let block_hashes = all[from..to].to_vec();
-            events.push(Event::Store { worker, rank, tier, parent, block_hashes, content_hashes: prompt[from..to].to_vec() });
+            events.push(Event::Store {
+                worker,
+                rank,
+                tier,
+                parent,
+                block_hashes,
+                content_hashes: prompt[from..to].to_vec(),
+            });
         }
         _ => {
             let mut block_hashes = all[from..to].to_vec();
@@ -203,7 +211,8 @@ pub fn compare(plan: &Plan, events: &[Event], thorough: bool) -> Result<(), Stri
         index.drop_worker(&worker);
     }
     let stats = index.stats();
-    if (stats.workers, stats.positions, stats.runs, stats.sets, stats.blocks) != (0, 0, 0, 0, 0) || stats.bytes > 20_000 {
+    if (stats.workers, stats.positions, stats.runs, stats.sets, stats.blocks) != (0, 0, 0, 0, 0) || stats.bytes > 20_000
+    {
         return Err(format!("not empty after all workers were dropped: {stats:?}"));
     }
     Ok(())
@@ -256,7 +265,9 @@ fn answers(plan: &Plan, index: &BlockIndex, reference: &ReferenceIndex) -> Resul
 /// Compares; a difference comes with the smallest stream found that shows it.
 pub fn check(plan: &Plan, thorough: bool) -> Result<(), Box<Difference>> {
     let fails = |events: &[Event]| {
-        std::panic::catch_unwind(|| compare(plan, events, thorough)).unwrap_or_else(|_| Err("panicked".to_owned())).err()
+        std::panic::catch_unwind(|| compare(plan, events, thorough))
+            .unwrap_or_else(|_| Err("panicked".to_owned()))
+            .err()
     };
     let Some(mut what) = fails(&plan.events) else { return Ok(()) };
     let mut events = plan.events.clone();

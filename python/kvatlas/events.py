@@ -1,0 +1,76 @@
+"""What happens to a worker's blocks, as values: what `BlockIndex.dump` returns and `BlockIndex.apply` takes.
+
+Each event is a method of the index written down; its fields are that method's arguments.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Clear", "Drop", "Event", "Remove", "Store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Consecutive blocks of one chain were cached.
+
+    Attributes:
+        worker: The worker's name.
+        block_hashes: The engine's names of the blocks, shape (n,).
+        content_hashes: Content hashes of the blocks, shape (n,), each from 0 to 2**64 - 1.
+        parent: The name of the block before the first; None at the beginning of a prompt.
+        rank: Data-parallel rank.
+        tier: Where the blocks are: "gpu", "cpu", "disk" or "external".
+    """
+
+    worker: str
+    block_hashes: Sequence[int | bytes]
+    content_hashes: Sequence[int]
+    parent: int | bytes | None = None
+    rank: int = 0
+    tier: str = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Blocks were evicted, one copy of each.
+
+    Attributes:
+        worker: The worker's name.
+        block_hashes: The engine's names of the blocks, in any order, shape (n,).
+        rank: Data-parallel rank.
+        tier: Where the blocks were.
+    """
+
+    worker: str
+    block_hashes: Sequence[int | bytes]
+    rank: int = 0
+    tier: str = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """A worker lost everything, or everything of one rank, one tier or both.
+
+    Attributes:
+        worker: The worker's name.
+        rank: Data-parallel rank; None means all.
+        tier: The tier; None means all.
+    """
+
+    worker: str
+    rank: int | None = None
+    tier: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A worker is gone.
+
+    Attributes:
+        worker: The worker's name.
+    """
+
+    worker: str
+
+
+Event = Store | Remove | Clear | Drop

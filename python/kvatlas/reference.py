@@ -1,0 +1,244 @@
+"""The literal model of the index: `ReferenceIndex` has the methods of `kvatlas.BlockIndex` in plain Python.
+
+This is the specification, and the oracle that the index is tested against. It is slow, checks none of its
+arguments, and every method means exactly what its few lines say.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from kvatlas._native import content_hashes as hash_contents
+from kvatlas.events import Clear, Drop, Event, Remove, Store
+
+__all__ = ["ReferenceIndex", "ReferenceMatch"]
+
+Name = int | bytes
+Names = Sequence[Name] | NDArray[Any]
+Ints = Sequence[int] | NDArray[Any]
+Blocks = dict[Name, tuple[Name | None, int]]
+"""Held blocks: name -> (name of the parent, content hash)."""
+
+
+Children = dict[tuple[Name | None, int], set[Name]]
+"""(name of a block or None for the root, content hash) -> names of the blocks that continue it with this content."""
+
+
+@dataclass
+class Rank:
+    """What one rank of a worker holds."""
+
+    device: Blocks = field(default_factory=dict)
+    device_copies: dict[Name, int] = field(default_factory=dict)
+    offloaded: Blocks = field(default_factory=dict)
+    offloaded_copies: dict[Name, dict[str, int]] = field(default_factory=dict)
+    views: tuple[Children, Children] | None = None  # of device memory and of any tier; None after a change
+
+    def children(self) -> tuple[Children, Children]:
+        if self.views is None:
+            # Where a name is both on the device and offloaded with other content, the offloaded one is newer.
+            self.views = group(self.device), group(self.device | self.offloaded)
+        return self.views
+
+
+def group(blocks: Blocks) -> Children:
+    children: Children = {}
+    for name, block in blocks.items():
+        children.setdefault(block, set()).add(name)
+    return children
+
+
+def depth(children: Children, query: Sequence[int]) -> int:
+    """How many steps of the query lead on from the root, children linked by their parent's name."""
+    frontier: set[Name | None] = {None}
+    for i, content in enumerate(query):
+        frontier = {child for name in frontier for child in children.get((name, content), ())}
+        if not frontier:
+            return i
+    return len(query)
+
+
+def linked(children: Children) -> set[Name | None]:
+    """The blocks whose chain to the root is complete, and the root itself."""
+    reached: set[Name | None] = {None}
+    while more := {name for (parent, _), names in children.items() if parent in reached for name in names} - reached:
+        reached |= more
+    return reached
+
+
+class ReferenceMatch:
+    """The answer to a query: see `kvatlas.Match`."""
+
+    def __init__(self, device: dict[tuple[str, int], int], any_tier: dict[tuple[str, int], int] | None = None) -> None:
+        self._by_rank = {holder: depth for holder, depth in device.items() if depth > 0}
+        self.any_tier = self if any_tier is None else ReferenceMatch(any_tier)
+        self.depth = max(self._by_rank.values(), default=0)
+
+    def by_rank(self) -> dict[tuple[str, int], int]:
+        return dict(self._by_rank)
+
+    def scores(self) -> dict[str, int]:
+        scores: dict[str, int] = {}
+        for (worker, _), depth in self._by_rank.items():
+            scores[worker] = max(scores.get(worker, 0), depth)
+        return scores
+
+    def levels(self) -> list[tuple[int, list[str]]]:
+        scores = self.scores()
+        depths = sorted(set(scores.values()), reverse=True)
+        return [(depth, [worker for worker in scores if scores[worker] == depth]) for depth in depths]
+
+    def best(self, k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        allowed = None if among is None else set(among)
+        ranked = [(worker, depth) for depth, workers in self.levels() for worker in workers]
+        return [(worker, depth) for worker, depth in ranked if allowed is None or worker in allowed][:k]
+
+
+class ReferenceIndex:
+    """The index as dicts: see `kvatlas.BlockIndex`."""
+
+    def __init__(self, block_size: int = 16, count_copies: bool = True) -> None:
+        self.block_size = block_size
+        self.count_copies = count_copies
+        self._ranks: dict[str, dict[int, Rank]] = {}
+        self._counters = dict.fromkeys(("stores", "removes", "clears", "drops", "replaced", "unknown_removals"), 0)
+
+    def store(
+        self,
+        worker: str,
+        *,
+        block_hashes: Names,
+        content_hashes: Ints | None = None,
+        tokens: Ints | None = None,
+        parent: Name | None = None,
+        rank: int = 0,
+        tier: str = "gpu",
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> None:
+        if content_hashes is None:
+            assert tokens is not None
+            content_hashes = hash_contents(tokens, self.block_size, lora, salt).tolist()
+        self._counters["stores"] += 1
+        for name, content in zip(block_hashes, content_hashes, strict=True):
+            held = self._ranks.setdefault(worker, {}).setdefault(rank, Rank())
+            held.views = None
+            store_block = self._store_on_device if tier == "gpu" else self._store_offloaded
+            store_block(held, tier, name, (parent, int(content)))
+            parent = name
+
+    def _store_on_device(self, held: Rank, _tier: str, name: Name, block: tuple[Name | None, int]) -> None:
+        if held.device.get(name, block) != block:
+            self._counters["replaced"] += 1
+            del held.device[name], held.device_copies[name]
+        held.device[name] = block
+        held.device_copies[name] = held.device_copies.get(name, 0) + 1 if self.count_copies else 1
+        if held.offloaded.get(name, block) != block:  # the newest announcement of a name wins
+            self._counters["replaced"] += 1
+            del held.offloaded[name], held.offloaded_copies[name]
+
+    def _store_offloaded(self, held: Rank, tier: str, name: Name, block: tuple[Name | None, int]) -> None:
+        if held.offloaded.get(name, block) != block:
+            self._counters["replaced"] += 1
+            del held.offloaded[name], held.offloaded_copies[name]
+        held.offloaded[name] = block
+        copies = held.offloaded_copies.setdefault(name, {})
+        copies[tier] = copies.get(tier, 0) + 1 if self.count_copies else 1
+
+    def remove(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: str = "gpu") -> None:
+        self._counters["removes"] += 1
+        held = self._ranks.get(worker, {}).get(rank, Rank())
+        held.views = None
+        for name in block_hashes:
+            if tier == "gpu" and name in held.device:
+                held.device_copies[name] -= 1
+                if held.device_copies[name] == 0:
+                    del held.device[name], held.device_copies[name]
+            elif tier in held.offloaded_copies.get(name, {}):
+                held.offloaded_copies[name][tier] -= 1
+                if held.offloaded_copies[name][tier] == 0:
+                    self._leave_tier(held, tier, name)
+            else:
+                self._counters["unknown_removals"] += 1
+
+    def _leave_tier(self, held: Rank, tier: str, name: Name) -> None:
+        held.offloaded_copies[name].pop(tier, None)
+        if not held.offloaded_copies[name]:
+            del held.offloaded[name], held.offloaded_copies[name]
+
+    def clear(self, worker: str, *, rank: int | None = None, tier: str | None = None) -> None:
+        self._counters["clears"] += 1
+        for number, held in self._ranks.get(worker, {}).items():
+            if rank is not None and rank != number:
+                continue
+            held.views = None
+            if tier in ("gpu", None):
+                held.device, held.device_copies = {}, {}
+            if tier != "gpu":
+                for gone in ("cpu", "disk", "external") if tier is None else (tier,):
+                    for name in list(held.offloaded):
+                        self._leave_tier(held, gone, name)
+
+    def drop(self, worker: str) -> None:
+        self._counters["drops"] += 1
+        self._ranks.pop(worker, None)
+
+    def find(self, content_hashes: Ints) -> ReferenceMatch:
+        query = [int(content) for content in content_hashes]
+        device, any_tier = {}, {}
+        for worker, rank, held in self._each_rank():
+            on_device, anywhere = held.children()
+            device[worker, rank] = depth(on_device, query)
+            any_tier[worker, rank] = depth(anywhere, query)
+        return ReferenceMatch(device, any_tier)
+
+    def find_tokens(self, tokens: Ints, *, lora: str | None = None, salt: str | None = None) -> ReferenceMatch:
+        return self.find(hash_contents(tokens, self.block_size, lora, salt).tolist())
+
+    def workers(self) -> dict[str, int]:
+        return {
+            worker: sum(len(held.device) + len(held.offloaded) for held in ranks.values())
+            for worker, ranks in self._ranks.items()
+        }
+
+    def stats(self) -> dict[str, int]:
+        """The numbers of `BlockIndex.stats` that do not depend on how an index is made."""
+        workers = self.workers()
+        ranks = [held for *_, held in self._each_rank()]
+        return {
+            "workers": len(workers),
+            "blocks": sum(workers.values()),
+            "unlinked": sum(len(held.device.keys() - linked(held.children()[0])) for held in ranks),
+            "copies": sum(sum(held.device_copies.values()) - len(held.device) for held in ranks),
+            **self._counters,
+        }
+
+    def dump(self) -> list[Store]:
+        """One store for each copy of each block. The device's first, so that what is offloaded stays the newer."""
+        events = []
+        for worker, rank, held in self._each_rank():
+            for name, (parent, content) in held.device.items():
+                events += [Store(worker, (name,), (content,), parent, rank)] * held.device_copies[name]
+            for name, (parent, content) in held.offloaded.items():
+                for tier, copies in held.offloaded_copies[name].items():
+                    events += [Store(worker, (name,), (content,), parent, rank, tier)] * copies
+        return events
+
+    def apply(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Store(worker, names, contents, parent, rank, tier):
+                    self.store(worker, block_hashes=names, content_hashes=contents, parent=parent, rank=rank, tier=tier)
+                case Remove(worker, names, rank, tier):
+                    self.remove(worker, block_hashes=names, rank=rank, tier=tier)
+                case Clear(worker, for_rank, for_tier):
+                    self.clear(worker, rank=for_rank, tier=for_tier)
+                case Drop(worker):
+                    self.drop(worker)
+
+    def _each_rank(self) -> Iterator[tuple[str, int, Rank]]:
+        for worker, ranks in self._ranks.items():
+            for rank, held in ranks.items():
+                yield worker, rank, held
