@@ -138,11 +138,10 @@ macro_rules! accessors {
                     return out;
                 }
                 let among: Option<HashSet<&str>> = among.map(|names| names.iter().copied().collect());
-                let mut seen: HashSet<*const u8> = HashSet::new();
+                let mut seen = Seen::default();
                 let _ = self.each(view, |depth, member| {
                     let wanted = among.as_ref().is_none_or(|names| names.contains(&*member.worker));
-                    // A worker's ranks share one name in memory.
-                    if wanted && seen.insert(member.worker.as_ptr()) {
+                    if wanted && seen.insert(member.worker_number) {
                         out.push((member.worker.clone(), depth));
                     }
                     if out.len() == k { Break(()) } else { Continue(()) }

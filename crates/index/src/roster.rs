@@ -22,6 +22,8 @@ pub(crate) enum Kind {
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
+    /// The same number for all holders of a worker: that of one of them.
+    pub(crate) worker_number: u32,
     pub(crate) rank: u32,
     pub(crate) kind: Kind,
 }

@@ -115,7 +115,9 @@ impl Writer {
             None => Arc::from(worker),
         };
         let device = self.new_holder();
-        self.roster.set(device, Some(Member { worker: name.clone(), rank, kind: Kind::Only }));
+        let first = self.workers.by_name.get(worker).and_then(|ranks| ranks.first());
+        let worker_number = first.map_or(device, |(_, rank)| rank.device);
+        self.roster.set(device, Some(Member { worker: name.clone(), worker_number, rank, kind: Kind::Only }));
         self.publish_roster(roster);
         let books = Rank { device, any: None, copies: HashMap::new(), offloaded: HashMap::new() };
         self.workers.by_name.entry(name).or_default().push((rank, books));
@@ -390,7 +392,9 @@ fn take_copy(copies: &mut HashMap<u64, u32>, name: u64) -> bool {
 
 /// Gives room back that a map has not needed for long.
 fn shrink<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>) {
-    if map.capacity() > 64 && map.len() * 8 < map.capacity() {
+    if map.is_empty() {
+        *map = HashMap::new();
+    } else if map.capacity() > 64 && map.len() * 8 < map.capacity() {
         map.shrink_to(map.len() * 2);
     }
 }
