@@ -21,13 +21,15 @@ struct Reach {
     set: SetWord,
 }
 
+type Reaches = SmallVec<[Reach; 12]>;
+
 /// The answer to a lookup: for every holder how many leading blocks of the query it holds.
 ///
 /// It is kept as found: a short list of depths, each with the set of holders that reach it. Who they are is worked
 /// out only when asked.
 pub struct Match<'i> {
     /// Depths rise, sets shrink.
-    reaches: SmallVec<[Reach; 6]>,
+    reaches: Reaches,
     /// As of before the walk: who has a view of all tiers in it had one in the runs.
     roster: Held<Arc<Roster>>,
     pin: Pin<'i>,
@@ -49,7 +51,7 @@ pub(crate) fn find<'i>(
 ) -> Match<'i> {
     let pin = readers.pin();
     let roster = roster.hold(&pin);
-    let mut reaches: SmallVec<[Reach; 6]> = SmallVec::new();
+    let mut reaches: Reaches = SmallVec::new();
     let children = children.load(&pin);
     let mut parent = ROOT;
     let mut fork = 0;
@@ -60,7 +62,7 @@ pub(crate) fn find<'i>(
     {
         let (levels, contents) = run.read(&pin);
         let alike = common_prefix(contents, rest) as u32;
-        for level in &levels {
+        for level in &*levels {
             let reach = Reach { depth: depth + level.end.min(alike), set: level.set };
             match reaches.last_mut() {
                 // Whoever held all of the run before goes on through this one.

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use crate::reclaim::{Readers, Retired};
 use crate::roster::Roster;
 use crate::sets::Set;
-use crate::shared::{Children, Level, Owned, Run};
+use crate::shared::{Children, Level, Owned, Run, Spilled};
 
 /// One such thing. Numbers wait like memory: a reader may be about to look something up by them.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
-    Levels(Owned<Vec<Level>>),
+    Levels(Owned<Spilled>),
     Set(Owned<Set>),
     Children(Owned<Children>),
     Roster(Owned<Arc<Roster>>),
@@ -23,7 +23,7 @@ impl Garbage {
     fn bytes(&self) -> usize {
         match self {
             Self::Run(run) => run.bytes(),
-            Self::Levels(levels) => levels.len() * size_of::<Level>(),
+            Self::Levels(levels) => size_of::<Spilled>() + levels.len() * size_of::<Level>(),
             Self::Children(children) => children.bytes(),
             Self::Set(_) => 512,
             Self::Roster(_) => 4096,

@@ -147,7 +147,28 @@ pub(crate) struct Level {
 }
 
 /// A copy of a run's levels, shortest first: ends rise, sets shrink.
-pub(crate) type Levels = SmallVec<[Level; INLINE]>;
+pub(crate) type Levels = SmallVec<[Level; 8]>;
+
+/// Levels that do not fit into the head of a run; immutable.
+pub(crate) type Spilled = SmallVec<[Level; 8]>;
+
+/// A run's levels as a reader finds them.
+pub(crate) enum LevelsRef<'p> {
+    Inline([Level; INLINE], usize),
+    Spilled(&'p [Level]),
+}
+
+impl Deref for LevelsRef<'_> {
+    type Target = [Level];
+
+    #[inline]
+    fn deref(&self) -> &[Level] {
+        match self {
+            Self::Inline(levels, count) => &levels[..*count],
+            Self::Spilled(levels) => levels,
+        }
+    }
+}
 
 /// Levels that live in the head of a run.
 pub(crate) const INLINE: usize = 3;
@@ -170,7 +191,7 @@ pub(crate) struct RunHead {
     info: AtomicU32,
     ends: [AtomicU32; INLINE],
     sets: [AtomicU64; INLINE],
-    spilled: AtomicPtr<Vec<Level>>,
+    spilled: AtomicPtr<Spilled>,
 }
 
 const _: () = assert!(size_of::<RunHead>() == 64);
@@ -189,7 +210,7 @@ impl RunHead {
 
     /// The levels as of one moment.
     #[inline]
-    pub(crate) fn levels(&self, _: &Pin<'_>) -> Levels {
+    pub(crate) fn levels<'p>(&self, _: &'p Pin<'_>) -> LevelsRef<'p> {
         loop {
             let version = self.version.load(Ordering::Acquire);
             if version & 1 == 0 {
@@ -207,36 +228,32 @@ impl RunHead {
     /// The levels, for the writer.
     #[inline]
     pub(crate) fn levels_now(&self, _writer: &WriterToken) -> Levels {
-        // SAFETY: rule 1: the writer alone unlinks spilled lists.
-        unsafe { self.read_levels() }
+        // SAFETY: rule 1: the writer alone unlinks spilled lists, and copies this one first.
+        Levels::from_slice(&unsafe { self.read_levels() })
     }
 
     /// # Safety
-    /// No spilled list that is or was linked since the caller began may be freed meanwhile.
+    /// No spilled list that is or was linked since the caller began may be freed for as long as the result lives.
     #[inline]
-    unsafe fn read_levels(&self) -> Levels {
-        let mut levels = Levels::new();
+    unsafe fn read_levels<'p>(&self) -> LevelsRef<'p> {
+        const NONE: Level = Level { end: 0, set: SetWord::EMPTY };
         let count = self.info.load(Ordering::Relaxed) & COUNT;
         if count == SPILLED {
             let spilled = self.spilled.load(Ordering::Acquire);
             // The word and the count may be of different versions here; the caller will see that and come again.
-            if !spilled.is_null() {
-                // SAFETY: by contract.
-                levels.extend_from_slice(unsafe { &*spilled });
-            }
-            return levels;
+            // SAFETY: by contract.
+            return LevelsRef::Spilled(if spilled.is_null() { &[] } else { unsafe { &*spilled } });
         }
-        for i in 0..(count as usize).min(INLINE) {
-            levels.push(Level {
-                end: self.ends[i].load(Ordering::Relaxed),
-                set: SetWord::from_raw(self.sets[i].load(Ordering::Relaxed)),
-            });
+        let mut levels = [NONE; INLINE];
+        for (i, level) in levels.iter_mut().enumerate() {
+            level.end = self.ends[i].load(Ordering::Relaxed);
+            level.set = SetWord::from_raw(self.sets[i].load(Ordering::Relaxed));
         }
-        levels
+        LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
     /// Makes `levels` the levels. A list that was spilled before is the result, to be retired.
-    pub(crate) fn publish(&self, levels: &[Level], _writer: &mut WriterToken) -> Option<Owned<Vec<Level>>> {
+    pub(crate) fn publish(&self, levels: &[Level], _writer: &mut WriterToken) -> Option<Owned<Spilled>> {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
@@ -247,7 +264,7 @@ impl RunHead {
             }
             self.spilled.swap(ptr::null_mut(), Ordering::Relaxed)
         } else {
-            self.spilled.swap(Box::into_raw(Box::new(levels.to_vec())), Ordering::Release)
+            self.spilled.swap(Box::into_raw(Box::new(Spilled::from_slice(levels))), Ordering::Release)
         };
         let count = if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED };
         self.info.store(self.info.load(Ordering::Relaxed) & !COUNT | count, Ordering::Relaxed);
@@ -431,7 +448,7 @@ impl<'p> RunRef<'p> {
 
     /// The levels as of one moment, and the content hashes they reach over.
     #[inline]
-    pub(crate) fn read(self, pin: &'p Pin<'_>) -> (Levels, &'p [u64]) {
+    pub(crate) fn read(self, pin: &'p Pin<'_>) -> (LevelsRef<'p>, &'p [u64]) {
         let levels = self.head().levels(pin);
         let end = levels.last().map_or(0, |level| level.end as usize);
         // SAFETY: all below the end of a published level is written (the version was read with Acquire), and stays

@@ -50,7 +50,7 @@ impl Writer {
                 continue;
             }
             gone.push(name);
-            let cutoff = self.cutoff(holder, at.run);
+            let cutoff = self.cutoff(holder, at.run, at.offset);
             stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset, cutoff });
             if stretches.len() > MOST_STRETCHES {
                 self.cut(holder, &mut stretches);
@@ -96,7 +96,7 @@ impl Writer {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
         }
         for &Stretch { run, low, high, .. } in stretches.iter() {
-            let cutoff = self.cutoff(holder, run);
+            let cutoff = self.cutoff(holder, run, high);
             if high + 1 == cutoff && !self.holds_child_beyond(holder, run, low) {
                 self.lower(holder, run, cutoff, low);
                 continue;
@@ -132,7 +132,7 @@ impl Writer {
 
     /// Takes a regular block out. What it held below becomes odd.
     fn del_regular(&mut self, holder: u32, at: Position) {
-        let cutoff = self.cutoff(holder, at.run);
+        let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
         let odd_ones_reachable = self.holders[holder as usize].odd.as_ref().is_some_and(|odd| !odd.at.is_empty());
         if is_leaf && !odd_ones_reachable {

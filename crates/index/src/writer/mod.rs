@@ -68,15 +68,23 @@ impl Writer {
         }
     }
 
-    /// How far `holder` covers a run, in blocks.
+    /// How far `holder` covers a run, in blocks. `near`: a guess; to look at a set of holders is often a miss.
     #[inline]
-    fn cutoff(&self, holder: u32, run: u32) -> u32 {
+    fn cutoff(&self, holder: u32, run: u32, near: u32) -> u32 {
         let levels = self.runs.levels(run);
-        levels.iter().rev().find(|level| self.sets.contains(level.set, holder)).map_or(0, |level| level.end)
+        let has = |level: &&Level| self.sets.contains(level.set, holder);
+        let guess = levels.iter().position(|level| level.end > near).unwrap_or(levels.len());
+        // Sets shrink with depth.
+        let (up, down) = (&levels[guess..], &levels[..guess]);
+        let within = up.iter().take_while(has).last();
+        within.or_else(|| down.iter().rev().find(has)).map_or(0, |level| level.end)
     }
 
+    #[inline]
     fn covers(&self, holder: u32, at: Position) -> bool {
-        self.cutoff(holder, at.run) > at.offset
+        let levels = self.runs.levels(at.run);
+        let level = levels.iter().find(|level| level.end > at.offset);
+        level.is_some_and(|level| self.sets.contains(level.set, holder))
     }
 
     /// Where `holder` has a regular block of this name.
@@ -184,7 +192,7 @@ impl Writer {
         let mut runs = std::mem::take(&mut self.holders[holder as usize].runs);
         runs.sort_unstable();
         runs.dedup();
-        runs.retain(|&run| self.runs.is_live(run) && self.cutoff(holder, run) > 0);
+        runs.retain(|&run| self.runs.is_live(run) && self.covers(holder, Position { run, offset: 0 }));
         runs.shrink_to_fit();
         self.holders[holder as usize].runs = runs;
     }
@@ -193,7 +201,7 @@ impl Writer {
     fn runs_of(&mut self, holder: u32) -> Vec<(u32, u32)> {
         self.compact_runs(holder);
         let runs = &self.holders[holder as usize].runs;
-        let mut runs: Vec<_> = runs.iter().map(|&run| (run, self.cutoff(holder, run))).collect();
+        let mut runs: Vec<_> = runs.iter().map(|&run| (run, self.cutoff(holder, run, 0))).collect();
         runs.sort_by_key(|&(run, _)| self.runs.start(run));
         runs
     }

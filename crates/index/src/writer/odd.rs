@@ -140,11 +140,11 @@ impl Writer {
         let it = &self.holders[holder as usize];
         let mut todo = vec![at];
         while let Some(from) = todo.pop() {
-            let cutoff = self.cutoff(holder, from.run);
+            let cutoff = self.cutoff(holder, from.run, from.offset);
             let offsets = (from.offset..cutoff).map(|offset| Position { run: from.run, offset });
             found.extend(offsets.filter(|&at| !it.covers_oddly(at)));
             self.runs.any_child_beyond(from.run, from.offset, |child| {
-                if self.cutoff(holder, child) > 0 {
+                if self.covers(holder, Position { run: child, offset: 0 }) {
                     todo.push(Position { run: child, offset: 0 });
                 }
                 false
@@ -164,7 +164,7 @@ impl Writer {
         let mut runs: Vec<_> = lowest.into_iter().collect();
         runs.sort_unstable_by_key(|&(run, _)| std::cmp::Reverse(self.runs.start(run)));
         for (run, to) in runs {
-            let cutoff = self.cutoff(holder, run);
+            let cutoff = self.cutoff(holder, run, to);
             if to < cutoff {
                 self.lower(holder, run, cutoff, to);
             }

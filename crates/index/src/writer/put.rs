@@ -117,7 +117,7 @@ impl Writer {
         if alike == 0 {
             return (0, 0);
         }
-        let cutoff = self.cutoff(holder, place.run) as usize;
+        let cutoff = self.cutoff(holder, place.run, place.blocks) as usize;
         let held = (cutoff - from).min(alike);
         let agreed = match &mut self.holders[holder as usize].private {
             None => common_prefix(&run.names()[from..from + alike], names),
