@@ -1,0 +1,5 @@
+"""`python -m kvatlas.cli`."""
+
+from kvatlas.cli import main
+
+main(prog_name="kvatlas")

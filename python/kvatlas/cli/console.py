@@ -1,0 +1,81 @@
+"""What commands share: where to print, how to stop, how to show progress."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_WIDTH = 110  # when the output is not a terminal
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on stdout or stderr; wide enough for the tables when it is not a terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # a terminal that cannot show µ still gets the numbers
+    made = Console(stderr=stderr)
+    return made if made.is_terminal else Console(stderr=stderr, width=_WIDTH)
+
+
+class Interrupt:
+    """True once Ctrl-C was pressed. A second one stops at once (KeyboardInterrupt)."""
+
+    def __init__(self) -> None:
+        self.pressed = False
+
+    def __call__(self) -> bool:
+        return self.pressed
+
+    def handle(self, _signal: int, _frame: FrameType | None) -> None:
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+
+@contextmanager
+def on_interrupt() -> Iterator[Interrupt]:
+    """Within, Ctrl-C asks to stop instead of stopping."""
+    interrupt = Interrupt()
+    before = signal.signal(signal.SIGINT, interrupt.handle)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def progress_bar(names: tuple[str, ...], total: int) -> Iterator[Bar]:
+    """A bar on stderr for work on each of `names`, `total` steps each; nothing if stderr is not a terminal."""
+    bar = Progress(
+        TextColumn("{task.description:>18}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:,.0f} of {task.total:,.0f} requests"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    with bar:
+        yield Bar(bar, names, total)
+
+
+class Bar:
+    """Progress over names, one after the other."""
+
+    def __init__(self, bar: Progress, names: tuple[str, ...], total: int) -> None:
+        self._bar = bar
+        self._names = list(names)
+        self._total = total
+        self._task = bar.add_task(names[0], total=len(names) * total)
+
+    def __call__(self, name: str, done: int) -> None:
+        before = self._names.index(name) * self._total
+        self._bar.update(self._task, description=name, completed=before + done)

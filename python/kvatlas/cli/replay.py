@@ -1,0 +1,268 @@
+"""`kvatlas replay`: what is routing by the index worth, on this trace?"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvatlas.bench.plots import check_plot, write_plot
+from kvatlas.bench.policies import POLICIES, find_policy
+from kvatlas.bench.report import print_report
+from kvatlas.bench.results import ReplayResult, as_json
+from kvatlas.bench.runner import replay as run_replay
+from kvatlas.bench.settings import ReplaySettings
+from kvatlas.cli.console import INTERRUPTED, console, on_interrupt, progress_bar
+from kvatlas.errors import KvatlasError
+from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, generate, read_trace, write_trace
+
+_FLEET = ReplaySettings()
+_WORK = WorkloadConfig()
+_BLOCK_SIZES = [size for size in range(1, TRACE_BLOCK + 1) if TRACE_BLOCK % size == 0]
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int:
+    if value not in _BLOCK_SIZES:
+        sizes = ", ".join(map(str, _BLOCK_SIZES[:-1]))
+        raise click.BadParameter(f"{value} does not divide {TRACE_BLOCK}, a trace block: use {sizes} or {TRACE_BLOCK}.")
+    return value
+
+
+@click.command(short_help="Route a trace over simulated engines and see what it is worth.")
+@click.argument("trace", required=False, type=click.Path(path_type=Path), metavar="[TRACE]")
+@click.option(
+    "--engines", type=click.IntRange(1, 100_000), default=_FLEET.engines, show_default=True, help="Number of engines."
+)
+@click.option(
+    "--block-size",
+    type=int,
+    default=_FLEET.block_size,
+    show_default=True,
+    callback=_block_size,
+    metavar="TOKENS",
+    help=f"Tokens in an engine's block; divides {TRACE_BLOCK}.",
+)
+@click.option(
+    "--pool-tokens",
+    type=click.IntRange(1),
+    default=_FLEET.pool_tokens,
+    show_default=True,
+    help="Tokens of KV that each engine has room for.",
+)
+@click.option(
+    "--prefill-rate",
+    type=_POSITIVE,
+    default=_FLEET.prefill_rate,
+    show_default=True,
+    help="Prompt tokens that an engine computes a second.",
+)
+@click.option(
+    "--decode-rate",
+    type=_POSITIVE,
+    default=_FLEET.decode_rate,
+    show_default=True,
+    help="Tokens that each running request generates a second.",
+)
+@click.option(
+    "--max-running",
+    type=click.IntRange(1),
+    default=_FLEET.max_running,
+    show_default=True,
+    help="Requests that an engine runs at once.",
+)
+@click.option(
+    "--chunk",
+    type=click.IntRange(0),
+    default=_FLEET.chunk,
+    show_default=True,
+    help="Prompt tokens of one prefill step; 0: all at once.",
+)
+@click.option("--own-names", is_flag=True, help="Every engine names blocks in its own way (random hash seeds).")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="NAME",
+    help=f"{', '.join(POLICIES)}, or module:Class for your own. Repeat for several.  [default: all]",
+)
+@click.option(
+    "--speedup",
+    type=_POSITIVE,
+    default=_FLEET.speedup,
+    show_default=True,
+    help="Run the trace's clock this many times as fast.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    help=f"Only the first so many of TRACE; or how many to generate.  [default: all; {_WORK.requests}]",
+)
+@click.option("--rate", type=_POSITIVE, help=f"Generated requests a second.  [default: {_WORK.rate:g}]")
+@click.option(
+    "--agents",
+    type=click.FloatRange(0, 1),
+    help=f"Share of the generated sessions that are agents.  [default: {_WORK.agents:g}]",
+)
+@click.option(
+    "--zipf",
+    type=click.FloatRange(0),
+    help=f"How uneven system prompts are in popularity, 0: even.  [default: {_WORK.zipf:g}]",
+)
+@click.option("--save-trace", type=click.Path(path_type=Path), metavar="FILE", help="Write the generated trace.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, (1 << 64) - 1),
+    default=0,
+    show_default=True,
+    help="Of the generated trace and of everything left to chance.",
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out malformed lines and count them.")
+@click.option(
+    "--check",
+    type=click.FloatRange(0, 1),
+    default=_FLEET.check,
+    show_default=True,
+    metavar="SHARE",
+    help="Share of the queries whose answers are held against the reference; 0: none.",
+)
+@click.option(
+    "--check-seconds",
+    type=click.FloatRange(0),
+    default=_FLEET.check_seconds,
+    show_default=True,
+    help="Time for those queries, for each policy; some are passed over if it is too short.",
+)
+@click.option("--json", "json_to", metavar="FILE", help="Write the results as JSON; - for stdout.")
+@click.option(
+    "--plot",
+    "plots",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw the results: .png, .svg or .html. Repeat for several.",
+)
+def replay(trace: Path | None, **options: Any) -> None:
+    """Route TRACE over simulated engines, once by each policy, and report what each is worth.
+
+    TRACE is a JSONL file in Mooncake's format: timestamp (ms), input_length, output_length and hash_ids, which name
+    the prompt's blocks of 512 tokens. Without TRACE a workload is generated: chats and agents that share system
+    prompts.
+
+    Engines are simulated: the cache exactly as vLLM manages it, time by a plain model (time to first token = wait in
+    the queue + uncached tokens / prefill rate). Their events feed an index; the `exact` policy routes by it.
+
+    Ctrl-C ends with a report of what was done so far. Exit status: 0; 1 if the index was wrong anywhere; 2 if
+    something given cannot be used; 130 after Ctrl-C.
+    """
+    try:
+        result = _run(trace, options)
+    except KvatlasError as error:
+        # Usage is fine where this comes from: only the text matters.
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        raise  # click ends quietly
+    except OSError as error:
+        click.echo(f"Error: cannot write the report: {error.strerror or error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        click.echo("Interrupted.", err=True)
+        sys.exit(INTERRUPTED)
+    if result.disagreements:
+        sys.exit(1)
+    if result.partial:
+        sys.exit(INTERRUPTED)
+
+
+def _run(path: Path | None, options: dict[str, Any]) -> ReplayResult:
+    sys.path.insert(0, "")  # policies of one's own, from here
+    policies = tuple(dict.fromkeys(options["policies"])) or tuple(POLICIES)
+    for name in policies:
+        find_policy(name)
+    settings = ReplaySettings(
+        engines=options["engines"],
+        block_size=options["block_size"],
+        pool_tokens=options["pool_tokens"],
+        prefill_rate=options["prefill_rate"],
+        decode_rate=options["decode_rate"],
+        max_running=options["max_running"],
+        chunk=options["chunk"] or None,
+        own_names=options["own_names"],
+        policies=policies,
+        speedup=options["speedup"],
+        seed=options["seed"],
+        check=options["check"],
+        check_seconds=options["check_seconds"],
+    )
+    _check_outputs(path, options)
+    trace = _trace(path, options)
+    with on_interrupt() as stop, progress_bar(policies, len(trace.requests)) as bar:
+        result = run_replay(trace, settings, progress=bar, stop=stop)
+    _show(result, trace, options)
+    return result
+
+
+def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
+    if path is not None:
+        for flag in ("rate", "agents", "zipf", "save_trace"):
+            if options[flag] is not None:
+                raise click.UsageError(f"--{flag.replace('_', '-')} is for generated traces: leave it or TRACE out.")
+        return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"])
+    if options["skip_bad"]:
+        raise click.UsageError("--skip-bad is for traces from a file: name TRACE.")
+    given = {name: options[name] for name in ("requests", "rate", "agents", "zipf") if options[name] is not None}
+    trace = generate(WorkloadConfig(seed=options["seed"], decode_rate=options["decode_rate"], **given))
+    if (path := options["save_trace"]) is not None:
+        _write(path, functools.partial(write_trace, path, trace.requests))
+    return trace
+
+
+def _check_outputs(trace: Path | None, options: dict[str, Any]) -> None:
+    """Find out now, not after the work, that something cannot be written."""
+    for plot in options["plots"]:
+        check_plot(plot)
+    files = [*options["plots"]]
+    if options["json_to"] not in (None, "-"):
+        files.append(Path(options["json_to"]))
+    if options["save_trace"] is not None:
+        files.append(options["save_trace"])
+    for file in files:
+        if file.is_dir():
+            raise click.UsageError(f"Cannot write {file}: it is a directory.")
+        if not file.absolute().parent.is_dir():
+            raise click.UsageError(f"Cannot write {file}: there is no directory {file.absolute().parent}.")
+        if trace is not None and file.absolute() == trace.absolute():
+            raise click.UsageError(f"{file} is the trace: it would be overwritten.")
+
+
+def _show(result: ReplayResult, trace: Trace, options: dict[str, Any]) -> None:
+    text = json.dumps(as_json(result), indent=2)
+    to_stdout = options["json_to"] == "-"
+    # Files first: they are there even if nobody reads the report.
+    written = [_write(plot, functools.partial(write_plot, result, plot)) for plot in options["plots"]]
+    if options["json_to"] is not None and not to_stdout:
+        path = Path(options["json_to"])
+        written.append(_write(path, functools.partial(path.write_text, text + "\n", encoding="utf-8")))
+    if options["save_trace"] is not None:
+        written.append(options["save_trace"])
+    print_report(result, console(stderr=to_stdout))
+    if to_stdout:
+        click.echo(text)
+    if trace.first_skipped:
+        click.echo(f"First malformed line: {trace.first_skipped}", err=True)
+    for path in written:
+        click.echo(f"Wrote {path}.", err=True)
+
+
+def _write(path: Path, write: Callable[[], object]) -> Path:
+    try:
+        write()
+    except OSError as error:
+        raise click.UsageError(f"Cannot write {path}: {error.strerror or error}.") from error
+    return path

@@ -1,0 +1,49 @@
+"""Simulated engines and workloads: a fleet on a laptop.
+
+`Engine` is a mock of an inference engine's KV cache (a paged block pool as vLLM has it) in virtual time; `generate`
+makes a workload and `read_trace` reads one.
+"""
+
+from kvatlas.sim.engine import Counters, Engine, EngineConfig, Listener
+from kvatlas.sim.events import Deaf, Recorder, Sink
+from kvatlas.sim.pool import BlockPool
+from kvatlas.sim.request import Request, State
+from kvatlas.sim.statistics import TraceStatistics, infinite_cache, shared_cache, trace_statistics
+from kvatlas.sim.trace import (
+    TRACE_BLOCK,
+    Trace,
+    TraceError,
+    TraceRequest,
+    make_request,
+    read_trace,
+    use_own_names,
+    write_trace,
+)
+from kvatlas.sim.workload import WorkloadConfig, generate
+
+__all__ = [
+    "TRACE_BLOCK",
+    "BlockPool",
+    "Counters",
+    "Deaf",
+    "Engine",
+    "EngineConfig",
+    "Listener",
+    "Recorder",
+    "Request",
+    "Sink",
+    "State",
+    "Trace",
+    "TraceError",
+    "TraceRequest",
+    "TraceStatistics",
+    "WorkloadConfig",
+    "generate",
+    "infinite_cache",
+    "make_request",
+    "read_trace",
+    "shared_cache",
+    "trace_statistics",
+    "use_own_names",
+    "write_trace",
+]

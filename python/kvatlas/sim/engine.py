@@ -1,0 +1,273 @@
+"""A mock engine: vLLM's block pool under a plain model of time.
+
+Time is in seconds and virtual. Prefill is one queue, first come first served: a prompt takes
+`uncached tokens / prefill_rate`, in chunks of at most `chunk` tokens, so
+
+    time to first token = wait in the queue + uncached tokens / prefill_rate.
+
+Every running request then generates `decode_rate` tokens a second, whatever the others do, and at most `max_running`
+run at once. That leaves out what batching costs and what prefill does to others' decoding: good enough to compare
+routing policies with each other, not to predict a machine.
+
+Rules of the cache beyond `BlockPool`'s, each with a test of the same name:
+
+- only full blocks are cached and announced; the last prompt token is always computed, so a prompt of exactly k blocks
+  hits at most k - 1 (and its recomputed last block becomes a second copy);
+- hits are not announced; the newly full blocks of a step are one announcement, chained to the block before; removals
+  of the blocks that a step takes come before its store; decoding announces each block as it fills;
+- a request is admitted when the pool has room for all of its prompt, else it waits, and those behind it wait too;
+- when decoding finds no free block, the request admitted last gives up its own (they stay cached until reused), goes
+  to the head of the queue and computes again what it cannot find;
+- a request that cannot fit in an empty pool is refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvatlas.sim.events import Sink
+from kvatlas.sim.pool import BlockPool
+from kvatlas.sim.request import Request, State
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What an engine is. Rates in tokens a second; `chunk` in tokens, None for whole prompts."""
+
+    block_size: int = 16
+    blocks: int = 24_576
+    prefill_rate: float = 5_000.0
+    decode_rate: float = 30.0
+    max_running: int = 128
+    chunk: int | None = 8_192
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "blocks", "max_running"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("prefill_rate", "decode_rate"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.chunk is not None and self.chunk < 1:
+            raise ValueError(f"chunk must be at least 1 or None, got {self.chunk}")
+
+
+class Listener(Protocol):
+    """Told of a request's milestones, at the virtual time of each."""
+
+    def first_token(self, request: Request) -> None:
+        """The prefill is done (not told again after a preemption)."""
+
+    def finished(self, request: Request) -> None:
+        """The last token is out."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an engine did, in tokens and occurrences."""
+
+    prompt_tokens: int = 0  # of admitted requests, once each
+    hit_tokens: int = 0  # of those, found in the cache
+    prefill_tokens: int = 0  # computed, again after preemptions included
+    preemptions: int = 0
+    refused: int = 0
+    peak_running: int = 0
+
+
+class Engine:
+    """One simulated engine. Drive it with `submit` and `run_until`; it announces to `sink`."""
+
+    def __init__(self, worker: str, config: EngineConfig, sink: Sink, listener: Listener | None = None) -> None:
+        self.worker = worker
+        self.config = config
+        self.counters = Counters()
+        self.pool = BlockPool(config.blocks)
+        self.running: list[Request] = []  # in order of admission
+        self.waiting: deque[Request] = deque()
+        self._sink = sink
+        self._listener = listener
+        self._prefilling: Request | None = None
+        self._timers: list[tuple[float, int, int, Request]] = []  # time, order, generation, request
+        self._order = 0
+
+    def submit(self, request: Request, now: float) -> bool:
+        """Queue a request at time `now`, which must not be before anything already run. False: refused."""
+        self.run_until(now)
+        request.arrival = now
+        config = self.config
+        if -(-request.cacheable_tokens // config.block_size) > config.blocks:
+            request.state = State.REFUSED
+            self.counters.refused += 1
+            return False
+        request.target = request.prompt_tokens
+        self.waiting.append(request)
+        self._admit(now)
+        return True
+
+    def run_until(self, time: float) -> None:
+        """Do everything that is due up to and including `time`."""
+        timers = self._timers
+        while timers and timers[0][0] <= time:
+            now, _, generation, request = heapq.heappop(timers)
+            if generation != request.generation:
+                continue
+            if request.state is State.PREFILL:
+                self._chunk_done(request, now)
+            else:
+                self._block_done(request, now)
+
+    def drain(self) -> None:
+        """Run until nothing is left to do."""
+        self.run_until(math.inf)
+
+    def depth(self, block_hashes: list[int]) -> int:
+        """How many leading blocks of a prompt are cached here, right now."""
+        return self.pool.depth(block_hashes)
+
+    def reset(self) -> bool:
+        """Forget the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
+        if not self.pool.reset():
+            return False
+        self._sink.clear(self.worker)
+        return True
+
+    # Prefill
+
+    def _admit(self, now: float) -> None:
+        while self._prefilling is None and self.waiting and len(self.running) < self.config.max_running:
+            request = self.waiting[0]
+            size = self.config.block_size
+            hits = self.pool.lookup(request.block_hashes[: (request.target - 1) // size])
+            new = -(-request.target // size) - len(hits)
+            if new + self.pool.idle(hits) > self.pool.free:
+                return
+            self.waiting.popleft()
+            self.pool.touch(hits)
+            request.state = State.PREFILL
+            request.blocks = hits
+            request.stored = len(hits)
+            request.computed = len(hits) * size
+            if not request.preempted:
+                request.hit_tokens = request.computed
+                self.counters.prompt_tokens += request.prompt_tokens
+                self.counters.hit_tokens += request.computed
+            self.running.append(request)
+            self.counters.peak_running = max(self.counters.peak_running, len(self.running))
+            self._prefilling = request
+            self._start_chunk(request, now)
+
+    def _start_chunk(self, request: Request, now: float) -> None:
+        chunk = self.config.chunk or request.target
+        end = min(request.computed + chunk, request.target)
+        if not self._grow(request, -(-end // self.config.block_size), now):
+            return
+        # Blocks count as cached from when their step is scheduled.
+        self._store_full(request, end)
+        tokens = end - request.computed
+        self.counters.prefill_tokens += tokens
+        request.since = now
+        self._timer(request, now + tokens / self.config.prefill_rate)
+
+    def _chunk_done(self, request: Request, now: float) -> None:
+        chunk = self.config.chunk or request.target
+        request.computed = min(request.computed + chunk, request.target)
+        if request.computed < request.target:
+            self._start_chunk(request, now)
+            return
+        self._prefilling = None
+        request.state = State.DECODE
+        request.since = now
+        if request.first_token is None:
+            request.first_token = now
+            if self._listener is not None:
+                self._listener.first_token(request)
+        self._decode(request, now)
+        self._admit(now)
+
+    # Decode
+
+    def _decode(self, request: Request, now: float) -> None:
+        """Go on generating: wait for the next block to fill, or for the end."""
+        left = request.cacheable_tokens - request.computed
+        if left <= 0:
+            self._finish(request, now)
+            return
+        size = self.config.block_size
+        to_fill = size - request.computed % size
+        if not self._grow(request, request.computed // size + 1, now):
+            return
+        self._timer(request, now + min(left, to_fill) / self.config.decode_rate)
+
+    def _block_done(self, request: Request, now: float) -> None:
+        size = self.config.block_size
+        left = request.cacheable_tokens - request.computed
+        request.computed += min(left, size - request.computed % size)
+        request.since = now
+        self._store_full(request, request.computed)
+        self._decode(request, now)
+        self._admit(now)
+
+    def _finish(self, request: Request, now: float) -> None:
+        request.state = State.FINISHED
+        request.finished = now
+        self.running.remove(request)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        if self._listener is not None:
+            self._listener.finished(request)
+
+    # Blocks
+
+    def _grow(self, request: Request, blocks: int, now: float) -> bool:
+        """Bring a request to `blocks` blocks, preempting others if need be. False: it was preempted itself."""
+        missing = blocks - len(request.blocks)
+        if missing <= 0:
+            return True
+        while self.pool.free < missing:
+            victim = self.running[-1]
+            self._preempt(victim, now)
+            if victim is request:
+                return False
+        taken, removed = self.pool.take(missing)
+        request.blocks.extend(taken)
+        if removed:
+            self._sink.remove(self.worker, removed)
+        return True
+
+    def _store_full(self, request: Request, tokens: int) -> None:
+        """Cache and announce the blocks that `tokens` computed tokens fill and that are not announced yet."""
+        start, end = request.stored, tokens // self.config.block_size
+        if end <= start:
+            return
+        names = request.block_hashes[start:end]
+        self.pool.fill(request.blocks[start:end], names)
+        parent = request.block_hashes[start - 1] if start else None
+        self._sink.store(self.worker, parent, names, request.content_hashes[start:end])
+        request.stored = end
+
+    def _preempt(self, request: Request, now: float) -> None:
+        if request.state is State.DECODE:
+            # Whole tokens generated since; the one that would fill the block, or be the last, is not out yet.
+            size = self.config.block_size
+            made = int((now - request.since) * self.config.decode_rate)
+            left = request.cacheable_tokens - request.computed
+            request.computed += min(made, left - 1, size - 1 - request.computed % size)
+            request.target = request.computed + 1
+        else:
+            self._prefilling = None
+        request.state = State.WAITING
+        request.generation += 1
+        request.preempted += 1
+        self.counters.preemptions += 1
+        self.running.remove(request)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        self.waiting.appendleft(request)
+
+    def _timer(self, request: Request, time: float) -> None:
+        self._order += 1
+        heapq.heappush(self._timers, (time, self._order, request.generation, request))

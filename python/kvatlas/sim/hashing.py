@@ -1,0 +1,46 @@
+"""Made-up content: 64-bit numbers that stand for the tokens of a block.
+
+A trace tells which prompts share blocks, not what they say. So a block's content hash is made here from the trace's
+own ids: equal ids give equal content, everything else is different. All functions work on whole uint64 arrays.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_M1 = np.uint64(0xBF58476D1CE4E5B9)
+_M2 = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+# Keeps what engines generate apart from what prompts contain, and one engine's names from another's.
+_OUTPUT = np.uint64(0x6F7574707574)
+_NAMES = np.uint64(0x6E616D6573)
+
+
+def mix(values: Hashes) -> Hashes:
+    """Spread `values` over the 64 bits (the finalizer of SplitMix64: a bijection, so distinct stay distinct)."""
+    x = (values ^ (values >> _S30)) * _M1
+    x = (x ^ (x >> _S27)) * _M2
+    return x ^ (x >> _S31)
+
+
+def expand(ids: Hashes, parts: int) -> Hashes:
+    """Give every id `parts` content hashes, in order: shape (n,) becomes (n * parts,)."""
+    steps = np.arange(1, parts + 1, dtype=np.uint64) * _GOLDEN
+    return mix(mix(ids)[:, None] + steps[None, :]).reshape(-1)
+
+
+def output_blocks(request: int, start: int, count: int) -> Hashes:
+    """Content of `count` blocks that hold generated tokens of request number `request`: nobody else's."""
+    seed = mix(np.array([request], dtype=np.uint64) ^ _OUTPUT)
+    return mix(seed + np.arange(start + 1, start + count + 1, dtype=np.uint64) * _GOLDEN)
+
+
+def rename(block_hashes: Hashes, engine: int) -> Hashes:
+    """Block hashes as an engine with a seed of its own would name them."""
+    salt = mix(np.array([engine], dtype=np.uint64) ^ _NAMES)
+    return mix(block_hashes ^ salt)

@@ -1,0 +1,58 @@
+"""One request as an engine sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from kvatlas.sim.hashing import Hashes
+
+
+class State(Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+    REFUSED = "refused"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt with what it will generate.
+
+    `content_hashes` and `block_hashes` have one entry for every block that will ever be full: of the prompt, then of
+    the output. The last generated token is never fed back, so it has no KV: `cacheable_tokens` counts the others.
+    """
+
+    number: int
+    prompt_tokens: int
+    output_tokens: int
+    content_hashes: Hashes
+    block_hashes: list[int]
+
+    state: State = State.WAITING
+    arrival: float = 0.0  # seconds
+    first_token: float | None = None
+    finished: float | None = None
+    hit_tokens: int = 0  # found in the cache when first admitted
+    preempted: int = 0
+
+    # Owned by the engine.
+    target: int = 0  # tokens to prefill in this life: the prompt, and what was generated before a preemption
+    computed: int = 0  # tokens with KV
+    since: float = 0.0  # when `computed` was true
+    stored: int = 0  # blocks announced in this life
+    generation: int = 0  # timers of earlier lives are void
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def cacheable_tokens(self) -> int:
+        """Tokens that will have KV at the end."""
+        return cacheable_tokens(self.prompt_tokens, self.output_tokens)
+
+
+def cacheable_tokens(prompt_tokens: int, output_tokens: int) -> int:
+    """Tokens of a finished request that have KV: all but the last generated one."""
+    return prompt_tokens + max(output_tokens, 1) - 1

@@ -1,0 +1,107 @@
+"""What a trace contains, and how much of it one big cache would serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvatlas.sim.pool import BlockPool
+from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest, make_request
+
+
+@dataclass(frozen=True, slots=True)
+class TraceStatistics:
+    """Lengths in tokens, times in seconds, shares from 0 to 1."""
+
+    requests: int
+    duration: float
+    input_tokens: int
+    output_tokens: int
+    distinct_blocks: int  # trace blocks of 512 tokens
+    seen_before: float  # share of the prompt tokens that one infinite cache would hold
+    input_quantiles: dict[str, float]  # p10, p50, p90, p99, max
+    output_quantiles: dict[str, float]
+
+
+def trace_statistics(trace: Trace, block_size: int) -> TraceStatistics:
+    """Describe a trace, with `seen_before` counted in full blocks of `block_size` tokens."""
+    requests = trace.requests
+    inputs = np.array([r.input_length for r in requests], dtype=np.int64)
+    outputs = np.array([r.output_length for r in requests], dtype=np.int64)
+    total = int(inputs.sum())
+    return TraceStatistics(
+        requests=len(requests),
+        duration=(requests[-1].timestamp - requests[0].timestamp) / 1000,
+        input_tokens=total,
+        output_tokens=int(outputs.sum()),
+        distinct_blocks=len({name for r in requests for name in r.hash_ids}),
+        seen_before=sum(infinite_cache(requests, block_size)) / total,
+        input_quantiles=_quantiles(inputs),
+        output_quantiles=_quantiles(outputs),
+    )
+
+
+def infinite_cache(requests: Sequence[TraceRequest], block_size: int) -> list[int]:
+    """Tokens of each prompt that one cache without limits would hold when it comes: the upper bound of any routing.
+
+    By the engines' rules: full blocks of `block_size`, chained from the start, and never the whole prompt.
+    """
+    # A node of this tree is a trace block after its prefix; its value is how many of its tokens have been computed
+    # in full blocks. Ids already seen in full are the common case, so a walk costs one look-up a trace block.
+    children: dict[tuple[int, int], int] = {}
+    held: list[int] = [0]
+    hits: list[int] = []
+    for request in requests:
+        full = request.input_length // block_size * block_size
+        node = seen = 0
+        going = True
+        for position, name in enumerate(request.hash_ids):
+            here = min(TRACE_BLOCK, full - position * TRACE_BLOCK)
+            if here <= 0:
+                break
+            child = children.get((node, name))
+            if child is None:
+                child = children[node, name] = len(held)
+                held.append(0)
+            if going:
+                seen += min(here, held[child])
+                going = held[child] >= TRACE_BLOCK
+            held[child] = max(held[child], here)
+            node = child
+        hits.append(min(seen, (request.input_length - 1) // block_size * block_size))
+    return hits
+
+
+def shared_cache(requests: Sequence[TraceRequest], tokens: int) -> int:
+    """Prompt tokens found by one cache with room for `tokens`, run like an engine's (least recently used leaves go).
+
+    In trace blocks of 512 tokens, one request after the other. Not a bound, as no fixed order of eviction is the best,
+    but what a fleet's caches could do as one.
+    """
+    pool = BlockPool(max(1, tokens // TRACE_BLOCK))
+    found = 0
+    for number, line in enumerate(requests):
+        names = make_request(line, number, TRACE_BLOCK).block_hashes
+        hits = pool.lookup(names[: (line.input_length - 1) // TRACE_BLOCK])
+        new = len(names) - len(hits)
+        if new + pool.idle(hits) > pool.free:
+            continue
+        pool.touch(hits)
+        taken, _ = pool.take(new)
+        pool.fill(taken, names[len(hits) :])
+        pool.release(hits + taken)
+        found += len(hits) * TRACE_BLOCK
+    return found
+
+
+def _quantiles(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, float]:
+    points = np.quantile(values, [0.1, 0.5, 0.9, 0.99])
+    return {
+        "p10": float(points[0]),
+        "p50": float(points[1]),
+        "p90": float(points[2]),
+        "p99": float(points[3]),
+        "max": float(values.max()),
+    }

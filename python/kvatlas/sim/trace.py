@@ -1,0 +1,225 @@
+"""Request traces in Mooncake's format: one JSON object a line.
+
+    {"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14, 15, ...]}
+
+`timestamp` is in milliseconds and does not go back; lengths are in tokens; `hash_ids` names the prompt's blocks of 512
+tokens, the last of which may be partial. Equal ids mean equal blocks. A smaller `block_size` cuts each trace block into
+equal parts, each with content of its own.
+
+Two things the format cannot say, so no replay of it can know: where two prompts part *inside* a trace block (the part
+they share is lost), and that a later prompt repeats an earlier output (its ids are new ones).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kvatlas import prefix_hashes
+from kvatlas.errors import KvatlasError
+from kvatlas.sim.hashing import Hashes, expand, output_blocks, rename
+from kvatlas.sim.request import Request, cacheable_tokens
+
+TRACE_BLOCK = 512  # tokens
+
+# One line of a trace of million-token prompts is far below this: whatever is longer is not a trace.
+_MAX_LINE = 64 << 20
+_MAX_TOKENS = 1 << 31
+
+
+class TraceError(KvatlasError, ValueError):
+    """A trace that cannot be read."""
+
+    code = "bad_trace"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One line of a trace."""
+
+    timestamp: int  # milliseconds
+    input_length: int  # tokens
+    output_length: int  # tokens
+    hash_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Trace:
+    """Requests in order of time."""
+
+    requests: list[TraceRequest]
+    name: str = "trace"
+    skipped: int = 0  # malformed lines left out
+    first_skipped: str | None = None  # what was wrong with the first of them
+    facts: dict[str, float] = field(default_factory=dict)  # what only a generator knows
+
+
+def check_block_size(block_size: int) -> int:
+    """How many blocks of `block_size` tokens make a trace block. Raises `TraceError` if it is not a whole number."""
+    if block_size < 1 or TRACE_BLOCK % block_size:
+        raise TraceError(f"block size {block_size} does not divide {TRACE_BLOCK}, the tokens of a trace block")
+    return TRACE_BLOCK // block_size
+
+
+def make_request(line: TraceRequest, number: int, block_size: int) -> Request:
+    """The request of a trace line, cut into blocks of `block_size` tokens."""
+    parts = check_block_size(block_size)
+    prompt = line.input_length // block_size
+    total = cacheable_tokens(line.input_length, line.output_length) // block_size
+    known = expand(np.array(line.hash_ids, dtype=np.uint64), parts)[:prompt]
+    # Blocks that the ids do not reach, and those with generated tokens in them, are like no others.
+    content = np.concatenate([known, output_blocks(number, known.size, total - known.size)])
+    # A block hash must tell the whole prefix and nothing else: the prefix hash will do for all engines.
+    names: Hashes = prefix_hashes(content)
+    return Request(number, line.input_length, line.output_length, content, names.tolist())
+
+
+def use_own_names(request: Request, engine: int) -> None:
+    """Name the blocks of `request` as engine number `engine` alone does (a hash seed of its own)."""
+    names = np.array(request.block_hashes, dtype=np.uint64)
+    request.block_hashes = rename(names, engine).tolist()
+
+
+def read_trace(path: str | os.PathLike[str], *, skip_bad: bool = False, limit: int | None = None) -> Trace:
+    """Read a trace.
+
+    `skip_bad`: leave malformed lines out and count them. `limit`: stop after so many requests.
+    Raises `TraceError` with one line of text: no such file, not a file, no requests, or which line is wrong and how.
+    """
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise TraceError(f"{path} is a directory, not a trace file")
+        with path.open("rb") as file:
+            trace = parse_trace(_lines(file), name=path.name, where=str(path), skip_bad=skip_bad, limit=limit)
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+    return trace
+
+
+def parse_trace(
+    lines: Iterable[bytes], *, name: str, where: str, skip_bad: bool = False, limit: int | None = None
+) -> Trace:
+    """Read a trace from lines. `where` names the source in errors."""
+    trace = Trace([], name=name)
+    previous = 0
+    number = 0
+    for number, line in enumerate(lines, 1):
+        if limit is not None and len(trace.requests) >= limit:
+            break
+        if not line.strip():
+            continue
+        try:
+            request = parse_line(line)
+            if request.timestamp < previous:
+                raise TraceError(f"timestamp {request.timestamp} is before the previous one, {previous}")
+        except TraceError as error:
+            message = f"{where}, line {number}: {error}"
+            if not skip_bad:
+                raise TraceError(message) from None
+            trace.skipped += 1
+            trace.first_skipped = trace.first_skipped or message
+            continue
+        previous = request.timestamp
+        trace.requests.append(request)
+    if not trace.requests:
+        if trace.skipped:
+            raise TraceError(
+                f"no line of {where} is a request ({trace.skipped} skipped; the first: {trace.first_skipped})"
+            )
+        raise TraceError(f"{where} is empty" if number == 0 else f"{where} holds no requests")
+    return trace
+
+
+def parse_line(line: bytes) -> TraceRequest:
+    """Read one line. Raises `TraceError` that says what is wrong with it."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError:
+        raise TraceError("not text (is this a JSONL file?)") from None
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"not JSON: {_brief(error)}") from None
+    if not isinstance(row, dict):
+        raise TraceError(f"a JSON object was expected, not {_kind(row)}")
+    timestamp = _number(row, "timestamp", 0, 1 << 53)
+    input_length = _number(row, "input_length", 1, _MAX_TOKENS)
+    output_length = _number(row, "output_length", 0, _MAX_TOKENS)
+    ids = _field(row, "hash_ids")
+    if not isinstance(ids, list):
+        raise TraceError(f"hash_ids must be a list, not {_kind(ids)}")
+    for position, value in enumerate(ids):
+        if type(value) is not int or not 0 <= value < 1 << 64:
+            raise TraceError(f"hash_ids[{position}] must be a whole number from 0 to 2**64 - 1, not {_show(value)}")
+    full, needed = input_length // TRACE_BLOCK, -(-input_length // TRACE_BLOCK)
+    if not full <= len(ids) <= needed:
+        raise TraceError(
+            f"{len(ids)} hash_ids for input_length {input_length}, which has {needed} blocks of {TRACE_BLOCK}"
+        )
+    return TraceRequest(timestamp, input_length, output_length, tuple(ids))
+
+
+def write_trace(path: str | os.PathLike[str], requests: Sequence[TraceRequest]) -> None:
+    """Write a trace. Raises `OSError`."""
+    with Path(path).open("w", encoding="utf-8") as file:
+        for r in requests:
+            row = {
+                "timestamp": r.timestamp,
+                "input_length": r.input_length,
+                "output_length": r.output_length,
+                "hash_ids": list(r.hash_ids),
+            }
+            file.write(json.dumps(row) + "\n")
+
+
+def _lines(file: Iterable[bytes]) -> Iterator[bytes]:
+    # A file without line ends (a disk image, /dev/zero) must not fill the memory.
+    read: Callable[[int], bytes] = file.readline  # type: ignore[attr-defined]
+    while line := read(_MAX_LINE):
+        if len(line) == _MAX_LINE:
+            yield line[:0] + b"\xff"
+            return
+        yield line
+
+
+def _field(row: dict[str, object], name: str) -> object:
+    try:
+        return row[name]
+    except KeyError:
+        raise TraceError(f"no {name!r}") from None
+
+
+def _number(row: dict[str, object], name: str, low: int, high: int) -> int:
+    value = _field(row, name)
+    # Some writers give whole numbers as 12.0.
+    if type(value) is float and value.is_integer():
+        value = int(value)
+    if type(value) is not int:
+        raise TraceError(f"{name} must be a whole number, not {_show(value)}")
+    if not low <= value <= high:
+        raise TraceError(f"{name} must be from {low} to {high}, not {value}")
+    return value
+
+
+def _kind(value: object) -> str:
+    names = {list: "a list", dict: "an object", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value) if isinstance(value, (str, int, float, bool, type(None))) else _kind(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _brief(error: BaseException) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.colno}"
+    return "nested too deep" if isinstance(error, RecursionError) else str(error)[:80]

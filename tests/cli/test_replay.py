@@ -1,0 +1,213 @@
+"""`kvatlas replay`."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+FAST = ("--requests", 200, "--engines", 4, "--block-size", 128, "--rate", 1)
+LINE = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
+
+
+def test_a_generated_trace(run: Run) -> None:
+    done = run("replay", *FAST)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for word in ("200 requests", "random", "prefix-affinity", "exact", "one infinite cache", "find p50", "all agree"):
+        assert word in done.stdout
+
+
+def test_help_names_the_policies_and_the_model(run: Run) -> None:
+    text = " ".join(run("replay", "--help").stdout.split())
+    assert "module:Class" in text
+    assert "time to first token = wait in the queue + uncached tokens / prefill rate" in text
+
+
+def test_json_to_stdout_is_nothing_but_json(run: Run) -> None:
+    done = run("replay", *FAST, "--json", "-", "--policy", "exact", "--policy", "random")
+    data = json.loads(done.stdout)
+    assert [p["policy"] for p in data["policies"]] == ["exact", "random"]
+    assert data["partial"] is False
+    assert "What routing is worth" in done.stderr
+
+
+def test_results_follow_the_seed(run: Run) -> None:
+    def hits(*args: object) -> list[int]:
+        data = json.loads(run("replay", *FAST, "--json", "-", "--check", 0, *args).stdout)
+        return [p["hit_tokens"] for p in data["policies"]]
+
+    assert hits() == hits()
+    assert hits("--seed", 1) != hits()
+
+
+def test_files_are_written(run: Run, tmp_path: Path) -> None:
+    done = run("replay", *FAST, "--json", "r.json", "--save-trace", "t.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "r.json").read_text())["statistics"]["requests"] == 200
+    again = run("replay", "t.jsonl", "--engines", 4, "--block-size", 128, "--json", "-")
+    first, second = json.loads((tmp_path / "r.json").read_text()), json.loads(again.stdout)
+    assert [p["hit_tokens"] for p in first["policies"]] == [p["hit_tokens"] for p in second["policies"]]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+def test_plots_are_written(run: Run, tmp_path: Path) -> None:
+    done = run("replay", *FAST, "--policy", "exact", "--plot", "a.png", "--plot", "b.html")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    assert "<svg" in (tmp_path / "b.html").read_text()
+
+
+def test_a_malformed_line_is_named_or_skipped(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(LINE + '{"timestamp": 1}\n' + LINE * 3 + "nonsense\n")
+    done = run("replay", "t.jsonl")
+    assert done.returncode == 2
+    assert done.stderr == "Error: t.jsonl, line 2: no 'input_length'\n"
+    done = run("replay", "t.jsonl", "--skip-bad", "--engines", 2)
+    assert done.returncode == 0
+    assert "2 malformed lines were left out" in done.stdout
+    assert "line 2: no 'input_length'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot read t.jsonl: No such file"), (b"", "t.jsonl is empty"), (os.urandom(5000), "line 1: not")],
+)
+def test_what_is_no_trace_is_one_line(run: Run, tmp_path: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "t.jsonl").write_bytes(content)
+    done = run("replay", "t.jsonl")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        args = [sys.executable, "-m", "kvatlas.cli", "replay", *map(str, FAST), "--json", "r.json"]
+        done = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "Error: cannot write the report: No space left on device\n"
+    assert (tmp_path / "r.json").stat().st_size > 0
+
+
+def test_a_directory_is_no_trace(run: Run) -> None:
+    done = run("replay", ".")
+    assert (done.returncode, done.stderr) == (2, "Error: . is a directory, not a trace file\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--engine", "3"], "--engines"),
+        (["--polcy", "exact"], "--policy"),
+        (["--engines", "0"], "0 is not in the range"),
+        (["--engines", "many"], "'many' is not a valid integer"),
+        (["--block-size", "100"], "100 does not divide 512"),
+        (["--speedup", "0"], "--speedup"),
+        (["--speedup", "nan"], "speedup must be above 0, got nan"),
+        (["--rate", "nan"], "rate must not be negative, got nan"),
+        (["--check", "2"], "2.0 is not in the range"),
+        (["--policy", "exat"], "did you mean 'exact'"),
+        (["--policy", "nowhere:Nothing"], "No module named 'nowhere'"),
+        (["--pool-tokens", "5"], "pool_tokens must be at least one block of 16"),
+        (["--engines", "90000"], "more than the 50000000 blocks"),
+        (["--json", "no/such/r.json"], "there is no directory"),
+        (["--json", "."], "is a directory"),
+        (["--plot", "a.gif"], "must end in .png, .svg or .html"),
+        (["--skip-bad"], "--skip-bad is for traces from a file"),
+        (["t.jsonl", "--rate", "3"], "--rate is for generated traces"),
+        (["t.jsonl", "--save-trace", "u"], "--save-trace is for generated traces"),
+        (["t.jsonl", "--json", "./t.jsonl"], "is the trace: it would be overwritten"),
+        (["t.jsonl", "extra"], "unexpected extra argument"),
+    ],
+)
+def test_wrong_input_is_named(run: Run, tmp_path: Path, args: list[str], message: str) -> None:
+    (tmp_path / "t.jsonl").write_text(LINE)
+    done = run("replay", *args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert (tmp_path / "t.jsonl").read_text() == LINE
+
+
+def test_a_policy_of_ones_own(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "class First:\n"
+        "    uses_index = False\n"
+        "    def __init__(self, workers, seed): pass\n"
+        "    def choose(self, prompt, loads, match): return 0\n"
+        "class Bad(First):\n"
+        "    def choose(self, prompt, loads, match): return 1 / 0\n"
+    )
+    done = run("replay", *FAST, "--policy", "mine:First")
+    assert done.returncode == 0, done.stderr
+    assert "mine:First" in done.stdout
+    done = run("replay", *FAST, "--policy", "mine:Bad")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "Error: policy 'mine:Bad' failed at request 0: ZeroDivisionError: division by zero (mine.py, line 6)\n"
+    )
+
+
+def test_a_disagreement_exits_with_1(tmp_path: Path) -> None:
+    code = (
+        "import kvatlas.bench.runner as runner\n"
+        "class Wrong(runner.ReferenceIndex):\n"
+        "    def store(self, worker, **how): super().store(worker + '!', **how)\n"
+        "runner.ReferenceIndex = Wrong\n"
+        "from kvatlas.cli import main\n"
+        "main()\n"
+    )
+    args = [sys.executable, "-c", code, "replay", *map(str, FAST), "--check", "0.5", "--policy", "exact"]
+    done = subprocess.run(args, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "DISAGREE" in done.stdout
+    assert "the reference says 0, the index says" in done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_reports_what_was_done(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "class Slow:\n"
+        "    uses_index = False\n"
+        "    done = 0\n"
+        "    def __init__(self, workers, seed): pass\n"
+        "    def choose(self, prompt, loads, match):\n"
+        "        self.done += 1\n"
+        "        if self.done == 100: pathlib.Path('ready').touch()\n"
+        "        if self.done > 100: time.sleep(0.1)\n"
+        "        return 0\n"
+    )
+    args = ["replay", "--requests", "3000", "--block-size", "512", "--policy", "random", "--policy", "slow:Slow"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvatlas.cli", *args, "--json", "r.json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        cwd=tmp_path,
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline and not (tmp_path / "ready").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "Interrupted: this is what was done so far." in out
+    assert "slow:Slow (partial)" in out
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert data["partial"] is True
+    assert [p["partial"] for p in data["policies"]] == [False, True]
+    assert 100 <= data["policies"][1]["requests"] < 3000
