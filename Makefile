@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -name '*.rs' -path '*/src/*')
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: demo test lint bench bench-peers fuzz docs wheel build check-tools clean
+.PHONY: demo test lint bench bench-peers fuzz loom sanitize docs wheel build check-tools clean
 
 demo: build  ## replay a generated trace through simulated engines, by every policy
 	$(BIN)/kvatlas replay
@@ -25,14 +25,25 @@ lint: build  ## format, lints, types, and stubs against the built extension
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest kvatlas._native
 
-bench: build  ## what the calls from Python cost on this machine
+bench: build  ## what the calls from Python cost on this machine, and readers beside a writer
 	$(BIN)/python benchmarks/python_calls.py
+	cargo run --release -p kvatlas-index --example readers
 
 bench-peers: build  ## the index beside other released indexes, in one process
 	cargo run --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
+	$(BIN)/python benchmarks/peers/python/run.py --in-place
 
 fuzz: check-tools  ## random streams against the model: make fuzz MINUTES=60
 	cargo run --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
+
+loom: check-tools  ## every interleaving of the orderings made by hand
+	RUSTFLAGS="--cfg loom" cargo test --release -p kvatlas-index --lib --target-dir target/loom loom
+
+sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Valgrind, over the tests of the index
+	RUSTFLAGS="-Zsanitizer=address" cargo +nightly test -p kvatlas-index --lib --test random_streams --test concurrency \
+		--target $$(rustc -vV | sed -n 's/host: //p') --target-dir target/asan
+	CARGO_TARGET_$$(rustc -vV | sed -n 's/host: //p' | tr 'a-z-' 'A-Z_')_RUNNER="valgrind -q --error-exitcode=9" \
+		KVATLAS_SEEDS=20 cargo test -p kvatlas-index --lib --test random_streams --test concurrency
 
 docs: build  ## the Rust documentation, and every Python example of the documents
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps

@@ -30,7 +30,12 @@ fn remove(index: &BlockIndex, number: u64) {
 }
 
 /// Lookups and events a second, in millions and thousands, with so many readers.
-fn run(readers: usize, writing: bool, guarded: &(impl Fn(&dyn Fn()) + Sync), exclusive: &(impl Fn(&dyn Fn()) + Sync)) -> (f64, f64) {
+fn run(
+    readers: usize,
+    writing: bool,
+    guarded: &(impl Fn(&dyn Fn()) + Sync),
+    exclusive: &(impl Fn(&dyn Fn()) + Sync),
+) -> (f64, f64) {
     let index = &BlockIndex::new(Config::default()).expect("a good size");
     (0..CHAINS).for_each(|number| store(index, number));
     let queries: &Vec<_> = &(0..CHAINS).map(|number| chain(number).1).collect();
@@ -97,7 +102,12 @@ fn main() {
         eprintln!(
             "{readers} readers, writer {}: counters {:.1} ({:.0}), one read-write lock {:.1} ({:.0}), one reference count more {:.1} ({:.0})",
             if writing { "flat out" } else { "idle" },
-            ours.0, ours.1, locked.0, locked.1, arc.0, arc.1
+            ours.0,
+            ours.1,
+            locked.0,
+            locked.1,
+            arc.0,
+            arc.1
         );
     }
 }
