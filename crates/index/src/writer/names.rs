@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 use super::slots::Slots;
 use crate::pages::PAGE;
 use crate::runs::{NO_NAME, Position, Runs};
+use crate::shared::prefetch;
 use crate::table::mix;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
@@ -92,13 +93,17 @@ impl NameTable {
         let wanted = self.len + more;
         self.slots = Slots::with_room_for(0);
         self.slots = Slots::with_room_for(wanted + wanted / 2);
-        let mut before: (&[u64], u32) = (&[], 0);
-        for stretch in all() {
-            stretch.0.iter().for_each(|&name| self.slots.prefetch(self.hash(name)));
-            self.insert_stretch(before);
-            before = stretch;
+        // Two things are far away: the names, and their lines. Each is asked for a few stretches before its use.
+        const STEP: usize = 4;
+        let mut ahead: [(&[u64], u32); 2 * STEP] = [(&[], 0); 2 * STEP];
+        let nothing = std::iter::repeat_n((&[][..], 0), 2 * STEP);
+        for (i, stretch) in all().chain(nothing).enumerate() {
+            stretch.0.iter().step_by(8).for_each(prefetch);
+            let done = std::mem::replace(&mut ahead[i % (2 * STEP)], stretch);
+            let (names, _) = ahead[(i + STEP) % (2 * STEP)];
+            names.iter().for_each(|&name| self.slots.prefetch(self.hash(name)));
+            self.insert_stretch(done);
         }
-        self.insert_stretch(before);
     }
 
     fn insert_stretch(&mut self, (names, first): (&[u64], u32)) {
