@@ -87,17 +87,21 @@ impl NameTable {
     /// of the first. Half as much again is taken, so that a name costs 8 to 12 bytes; the old table goes before the
     /// new one comes.
     pub(crate) fn reserve<'n, I: Iterator<Item = (&'n [u64], u32)>>(&mut self, more: usize, all: impl FnOnce() -> I) {
-        if self.fits(more) {
-            return;
+        if !self.fits(more) {
+            self.rebuild(self.len + more, all());
         }
-        let wanted = self.len + more;
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn rebuild<'n>(&mut self, wanted: usize, all: impl Iterator<Item = (&'n [u64], u32)>) {
         self.slots = Slots::with_room_for(0);
         self.slots = Slots::with_room_for(wanted + wanted / 2);
         // Two things are far away: the names, and their lines. Each is asked for a few stretches before its use.
         const STEP: usize = 4;
         let mut ahead: [(&[u64], u32); 2 * STEP] = [(&[], 0); 2 * STEP];
         let nothing = std::iter::repeat_n((&[][..], 0), 2 * STEP);
-        for (i, stretch) in all().chain(nothing).enumerate() {
+        for (i, stretch) in all.chain(nothing).enumerate() {
             stretch.0.iter().step_by(8).for_each(prefetch);
             let done = std::mem::replace(&mut ahead[i % (2 * STEP)], stretch);
             let (names, _) = ahead[(i + STEP) % (2 * STEP)];

@@ -7,7 +7,7 @@
 //! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
 //! wide enough to make it nearly never in vain.
 
-use crate::shared::prefetch;
+use crate::shared::{equal_lanes, prefetch};
 
 const SLOTS: usize = 10;
 /// Entries in two lines, on average, of a full table.
@@ -151,26 +151,12 @@ impl Slots {
 }
 
 impl Line {
-    /// A bit for each slot with this tag: slot i < 8 at 16 i + 15, the others at 16 (i - 8) + 14.
+    /// Bit 2 i for each slot i with this tag.
     #[inline]
-    fn marks(&self, tag: u16) -> u128 {
+    fn marks(&self, tag: u16) -> u32 {
         let [a, b, c, d, e, f, g, h, y, z] = self.tags;
-        let low = lanes([a, b, c, d, e, f, g, h]) ^ lanes([tag; 8]);
-        let high = lanes([y, z, 0, 0, 0, 0, 0, 0]) ^ lanes([tag, tag, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff]);
-        zero_lanes(low) | zero_lanes(high) >> 1
+        equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y == tag) << 16 | u32::from(z == tag) << 18
     }
-}
-
-#[inline]
-fn lanes(tags: [u16; 8]) -> u128 {
-    tags.iter().rev().fold(0, |lanes, &tag| lanes << 16 | u128::from(tag))
-}
-
-/// The high bit of each 16-bit lane that is zero.
-#[inline]
-fn zero_lanes(lanes: u128) -> u128 {
-    let low_bits = u128::MAX / 0xffff * 0x7fff;
-    !(((lanes & low_bits) + low_bits) | lanes | low_bits)
 }
 
 /// The tag of a hash: its low bits, never 0.
@@ -181,9 +167,8 @@ fn tag(hash: u64) -> u16 {
 
 /// The slot of the lowest mark.
 #[inline]
-fn slot(marks: u128) -> usize {
-    let bit = marks.trailing_zeros() as usize;
-    bit / 16 + 8 * (1 - bit % 2)
+fn slot(marks: u32) -> usize {
+    marks.trailing_zeros() as usize / 2
 }
 
 #[cfg(all(test, not(loom)))]
