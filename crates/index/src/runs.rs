@@ -424,7 +424,7 @@ impl Runs {
         if self.live <= room && (self.live * 4 >= room || room <= 64) {
             return;
         }
-        let table = Children::with_room_for(self.live + self.live / 2 + 6, self.secret);
+        let table = Children::with_room_for(self.live * 2 + 6, self.secret);
         for run in self.entries.iter().filter_map(|e| e.run.as_ref()) {
             table.insert(run, run.contents()[0]);
         }

@@ -96,7 +96,7 @@ impl NameTable {
     #[inline(never)]
     fn rebuild<'n>(&mut self, wanted: usize, all: impl Iterator<Item = (&'n [u64], u32)>) {
         self.slots = Slots::with_room_for(0);
-        self.slots = Slots::with_room_for(wanted + wanted / 2);
+        self.slots = Slots::with_room_for(wanted + if wanted < SMALL { wanted } else { wanted / 2 });
         // Two things are far away: the names, and their lines. Each is asked for a few stretches before its use.
         const STEP: usize = 4;
         let mut ahead: [(&[u64], u32); 2 * STEP] = [(&[], 0); 2 * STEP];
@@ -118,6 +118,10 @@ impl NameTable {
         }
     }
 }
+
+/// Tables of fewer names double when they are full, larger ones grow by half: there memory counts for more than the time
+/// to build them again.
+const SMALL: usize = 1 << 18;
 
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
