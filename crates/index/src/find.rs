@@ -30,7 +30,7 @@ type Reaches = SmallVec<[Reach; 12]>;
 pub struct Match<'i> {
     /// Depths rise, sets shrink.
     reaches: Reaches,
-    /// As of before the walk: who has a view of all tiers in it had one in the runs.
+    /// As of the walk.
     roster: Held<Arc<Roster>>,
     pin: Pin<'i>,
 }
@@ -50,17 +50,30 @@ pub(crate) fn find<'i>(
     query: &[u64],
 ) -> Match<'i> {
     let pin = readers.pin();
-    let roster = roster.hold(&pin);
-    let mut reaches: Reaches = SmallVec::new();
     let children = children.load(&pin);
+    let mut held = roster.hold(&pin);
+    loop {
+        let reaches = walk(&pin, children, query);
+        // Who a holder is must be known as of the walk. It changes when a worker comes or goes, or first offloads.
+        let now = roster.hold(&pin);
+        if now == held {
+            return Match { reaches, roster: held, pin };
+        }
+        held = now;
+    }
+}
+
+#[inline]
+fn walk(pin: &Pin<'_>, children: &Children, query: &[u64]) -> Reaches {
+    let mut reaches = Reaches::new();
     let mut parent = ROOT;
     let mut fork = 0;
     let mut rest = query;
     let mut depth = 0;
     while let Some(&first) = rest.first()
-        && let Some(run) = children.find(&pin, parent, fork, first)
+        && let Some(run) = children.find(pin, parent, fork, first)
     {
-        let (levels, contents) = run.read(&pin);
+        let (levels, contents) = run.read(pin);
         let alike = common_prefix(contents, rest) as u32;
         for level in &*levels {
             let reach = Reach { depth: depth + level.end.min(alike), set: level.set };
@@ -81,7 +94,7 @@ pub(crate) fn find<'i>(
         depth += alike;
         rest = &rest[alike as usize..];
     }
-    Match { reaches, roster, pin }
+    reaches
 }
 
 /// The accessors that both kinds of match have, over an inherent `reached` (deepest first).
@@ -209,7 +222,7 @@ fn each<'m>(
             if !seen.insert(holder) {
                 return Continue(());
             }
-            // A holder newer than the roster was registered during the lookup: it held nothing when that began.
+            // A holder that is not in the roster came after the lookup, or is being made.
             let Some(member) = roster.get(holder) else { return Continue(()) };
             let counts = match member.kind {
                 Kind::Only => true,

@@ -40,11 +40,13 @@ pub(crate) struct Trash {
     retired: Retired<Garbage>,
     /// Thrown in since the last look.
     fresh_bytes: usize,
+    /// Questions since a look that had to leave something.
+    asked: Option<u32>,
 }
 
 impl Trash {
     pub(crate) fn new() -> Self {
-        Self { retired: Retired::new(), fresh_bytes: 0 }
+        Self { retired: Retired::new(), fresh_bytes: 0, asked: None }
     }
 
     #[inline]
@@ -55,8 +57,13 @@ impl Trash {
 
     /// Whether it is time to empty the bin.
     #[inline]
-    pub(crate) fn is_full(&self) -> bool {
-        self.fresh_bytes >= ENOUGH
+    pub(crate) fn is_full(&mut self) -> bool {
+        // What a reader kept from going must not wait for more garbage to come.
+        let waited = self.asked.as_mut().is_some_and(|asked| {
+            *asked += 1;
+            *asked >= 64
+        });
+        waited || self.fresh_bytes >= ENOUGH
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -66,9 +73,10 @@ impl Trash {
     /// Frees what can be freed now; `reuse` is given the numbers.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
-        self.retired.advance(readers, |garbage| match garbage {
+        let left = self.retired.advance(readers, |garbage| match garbage {
             Garbage::RunId(_) | Garbage::HolderId(_) => reuse(garbage),
             memory => drop(memory),
         });
+        self.asked = left.then_some(0);
     }
 }

@@ -64,6 +64,9 @@ struct Entry {
     /// Siblings that hang off the same place; the first has no `previous`.
     next: u32,
     previous: u32,
+    /// Whether memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
+    /// been through the old blocks may be about to look for children at the same offsets.
+    cut: bool,
     /// The run's last page.
     page: u32,
     /// Places where children hang, deepest first, each with its first child.
@@ -199,11 +202,13 @@ impl Runs {
         self.child(place, content).map(|run| Position { run, offset: 0 })
     }
 
-    /// Whether `content` can go to the end of the run itself.
-    pub(crate) fn can_append(&self, place: Place) -> bool {
+    /// Whether these blocks can go to the end of the run itself. Not if other blocks have ever been there: (run, offset)
+    /// means one prefix for as long as the run lives.
+    pub(crate) fn can_append(&self, place: Place, contents: &[u64]) -> bool {
         place.run != ROOT && {
-            let len = self.get(place.run).len();
-            len == place.blocks as usize && len < MAX_RUN
+            let run = self.get(place.run);
+            let at_end = run.len() == place.blocks as usize && run.len() < MAX_RUN;
+            at_end && !self.entries[place.run as usize].cut && run.continues_with(contents)
         }
     }
 
@@ -216,6 +221,7 @@ impl Runs {
         let room = len + contents.len();
         if !self.get(id).has_room_for(contents) {
             // An eighth more, so that decoding block by block moves each block about eight times in all.
+            self.entries[id as usize].cut = self.get(id).written() > room;
             self.relocate(id, room.max(len + len / 8 + 2).min(MAX_RUN), trash);
         }
         for _ in len.div_ceil(PAGE as usize)..room.div_ceil(PAGE as usize) {
@@ -298,15 +304,17 @@ impl Runs {
         self.live += 1;
         self.positions += contents.len();
         self.reserve_children(trash);
-        self.children.get(&self.token).insert(&run, contents[0]);
         let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
         self.entries[id as usize] = {
             let mut page = NO_PAGE;
             for _ in 0..contents.len().div_ceil(PAGE as usize) {
                 page = self.pages.add(id, page);
             }
-            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, page, forks: None }
+            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, page, forks: None }
         };
+        // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
+        let run = self.get(id);
+        self.children.get(&self.token).insert(run, run.contents()[0]);
         self.hang(id, place);
         id
     }
@@ -357,9 +365,12 @@ impl Runs {
         }
     }
 
-    /// Calls `f` with the children that hang after more than `blocks` blocks, until it says stop (true).
-    pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, mut f: impl FnMut(u32) -> bool) -> bool {
-        for &(fork, first) in self.entries[id as usize].forks.iter().flat_map(|f| f.iter()) {
+    /// Calls `f` with the children that hang after more than `blocks` and at most `most` blocks, until it says stop
+    /// (true).
+    pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
+        let forks = self.entries[id as usize].forks.as_ref().map_or(&[][..], |forks| forks.as_slice());
+        let from = forks.partition_point(|&(fork, _)| fork > most);
+        for &(fork, first) in &forks[from..] {
             if fork <= blocks {
                 return false;
             }
@@ -392,6 +403,7 @@ impl Runs {
         let run = self.get_mut(id);
         run.truncate(len);
         if run.room() > 2 * len + 8 {
+            self.entries[id as usize].cut = true;
             self.relocate(id, len + 2, trash);
         }
     }
@@ -434,6 +446,6 @@ impl Runs {
 
 impl Entry {
     fn free() -> Self {
-        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, page: NO_PAGE, forks: None }
+        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, cut: false, page: NO_PAGE, forks: None }
     }
 }

@@ -11,8 +11,7 @@
 //!
 //! Why unsafe at all: a lookup costs about as much as its cache misses. With reference-counted runs instead, every
 //! lookup of every thread would write to the line of the first run they all share; with indices into growing arrays
-//! it would take one more dependent miss a run. `docs/design/` has the measurement. Loom checks the reclamation and
-//! the sequence numbers; the tests run under Valgrind and the address sanitizer by `make sanitize`.
+//! it would take one more dependent miss a run. `docs/design/` has the measurement. Loom checks the reclamation; the tests run under Valgrind and the address sanitizer by `make sanitize`.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
@@ -135,6 +134,12 @@ impl<T> Drop for Published<T> {
 
 /// What was published when a reader looked, good for as long as that reader's pin.
 pub(crate) struct Held<T>(*const T);
+
+impl<T> PartialEq for Held<T> {
+    fn eq(&self, other: &Self) -> bool {
+        ptr::eq(self.0, other.0)
+    }
+}
 
 impl<T> Held<T> {
     /// `pin`: the one it was held under.
@@ -269,18 +274,19 @@ impl RunHead {
 
     /// Makes `levels` the levels. A list that was spilled before is the result, to be retired.
     pub(crate) fn publish(&self, levels: &[Level], _writer: &mut WriterToken) -> Option<Owned<Spilled>> {
+        // Made first: readers spin while the version is odd.
+        let spilled = match levels.len() {
+            0..=INLINE => ptr::null_mut(),
+            _ => Box::into_raw(Box::new(Spilled::from_slice(levels))),
+        };
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
-        let old = if levels.len() <= INLINE {
-            for (i, level) in levels.iter().enumerate() {
-                self.ends[i].store(level.end, Ordering::Relaxed);
-                self.sets[i].store(level.set.raw(), Ordering::Relaxed);
-            }
-            self.spilled.swap(ptr::null_mut(), Ordering::Relaxed)
-        } else {
-            self.spilled.swap(Box::into_raw(Box::new(Spilled::from_slice(levels))), Ordering::Release)
-        };
+        for (i, level) in levels.iter().take(INLINE).enumerate() {
+            self.ends[i].store(level.end, Ordering::Relaxed);
+            self.sets[i].store(level.set.raw(), Ordering::Relaxed);
+        }
+        let old = self.spilled.swap(spilled, Ordering::Release);
         let count = if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED };
         self.info.store(self.info.load(Ordering::Relaxed) & !COUNT | count, Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
@@ -379,11 +385,22 @@ impl Run {
     /// Whether blocks of these contents can be added without moving the run.
     #[inline]
     pub(crate) fn has_room_for(&self, contents: &[u64]) -> bool {
+        self.len() + contents.len() <= self.room() && self.continues_with(contents)
+    }
+
+    /// Whether adding these contents would leave every block that ever was at its offset the same.
+    #[inline]
+    pub(crate) fn continues_with(&self, contents: &[u64]) -> bool {
         let written = (self.written - self.len) as usize;
         // SAFETY: `written` hashes have been written.
         let beyond = unsafe { slice::from_raw_parts(self.hashes().add(self.len()), written) };
         let n = written.min(contents.len());
-        self.len() + contents.len() <= self.room() && beyond[..n] == contents[..n]
+        beyond[..n] == contents[..n]
+    }
+
+    /// Content hashes in this memory, those beyond the last block included.
+    pub(crate) fn written(&self) -> usize {
+        self.written as usize
     }
 
     /// Adds blocks at the end, for which there is room. Without names they are called [`NO_NAME`].
@@ -414,8 +431,7 @@ impl Run {
         self.len = self.len.min(len as u32);
     }
 
-    /// The same run in new memory, which also takes over a spilled list of levels: the old memory must be retired
-    /// before those levels change.
+    /// The same run in new memory, with a copy of its levels.
     pub(crate) fn moved(&self, room: usize, writer: &mut WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);

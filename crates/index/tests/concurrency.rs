@@ -133,6 +133,74 @@ fn range(it: &Bounds) -> (u64, u64) {
     (before.min(after), before.max(after))
 }
 
+/// What is true of a holder at every moment must be true of every answer. `change` is repeated by the writer while two
+/// readers look; whoever holds nothing of a query but what `change` gives it has one of the depths `true_depths`.
+fn always(index: &BlockIndex, query: &[u64], view: View, true_depths: &[u32], change: impl Fn() + Sync) {
+    let stop = &AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    let depth = index.find(query).depth(view);
+                    if !true_depths.contains(&depth) {
+                        stop.store(true, Ordering::SeqCst);
+                        panic!("depth {depth} was never true");
+                    }
+                }
+            });
+        }
+        let end = Instant::now() + Duration::from_millis(700);
+        while Instant::now() < end && !stop.load(Ordering::SeqCst) {
+            change();
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+}
+
+/// A run whose end is cut off and continued otherwise must not lead a reader into what hangs off the new end.
+#[test]
+fn a_reader_does_not_cross_into_another_chain() {
+    const LONG: u64 = 4_000;
+    let index = &index();
+    let contents: Vec<u64> = (1..=LONG).collect();
+    let all = names(1, 0..LONG);
+    index.store("w", 0, Tier::Gpu, None, &all, &contents).unwrap();
+    index.store("w", 0, Tier::Gpu, Some(all[0]), &[BlockHash(7)], &[7_777]).unwrap();
+    let mut query = contents.clone();
+    query.push(99);
+    let (kept, cut) = (LONG as usize - 3, LONG as u32 - 3);
+    let tail: Vec<_> = all[kept..].iter().rev().copied().collect();
+    let other: Vec<_> = (1..=4).map(|i| BlockHash(500 + i)).collect();
+    let gone: Vec<_> = other.iter().rev().copied().collect();
+    let depths: Vec<u32> = (cut..=LONG as u32).collect();
+    always(index, &query, View::Device, &depths, || {
+        index.remove("w", 0, Tier::Gpu, &tail);
+        // As long as what was there, and then what the query goes on with.
+        index.store("w", 0, Tier::Gpu, Some(all[kept - 1]), &other, &[8_001, 8_002, 8_003, 99]).unwrap();
+        index.remove("w", 0, Tier::Gpu, &gone);
+        index.store("w", 0, Tier::Gpu, Some(all[kept - 1]), &all[kept..], &contents[kept..]).unwrap();
+    });
+}
+
+/// The first offload gives a rank a second holder: no answer may take it for the device.
+#[test]
+fn offloading_for_the_first_time_adds_nothing_to_the_device() {
+    const LONG: u64 = 300;
+    let index = &index();
+    let (all, contents) = (names(1, 0..LONG), prompt(8, LONG));
+    let device = 200;
+    let keep = |to: usize| index.store("w", 0, Tier::Gpu, None, &all[..to], &contents[..to]).unwrap();
+    for (view, most) in [(View::Device, 200), (View::AnyTier, 300)] {
+        let depths: Vec<u32> = (0..=most).collect();
+        always(index, &contents, view, &depths, || {
+            keep(device);
+            let parent = Some(all[device - 1]);
+            index.store("w", 0, Tier::Cpu, parent, &all[device..], &contents[device..]).unwrap();
+            index.drop_worker("w");
+        });
+    }
+}
+
 /// Owned matches outlive everything they speak of.
 #[test]
 fn kept_matches_do_not_change() {

@@ -118,17 +118,20 @@ pub(crate) fn plain_ints<T>(
             if unsafe { ffi::Py_TYPE(item) } != &raw mut ffi::PyLong_Type {
                 return None;
             }
-            // SAFETY: as above.
-            let value = unsafe { ffi::PyLong_AsUnsignedLongLong(item) };
-            if value == u64::MAX && PyErr::take(py).is_some() {
-                // SAFETY: as above.
-                let value = unsafe { ffi::PyLong_AsLongLong(item) };
-                if value == -1 && PyErr::take(py).is_some() {
-                    return None;
+            let mut overflow = 0;
+            // SAFETY: as above. This way of asking raises nothing, so nothing else runs between the uses of the item.
+            let value = unsafe { ffi::PyLong_AsLongLongAndOverflow(item, &raw mut overflow) };
+            match overflow {
+                0 => items.push(if value < 0 { from_negative(value)? } else { from(value.cast_unsigned())? }),
+                1.. => {
+                    // SAFETY: as above; it is positive. The item is not used after an exception.
+                    let value = unsafe { ffi::PyLong_AsUnsignedLongLong(item) };
+                    if value == u64::MAX && PyErr::take(py).is_some() {
+                        return None;
+                    }
+                    items.push(from(value)?);
                 }
-                items.push(from_negative(value)?);
-            } else {
-                items.push(from(value)?);
+                _ => return None,
             }
         }
         Some(items)

@@ -47,7 +47,8 @@ impl Match {
         self.found().depth(self.view)
     }
 
-    /// Match: The same answer, with blocks in any tier counted: a worker's depth here is at least its device depth.
+    /// Match: The same answer, with blocks in any tier counted. A worker's depth here is at least its device depth, unless one of
+    /// its block hashes means another block elsewhere than on the device.
     #[getter]
     fn any_tier(slf: &Bound<'_, Self>) -> Self {
         let answer = match &slf.get().answer {

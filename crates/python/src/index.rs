@@ -114,9 +114,9 @@ impl BlockIndex {
                     let message = "lora and salt go with tokens; content_hashes have them in already";
                     return Err(errors::argument("conflicting_arguments", message));
                 }
-                let contents = contents(hashes)?;
-                let contents = contents.as_slice();
-                self.writers.write(py, long, || store(contents))
+                // Others may write to an array while this waits without the GIL: the index must see one state of it.
+                let contents = contents(hashes)?.as_slice().to_vec();
+                self.writers.write(py, long, || store(&contents))
             }
             (None, Some(tokens)) => {
                 let tokens = self.whole_blocks(convert(tokens)?, &names)?;
@@ -286,7 +286,7 @@ impl BlockIndex {
     /// The registered workers.
     ///
     /// Returns:
-    ///     dict of worker to blocks held, over all its ranks, in order of registration. A block that is both in
+    ///     dict of worker to blocks held, over all its ranks, by name. A block that is both in
     ///     device memory and offloaded counts twice.
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let workers = PyDict::new(py);

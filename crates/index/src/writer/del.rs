@@ -113,10 +113,21 @@ impl Writer {
     }
 
     /// Whether `holder` covers a child of the run that hangs after more than `blocks` blocks.
-    pub(super) fn holds_child_beyond(&self, holder: u32, run: u32, blocks: u32) -> bool {
-        self.runs.any_child_beyond(run, blocks, |child| {
+    ///
+    /// A busy run has thousands of children, and is often evicted block by block: what was seen is remembered until
+    /// the holder enters a run.
+    pub(super) fn holds_child_beyond(&mut self, holder: u32, run: u32, blocks: u32) -> bool {
+        let most = match self.holders[holder as usize].childless {
+            Some((seen, beyond)) if seen == run => beyond,
+            _ => u32::MAX,
+        };
+        let holds = self.runs.any_child_beyond(run, blocks, most, |child| {
             self.runs.levels(child).first().is_some_and(|level| self.sets.contains(level.set, holder))
-        })
+        });
+        if !holds {
+            self.holders[holder as usize].childless = Some((run, blocks.min(most)));
+        }
+        holds
     }
 
     /// Takes one block out, whatever kind it is; returns whether it was held.

@@ -53,9 +53,7 @@ impl Writer {
                 block_hashes: chain.names.iter().copied().map(BlockHash).collect(),
                 content_hashes: chain.contents.clone(),
             };
-            let Some((_, _, books)) = self.workers.ranks().find(|(name, n, _)| **name == worker && *n == rank) else {
-                continue;
-            };
+            let Some(books) = self.workers.get(&worker, rank) else { continue };
             let (device, any) = (books.device, books.any);
             let copies: Vec<(u64, u32)> = books.copies.iter().map(|(&name, &extra)| (name, extra)).collect();
             let offloaded: Vec<(u64, [u32; 3])> =

@@ -14,6 +14,8 @@ pub(crate) struct Holder {
     pub(crate) odd: Option<Box<Odd>>,
     /// The block before the one it lost last: a guess at what it loses next.
     pub(crate) resume: Option<Position>,
+    /// A run of whose children it covers none that hang after more than so many blocks.
+    pub(crate) childless: Option<(u32, u32)>,
     /// Runs it has entered; may list some that it has left, or twice.
     pub(crate) runs: Vec<u32>,
     /// Runs it is in.

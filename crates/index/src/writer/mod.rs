@@ -136,6 +136,7 @@ impl Writer {
         let it = &mut self.holders[holder as usize];
         it.blocks += u64::from(to - from);
         if from == 0 {
+            it.childless = None;
             it.entered += 1;
             it.runs.push(run);
             if it.runs.len() > 2 * it.entered as usize + 64 {
@@ -219,7 +220,7 @@ impl Writer {
             self.make_private(holder);
         }
         let at = existing.unwrap_or_else(|| {
-            if self.runs.can_append(place) {
+            if self.runs.can_append(place, &[content]) {
                 self.runs.append(place.run, &[content], None, &mut self.trash);
                 Position { run: place.run, offset: place.blocks }
             } else {

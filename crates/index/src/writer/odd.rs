@@ -143,7 +143,7 @@ impl Writer {
             let cutoff = self.cutoff(holder, from.run, from.offset);
             let offsets = (from.offset..cutoff).map(|offset| Position { run: from.run, offset });
             found.extend(offsets.filter(|&at| !it.covers_oddly(at)));
-            self.runs.any_child_beyond(from.run, from.offset, |child| {
+            self.runs.any_child_beyond(from.run, from.offset, u32::MAX, |child| {
                 if self.covers(holder, Position { run: child, offset: 0 }) {
                     todo.push(Position { run: child, offset: 0 });
                 }

@@ -29,9 +29,10 @@ impl Writer {
         let mut replaced = 0;
         while done < names.len() {
             let parent = if done == 0 { parent } else { Some(names[done - 1]) };
-            let regular = self.regular_prefix(holder, &names[done..]);
-            if regular > 0
-                && let Some(place) = self.place_after(holder, parent)
+            // In this order: a chain without a known parent must not look at all its names for each of them.
+            if let Some(place) = self.place_after(holder, parent)
+                && let regular = self.regular_prefix(holder, &names[done..])
+                && regular > 0
             {
                 let until = done + regular;
                 let put = self.put_chain(holder, place, &names[done..until], &contents[done..until], same);
@@ -172,7 +173,7 @@ impl Writer {
 
     /// Adds blocks after a place: the run and the offsets they have there.
     fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
-        if self.runs.can_append(place) {
+        if self.runs.can_append(place, contents) {
             let n = self.runs.append(place.run, contents, names, &mut self.trash);
             (place.run, place.blocks, place.blocks + n as u32)
         } else {

@@ -53,6 +53,10 @@ impl Workers {
         self.by_name.len()
     }
 
+    pub(super) fn get(&self, worker: &str, rank: u32) -> Option<&Rank> {
+        self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| it)
+    }
+
     fn get_mut(&mut self, worker: &str, rank: u32) -> Option<&mut Rank> {
         let ranks = self.by_name.get_mut(worker)?;
         ranks.iter_mut().find(|(n, _)| *n == rank).map(|(_, it)| it)
@@ -81,14 +85,15 @@ impl Writer {
         chain: &Chain<'_>,
         roster: &Published<Arc<Roster>>,
     ) -> Result<(), Error> {
-        self.counters.stores += 1;
         if chain.block_hashes.is_empty() {
+            self.counters.stores += 1;
             return Ok(());
         }
         // A block needs at most one new run for each view.
         if !self.runs.can_number(2 * chain.block_hashes.len()) {
-            return Err(Error::Full { what: "it has 2^32 runs of blocks" });
+            return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
         }
+        self.counters.stores += 1;
         let parent = chain.parent.map(inner);
         let names: SmallVec<[u64; 64]> = chain.block_hashes.iter().map(|&name| inner(name)).collect();
         self.add_rank(worker, rank, roster);
@@ -160,7 +165,8 @@ impl Writer {
             self.counters.copies += same.len() as u64;
             let copies = &mut self.rank_mut(worker, rank).copies;
             for &name in &same {
-                *copies.entry(name).or_insert(0) += 1;
+                let extra = copies.entry(name).or_insert(0);
+                *extra = extra.saturating_add(1);
             }
         }
         if let Some(any) = any {
@@ -213,7 +219,7 @@ impl Writer {
             match offloaded.get_mut(&name) {
                 Some(claims) if same_block => {
                     if claims[slot] == 0 || count_copies {
-                        claims[slot] += 1;
+                        claims[slot] = claims[slot].saturating_add(1);
                     }
                     if claims[slot] > 1 {
                         self.counters.copies += 1;
