@@ -134,7 +134,7 @@ def _compare_hits(exact: PolicyResult, other: PolicyResult) -> str:
     if saved < 0:
         return f"{other.policy} finds more: {percent(other.hit_rate)}, {count(-saved)} tokens less to compute."
     return (
-        f"The most that a policy without it finds is {percent(other.hit_rate)} ({other.policy}): "
+        f"The most that any other policy finds is {percent(other.hit_rate)} ({other.policy}): "
         f"the index saves {count(saved)} tokens of prefill more, {percent(saved / other.prefill_tokens)} of the work."
     )
 
@@ -149,7 +149,7 @@ def _compare_ttft(exact: PolicyResult, other: PolicyResult) -> str:
             f"after {seconds(theirs)} on average, not {seconds(ours)}."
         )
     return (
-        f"The first token comes after {seconds(ours)} on average; the best without the index, {other.policy}, "
+        f"The first token comes after {seconds(ours)} on average; the next best, {other.policy}, "
         f"needs {seconds(theirs)}, {theirs / ours:.1f} times as long."
     )
 

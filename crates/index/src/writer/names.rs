@@ -84,7 +84,7 @@ impl NameTable {
     }
 
     /// Makes room for `more` names, or gives room back; `all` lists every name there is, in stretches with the number
-    /// of the first. Half as much again is taken, so that a name costs 8 to 12 bytes; the old table goes before the
+    /// of the first. A name costs 10 to 15 bytes, in small tables up to 20. The old table goes before the
     /// new one comes.
     pub(crate) fn reserve<'n, I: Iterator<Item = (&'n [u64], u32)>>(&mut self, more: usize, all: impl FnOnce() -> I) {
         if !self.fits(more) {
