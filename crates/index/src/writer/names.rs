@@ -84,7 +84,7 @@ impl NameTable {
     }
 
     /// Makes room for `more` names, or gives room back; `all` lists every name there is, in stretches with the number
-    /// of the first. A name costs 10 to 15 bytes, in small tables up to 30. The old table goes before the
+    /// of the first. A name costs 10 to 15 bytes, in small tables up to 20. The old table goes before the
     /// new one comes.
     pub(crate) fn reserve<'n, I: Iterator<Item = (&'n [u64], u32)>>(&mut self, more: usize, all: impl FnOnce() -> I) {
         if !self.fits(more) {
@@ -96,7 +96,7 @@ impl NameTable {
     #[inline(never)]
     fn rebuild<'n>(&mut self, wanted: usize, all: impl Iterator<Item = (&'n [u64], u32)>) {
         self.slots = Slots::with_room_for(0);
-        self.slots = Slots::with_room_for(wanted + if wanted < SMALL { 2 * wanted } else { wanted / 2 });
+        self.slots = Slots::with_room_for(wanted + if wanted < SMALL { wanted } else { wanted / 2 });
         // Two things are far away: the names, and their lines. Each is asked for a few stretches before its use.
         const STEP: usize = 4;
         let mut ahead: [(&[u64], u32); 2 * STEP] = [(&[], 0); 2 * STEP];
@@ -119,7 +119,7 @@ impl NameTable {
     }
 }
 
-/// Tables of fewer names triple when they are full, larger ones grow by half: there memory counts for more than the time
+/// Tables of fewer names double when they are full, larger ones grow by half: there memory counts for more than the time
 /// to build them again.
 const SMALL: usize = 1 << 18;
 
