@@ -48,15 +48,14 @@ impl Table {
         size_of_val::<[Line]>(&self.lines)
     }
 
-    /// The line of a hash: its high bits choose (multiply-shift, so any number of lines will do).
     #[inline]
     fn home(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
+        line_of(hash, self.lines.len())
     }
 
     #[inline]
     fn after(&self, line: usize) -> usize {
-        if line + 1 == self.lines.len() { 0 } else { line + 1 }
+        line_after(line, self.lines.len())
     }
 
     /// The first value under `hash` that `is_it` accepts. Values of other keys may be offered too.
@@ -169,6 +168,18 @@ fn zero_bytes(meta: u64) -> u64 {
 #[inline]
 fn slot(marks: u64) -> usize {
     marks.trailing_zeros() as usize / 8
+}
+
+/// Which of `lines` a hash belongs to: its high bits choose (multiply-shift, so any number of lines will do).
+#[inline]
+pub(crate) fn line_of(hash: u64, lines: usize) -> usize {
+    ((u128::from(hash) * lines as u128) >> 64) as usize
+}
+
+/// The next line, the first after the last.
+#[inline]
+pub(crate) fn line_after(line: usize, lines: usize) -> usize {
+    if line + 1 == lines { 0 } else { line + 1 }
 }
 
 /// Multiplies and folds: the mixing step of wyhash. `secret` keeps who chooses the inputs from choosing the lines.

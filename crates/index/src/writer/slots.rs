@@ -8,6 +8,7 @@
 //! wide enough to make it nearly never in vain.
 
 use crate::shared::{equal_lanes, prefetch};
+use crate::table::{line_after, line_of};
 
 const SLOTS: usize = 10;
 /// Entries in two lines, on average, of a full table.
@@ -45,15 +46,14 @@ impl Slots {
         size_of_val::<[Line]>(&self.lines)
     }
 
-    /// The home line of a hash: its high bits choose (multiply-shift, so any number of lines will do).
     #[inline]
     fn home(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
+        line_of(hash, self.lines.len())
     }
 
     #[inline]
     fn after(&self, line: usize) -> usize {
-        if line + 1 == self.lines.len() { 0 } else { line + 1 }
+        line_after(line, self.lines.len())
     }
 
     #[inline]
