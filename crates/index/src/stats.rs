@@ -45,7 +45,6 @@ pub(crate) struct Counters {
     pub(crate) removes: u64,
     pub(crate) clears: u64,
     pub(crate) drops: u64,
-    pub(crate) copies: u64,
     pub(crate) replaced: u64,
     pub(crate) unknown_removals: u64,
     pub(crate) private_holders: u64,

@@ -111,8 +111,7 @@ impl Writer {
             stats.unlinked += device.unlinked() as u64;
             stats.copies += books.copies.values().map(|&extra| u64::from(extra)).sum::<u64>();
         }
-        let Counters { stores, removes, clears, drops, replaced, unknown_removals, private_holders, copies: _ } =
-            self.counters;
+        let Counters { stores, removes, clears, drops, replaced, unknown_removals, private_holders } = self.counters;
         Stats { stores, removes, clears, drops, replaced, unknown_removals, private_holders, ..stats }
     }
 }

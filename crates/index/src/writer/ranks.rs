@@ -162,7 +162,6 @@ impl Writer {
         let mut same = Vec::new();
         self.counters.replaced += self.put(device, parent, names, contents, &mut same);
         if self.count_copies && !same.is_empty() {
-            self.counters.copies += same.len() as u64;
             let copies = &mut self.rank_mut(worker, rank).copies;
             for &name in &same {
                 let extra = copies.entry(name).or_insert(0);
@@ -220,9 +219,6 @@ impl Writer {
                 Some(claims) if same_block => {
                     if claims[slot] == 0 || count_copies {
                         claims[slot] = claims[slot].saturating_add(1);
-                    }
-                    if claims[slot] > 1 {
-                        self.counters.copies += 1;
                     }
                 }
                 claims => {
