@@ -168,8 +168,26 @@ def test_offloaded_blocks_count_in_any_tier(index: Index) -> None:
     assert match.levels() == [(2, ["v"]), (1, ["w"])]
     assert match.any_tier.levels() == [(3, ["w"]), (2, ["v"])]
     assert match.any_tier.any_tier.depth == 3
+    assert match.within("gpu").levels() == match.levels()
+    assert match.within("cpu").scores() == {"w": 2, "v": 2}
+    assert match.within("disk").within("cpu").scores() == {"w": 2, "v": 2}
+    assert match.within("disk").scores() == match.within("external").scores() == {"w": 3, "v": 2}
     index.clear("w", tier="disk")
     assert index.find([10, 20, 30]).any_tier.scores() == {"w": 2, "v": 2}
+
+
+def test_tiers_are_used_in_any_order(index: Index) -> None:
+    index.store("w", block_hashes=[1], content_hashes=[10], tier="external")
+    index.store("w", block_hashes=[2], content_hashes=[20], parent=1, tier="cpu")
+    match = index.find([10, 20])
+    assert [match.within(tier).depth for tier in ("gpu", "cpu", "disk", "external")] == [0, 0, 0, 2]
+    index.store("w", block_hashes=[1], content_hashes=[10], tier="disk")
+    match = index.find([10, 20])
+    assert [match.within(tier).depth for tier in ("gpu", "cpu", "disk", "external")] == [0, 0, 2, 2]
+    index.remove("w", block_hashes=[1], tier="external")
+    index.store("w", block_hashes=[1], content_hashes=[10])
+    match = index.find([10, 20])
+    assert [match.within(tier).depth for tier in ("gpu", "cpu", "disk", "external")] == [1, 2, 2, 2]
 
 
 def test_a_block_in_two_tiers_is_held_until_both_are_gone(index: Index) -> None:

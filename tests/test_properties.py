@@ -121,7 +121,12 @@ def streams(draw: st.DrawFn) -> list[Step]:
 
 def same_answer(index: BlockIndex, model: ReferenceIndex, query: list[int]) -> None:
     found, wanted = index.find(query), model.find(query)
-    for ours, theirs in ((found, wanted), (found.any_tier, wanted.any_tier)):
+    for ours, theirs in (
+        (found, wanted),
+        (found.within("cpu"), wanted.within("cpu")),
+        (found.within("disk"), wanted.within("disk")),
+        (found.any_tier, wanted.any_tier),
+    ):
         assert ours.by_rank() == theirs.by_rank(), query
         assert ours.depth == theirs.depth, query
         assert ours.scores() == theirs.scores(), query

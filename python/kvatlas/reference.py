@@ -26,6 +26,11 @@ Children = dict[tuple[Name | None, int], set[Name]]
 """(name of a block or None for the root, content hash) -> names of the blocks that continue it with this content."""
 
 
+TIERS = ("gpu", "cpu", "disk", "external")
+NEARER = {tier: TIERS[1 : number + 1] for number, tier in enumerate(TIERS)}
+"""A tier -> it and those between it and the device."""
+
+
 @dataclass
 class Rank:
     """What one rank of a worker holds."""
@@ -34,13 +39,19 @@ class Rank:
     device_copies: dict[Name, int] = field(default_factory=dict)
     offloaded: Blocks = field(default_factory=dict)
     offloaded_copies: dict[Name, dict[str, int]] = field(default_factory=dict)
-    views: tuple[Children, Children] | None = None  # of device memory and of any tier; None after a change
+    views: dict[str, Children] | None = None  # by the last tier that counts; None after a change
 
-    def children(self) -> tuple[Children, Children]:
-        if self.views is None:
+    def children(self) -> dict[str, Children]:
+        if self.views is None and not self.offloaded:
+            self.views = dict.fromkeys(TIERS, group(self.device))
+        elif self.views is None:
             # Where a name is both on the device and offloaded with other content, the offloaded one is newer.
-            self.views = group(self.device), group(self.device | self.offloaded)
+            self.views = {tier: group(self.device | self.within(tiers)) for tier, tiers in NEARER.items()}
         return self.views
+
+    def within(self, tiers: Sequence[str]) -> Blocks:
+        """What is offloaded to these tiers."""
+        return {n: block for n, block in self.offloaded.items() if any(t in self.offloaded_copies[n] for t in tiers)}
 
 
 def group(blocks: Blocks) -> Children:
@@ -71,10 +82,17 @@ def linked(children: Children) -> set[Name | None]:
 class ReferenceMatch:
     """The answer to a query: see `kvatlas.Match`."""
 
-    def __init__(self, device: dict[tuple[str, int], int], any_tier: dict[tuple[str, int], int] | None = None) -> None:
-        self._by_rank = {holder: depth for holder, depth in device.items() if depth > 0}
-        self.any_tier = self if any_tier is None else ReferenceMatch(any_tier)
+    def __init__(self, views: dict[str, dict[tuple[str, int], int]], tier: str = "gpu") -> None:
+        self._views = views
+        self._by_rank = {holder: depth for holder, depth in views[tier].items() if depth > 0}
         self.depth = max(self._by_rank.values(), default=0)
+
+    @property
+    def any_tier(self) -> "ReferenceMatch":
+        return self.within("external")
+
+    def within(self, tier: str) -> "ReferenceMatch":
+        return ReferenceMatch(self._views, tier)
 
     def by_rank(self) -> dict[tuple[str, int], int]:
         return dict(self._by_rank)
@@ -187,12 +205,11 @@ class ReferenceIndex:
 
     def find(self, content_hashes: Ints) -> ReferenceMatch:
         query = [int(content) for content in content_hashes]
-        device, any_tier = {}, {}
+        views: dict[str, dict[tuple[str, int], int]] = {tier: {} for tier in TIERS}
         for worker, rank, held in self._each_rank():
-            on_device, anywhere = held.children()
-            device[worker, rank] = depth(on_device, query)
-            any_tier[worker, rank] = depth(anywhere, query)
-        return ReferenceMatch(device, any_tier)
+            for tier, children in held.children().items():
+                views[tier][worker, rank] = depth(children, query)
+        return ReferenceMatch(views)
 
     def find_tokens(self, tokens: Ints, *, lora: str | None = None, salt: str | None = None) -> ReferenceMatch:
         return self.find(hash_contents(tokens, self.block_size, lora, salt).tolist())
@@ -210,7 +227,7 @@ class ReferenceIndex:
         return {
             "workers": len(workers),
             "blocks": sum(workers.values()),
-            "unlinked": sum(len(held.device.keys() - linked(held.children()[0])) for held in ranks),
+            "unlinked": sum(len(held.device.keys() - linked(held.children()["gpu"])) for held in ranks),
             "copies": sum(sum(held.device_copies.values()) - len(held.device) for held in ranks),
             **self._counters,
         }

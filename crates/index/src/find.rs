@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::reclaim::{Pin, Readers};
-use crate::roster::{Kind, Member, Roster};
+use crate::roster::{Member, Roster};
 use crate::runs::ROOT;
 use crate::sets::{Members, OwnedMembers, SetWord};
 use crate::shared::{Children, Held, Published};
@@ -224,11 +224,7 @@ fn each<'m>(
             }
             // A holder that is not in the roster came after the lookup, or is being made.
             let Some(member) = roster.get(holder) else { return Continue(()) };
-            let counts = match member.kind {
-                Kind::Only => true,
-                Kind::Device => view == View::Device,
-                Kind::Any => view == View::AnyTier,
-            };
+            let counts = member.views & (1 << view as u8) != 0;
             if counts { f(depth, member) } else { Continue(()) }
         })?;
     }

@@ -10,7 +10,7 @@ use crate::find::{Match, find};
 use crate::reclaim::Readers;
 use crate::roster::Roster;
 use crate::shared::{Children, Published};
-use crate::stats::Stats;
+use crate::stats::{RankStats, Stats};
 use crate::types::{BlockHash, Event, Tier};
 use crate::writer::{Chain, Writer};
 
@@ -147,6 +147,12 @@ impl BlockIndex {
     #[must_use]
     pub fn dump(&self) -> Vec<Event> {
         self.write(Writer::dump)
+    }
+
+    /// Every rank of every worker, by name and number, with what it holds.
+    #[must_use]
+    pub fn ranks(&self) -> Vec<RankStats> {
+        self.write(|writer| writer.ranks())
     }
 
     /// Every worker, by name, with the number of blocks it holds.

@@ -62,5 +62,5 @@ mod writer;
 pub use error::Error;
 pub use find::{Match, OwnedMatch};
 pub use index::{BlockIndex, Config};
-pub use stats::Stats;
+pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Event, Tier, View};

@@ -23,9 +23,9 @@ struct Rank {
 impl Rank {
     fn view(&self, view: View) -> BTreeMap<BlockHash, Content> {
         let mut blocks: BTreeMap<_, _> = self.device.iter().map(|(&name, &(content, _))| (name, content)).collect();
-        if view == View::AnyTier {
-            blocks.extend(self.offloaded.iter().map(|(&name, &(content, _))| (name, content)));
-        }
+        let counts = |claims: &BTreeMap<Tier, u64>| claims.keys().any(|&tier| View::from(tier) as u8 <= view as u8);
+        let offloaded = self.offloaded.iter().filter(|(_, (_, claims))| counts(claims));
+        blocks.extend(offloaded.map(|(&name, &(content, _))| (name, content)));
         blocks
     }
 }
@@ -199,7 +199,7 @@ impl ReferenceIndex {
                 .filter(|&(_, _, depth)| depth > 0)
                 .collect()
         };
-        ReferenceMatch { device: depths(View::Device), any_tier: depths(View::AnyTier) }
+        ReferenceMatch { views: View::ALL.map(depths) }
     }
 
     /// Events that make an equal index out of an empty one, a block each.
@@ -256,18 +256,14 @@ impl ReferenceIndex {
 /// The answer of the model: every worker and rank that holds at least the first block, with its depth.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReferenceMatch {
-    device: Vec<(Arc<str>, u32, u32)>,
-    any_tier: Vec<(Arc<str>, u32, u32)>,
+    views: [Vec<(Arc<str>, u32, u32)>; 4],
 }
 
 impl ReferenceMatch {
     /// (worker, rank, depth), in order of registration and then of rank.
     #[must_use]
     pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
-        match view {
-            View::Device => self.device.clone(),
-            View::AnyTier => self.any_tier.clone(),
-        }
+        self.views[view as usize].clone()
     }
 
     /// (worker, depth of its best rank), deepest first, then in order of registration.

@@ -7,16 +7,8 @@ use std::sync::Arc;
 
 const CHUNK: usize = 64;
 
-/// What a holder's positions mean.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    /// Blocks in the device memory of a rank that has no others.
-    Only,
-    /// Blocks in the device memory of a rank that has a holder of kind `Any` too.
-    Device,
-    /// Blocks of a rank on whatever tier.
-    Any,
-}
+/// Views of a holder that is the only one of its rank. Bit n is for the view whose number is n.
+pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
 /// A holder.
 #[derive(Clone)]
@@ -25,7 +17,8 @@ pub(crate) struct Member {
     /// The same number for all holders of a worker: that of one of them.
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
-    pub(crate) kind: Kind,
+    /// The views of the rank that it answers for.
+    pub(crate) views: u8,
 }
 
 type Chunk = [Option<Member>; CHUNK];
@@ -34,7 +27,7 @@ type Chunk = [Option<Member>; CHUNK];
 #[derive(Clone, Default)]
 pub(crate) struct Roster {
     chunks: Vec<Arc<Chunk>>,
-    /// Holders whose kind is not `Only`.
+    /// Holders that do not answer for every view.
     offloading: usize,
 }
 
@@ -57,7 +50,7 @@ impl Roster {
         while self.chunks.len() <= chunk {
             self.chunks.push(Arc::new([const { None }; CHUNK]));
         }
-        let counts = |member: &Option<Member>| usize::from(member.as_ref().is_some_and(|m| m.kind != Kind::Only));
+        let counts = |member: &Option<Member>| usize::from(member.as_ref().is_some_and(|m| m.views != ALL_VIEWS));
         self.offloading += counts(&member);
         let entry = &mut Arc::make_mut(&mut self.chunks[chunk])[holder as usize % CHUNK];
         self.offloading -= counts(entry);

@@ -1,5 +1,25 @@
 //! What the index says about itself.
 
+use std::sync::Arc;
+
+/// What one rank of a worker holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct RankStats {
+    /// The worker's name.
+    pub worker: Arc<str>,
+    /// The data-parallel rank within the worker.
+    pub rank: u32,
+    /// Names held on the device.
+    pub device_blocks: u64,
+    /// Names held on other tiers.
+    pub offloaded_blocks: u64,
+    /// Of the blocks on the device, those whose chain to the root is not complete.
+    pub unlinked: u64,
+    /// Copies on the device beyond the first.
+    pub copies: u64,
+}
+
 /// Sizes now and counts since the index was made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]

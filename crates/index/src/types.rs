@@ -88,14 +88,31 @@ impl FromStr for Tier {
     }
 }
 
-/// Which blocks of a rank count.
+/// Which blocks of a rank count. Each view has those of the ones before it; a chain may change tiers from block to
+/// block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum View {
     /// Those in device memory.
     #[default]
     Device,
-    /// Those on any tier; a chain may change tiers from block to block.
+    /// Those in device and host memory.
+    Host,
+    /// Those in memory and on local storage.
+    Local,
+    /// Those on any tier.
     AnyTier,
+}
+
+impl View {
+    /// All views, narrowest first.
+    pub const ALL: [Self; 4] = [Self::Device, Self::Host, Self::Local, Self::AnyTier];
+}
+
+impl From<Tier> for View {
+    /// The view of all that is at most as far away as the tier.
+    fn from(tier: Tier) -> Self {
+        Self::ALL[tier as usize]
+    }
 }
 
 /// One change of what a worker holds. A dump is a list of these.

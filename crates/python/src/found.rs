@@ -7,13 +7,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
-use crate::scalars::{Best, describe, string};
+use crate::scalars::{Best, TierName, describe, string};
 
 /// Who holds how much of a query, at the moment of the find.
 ///
 /// Made by BlockIndex.find and BlockIndex.find_tokens; later changes of the index do not change it. Workers that
 /// hold none of the query's blocks from the first on are not in it. Everything here speaks of device memory;
-/// `any_tier` is the same answer with offloaded blocks counted in.
+/// `any_tier` is the same answer with offloaded blocks counted in, `within(tier)` with those down to a tier.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Match {
     answer: Answer,
@@ -29,6 +29,14 @@ enum Answer {
 impl Match {
     pub(crate) fn new(found: OwnedMatch) -> Self {
         Self { answer: Answer::Own(found), view: View::Device }
+    }
+
+    fn seen(slf: &Bound<'_, Self>, view: View) -> Self {
+        let answer = match &slf.get().answer {
+            Answer::Own(_) => slf.clone().unbind(),
+            Answer::Of(other) => other.clone_ref(slf.py()),
+        };
+        Self { answer: Answer::Of(answer), view }
     }
 
     fn found(&self) -> &OwnedMatch {
@@ -47,15 +55,27 @@ impl Match {
         self.found().depth(self.view)
     }
 
-    /// Match: The same answer, with blocks in any tier counted. A worker's depth here is at least its device depth, unless one of
-    /// its block hashes means another block elsewhere than on the device.
+    /// Match: The same answer, with blocks in any tier counted: within("external"). A worker's depth here is at least its
+    /// device depth, unless one of its block hashes means another block elsewhere than on the device.
     #[getter]
     fn any_tier(slf: &Bound<'_, Self>) -> Self {
-        let answer = match &slf.get().answer {
-            Answer::Own(_) => slf.clone().unbind(),
-            Answer::Of(other) => other.clone_ref(slf.py()),
-        };
-        Self { answer: Answer::Of(answer), view: View::AnyTier }
+        Self::seen(slf, View::AnyTier)
+    }
+
+    /// The same answer, with the blocks in all tiers down to one counted.
+    ///
+    /// Args:
+    ///     tier: The last tier that counts: "gpu", "cpu", "disk" or "external".
+    ///
+    /// Returns:
+    ///     Match
+    ///
+    /// Raises:
+    ///     InvalidTypeError: tier is not a str.
+    ///     InvalidArgumentError: An unknown tier.
+    #[pyo3(signature = (tier))]
+    fn within(slf: &Bound<'_, Self>, tier: TierName) -> Self {
+        Self::seen(slf, tier.0.into())
     }
 
     /// The workers grouped by depth.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use super::Writer;
+use super::ranks::Rank;
 use crate::runs::Position;
-use crate::stats::{Counters, Stats};
+use crate::stats::{Counters, RankStats, Stats};
 use crate::types::{BlockHash, Event, Tier};
 
 /// Consecutive blocks of one holder.
@@ -54,7 +55,7 @@ impl Writer {
                 content_hashes: chain.contents.clone(),
             };
             let Some(books) = self.workers.get(&worker, rank) else { continue };
-            let (device, any) = (books.device, books.any);
+            let (device, widest) = (books.device, books.widest());
             let copies: Vec<(u64, u32)> = books.copies.iter().map(|(&name, &extra)| (name, extra)).collect();
             let offloaded: Vec<(u64, [u32; 3])> =
                 books.offloaded.iter().map(|(&name, &claims)| (name, claims)).collect();
@@ -65,7 +66,7 @@ impl Writer {
             }
             // After the device's, so that they say what their names mean.
             for (name, claims) in offloaded {
-                let Some(one) = any.and_then(|any| self.single(any, name)) else { continue };
+                let Some(one) = self.single(widest, name) else { continue };
                 for (tier, &copies) in Tier::ALL[1..].iter().zip(&claims) {
                     events.extend((0..copies).map(|_| store(*tier, &one)));
                 }
@@ -94,6 +95,24 @@ impl Writer {
         out
     }
 
+    /// See [`crate::BlockIndex::ranks`].
+    pub(crate) fn ranks(&self) -> Vec<RankStats> {
+        let numbers = |(worker, rank, books): (&Arc<str>, u32, &Rank)| {
+            let device = &self.holders[books.device as usize];
+            RankStats {
+                worker: worker.clone(),
+                rank,
+                device_blocks: device.names(),
+                offloaded_blocks: books.offloaded.len() as u64,
+                unlinked: device.unlinked() as u64,
+                copies: books.copies.values().map(|&extra| u64::from(extra)).sum(),
+            }
+        };
+        let mut ranks: Vec<RankStats> = self.workers.ranks().map(numbers).collect();
+        ranks.sort_unstable_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
+        ranks
+    }
+
     /// See [`crate::BlockIndex::stats`].
     pub(crate) fn stats(&self) -> Stats {
         let mut stats = Stats {
@@ -106,7 +125,7 @@ impl Writer {
         };
         for (_, _, books) in self.workers.ranks() {
             let device = &self.holders[books.device as usize];
-            stats.holders += 1 + u64::from(books.any.is_some());
+            stats.holders += 1 + books.wider.iter().flatten().count() as u64;
             stats.blocks += device.names() + books.offloaded.len() as u64;
             stats.unlinked += device.unlinked() as u64;
             stats.copies += books.copies.values().map(|&extra| u64::from(extra)).sum::<u64>();

@@ -15,6 +15,7 @@ mod odd;
 mod put;
 mod ranks;
 mod slots;
+mod tiers;
 
 use std::sync::Arc;
 

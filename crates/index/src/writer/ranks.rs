@@ -1,9 +1,4 @@
-//! Workers, their ranks, and what tiers mean.
-//!
-//! A rank has one holder for its device memory. When its first block is offloaded it gets a second, of kind `Any`,
-//! that holds whatever the rank holds on any tier. By name, that view is the device's blocks overlaid by the
-//! offloaded ones; the newest announcement of a name says what it means there, and an announcement of it for the
-//! device with another content ends the claims of the other tiers on it.
+//! Workers, their ranks, and what they hold in device memory. The other tiers are `tiers`' matter.
 
 use std::sync::Arc;
 
@@ -13,7 +8,7 @@ use smallvec::SmallVec;
 use super::Writer;
 use crate::error::Error;
 use crate::retire::Garbage;
-use crate::roster::{Kind, Member, Roster};
+use crate::roster::{ALL_VIEWS, Member, Roster};
 use crate::runs::NO_NAME;
 use crate::shared::Published;
 use crate::types::{BlockHash, Tier};
@@ -30,7 +25,8 @@ type Worker = SmallVec<[(u32, Rank); 1]>;
 /// A rank's books.
 pub(super) struct Rank {
     pub(super) device: u32,
-    pub(super) any: Option<u32>,
+    /// The holders of the wider views, up to cpu, disk and external: each there once that tier was used.
+    pub(super) wider: [Option<u32>; 3],
     /// Copies beyond the first, by name.
     pub(super) copies: HashMap<u64, u32>,
     /// Copies on the other tiers, by name: cpu, disk, external.
@@ -57,7 +53,7 @@ impl Workers {
         self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| it)
     }
 
-    fn get_mut(&mut self, worker: &str, rank: u32) -> Option<&mut Rank> {
+    pub(super) fn get_mut(&mut self, worker: &str, rank: u32) -> Option<&mut Rank> {
         let ranks = self.by_name.get_mut(worker)?;
         ranks.iter_mut().find(|(n, _)| *n == rank).map(|(_, it)| it)
     }
@@ -90,7 +86,7 @@ impl Writer {
             return Ok(());
         }
         // A block needs at most one new run for each view.
-        if !self.runs.can_number(2 * chain.block_hashes.len()) {
+        if !self.runs.can_number(4 * chain.block_hashes.len()) {
             return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
         }
         self.counters.stores += 1;
@@ -100,14 +96,14 @@ impl Writer {
         match tier {
             Tier::Gpu => self.store_on_device(worker, rank, parent, &names, chain.content_hashes),
             tier => {
-                self.add_any_view(worker, rank, roster);
+                self.add_view(worker, rank, tier, roster);
                 self.store_elsewhere(worker, rank, tier, parent, &names, chain.content_hashes);
             }
         }
         Ok(())
     }
 
-    fn rank_mut(&mut self, worker: &str, rank: u32) -> &mut Rank {
+    pub(super) fn rank_mut(&mut self, worker: &str, rank: u32) -> &mut Rank {
         self.workers.get_mut(worker, rank).expect("added before it is used")
     }
 
@@ -122,40 +118,15 @@ impl Writer {
         let device = self.new_holder();
         let first = self.workers.by_name.get(worker).and_then(|ranks| ranks.first());
         let worker_number = first.map_or(device, |(_, rank)| rank.device);
-        self.roster.set(device, Some(Member { worker: name.clone(), worker_number, rank, kind: Kind::Only }));
+        self.roster.set(device, Some(Member { worker: name.clone(), worker_number, rank, views: ALL_VIEWS }));
         self.publish_roster(roster);
-        let books = Rank { device, any: None, copies: HashMap::new(), offloaded: HashMap::new() };
+        let books = Rank { device, wider: [None; 3], copies: HashMap::new(), offloaded: HashMap::new() };
         self.workers.by_name.entry(name).or_default().push((rank, books));
-    }
-
-    /// Gives a rank its second holder, if it has none.
-    fn add_any_view(&mut self, worker: &str, rank: u32, roster: &Published<Arc<Roster>>) {
-        let device = self.rank_mut(worker, rank).device;
-        if self.rank_mut(worker, rank).any.is_some() {
-            return;
-        }
-        let any = self.new_holder();
-        for chain in self.chains_of(device) {
-            self.put(any, chain.parent, &chain.names, &chain.contents, &mut Vec::new());
-        }
-        self.rank_mut(worker, rank).any = Some(any);
-        // Only now may readers count on it.
-        self.set_kinds(device, Some(any));
-        self.publish_roster(roster);
-    }
-
-    fn set_kinds(&mut self, device: u32, any: Option<u32>) {
-        let Some(member) = self.roster.get(device).cloned() else { return };
-        let kind = if any.is_some() { Kind::Device } else { Kind::Only };
-        self.roster.set(device, Some(Member { kind, ..member.clone() }));
-        if let Some(any) = any {
-            self.roster.set(any, Some(Member { kind: Kind::Any, ..member }));
-        }
     }
 
     fn store_on_device(&mut self, worker: &str, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let books = self.rank_mut(worker, rank);
-        let (device, any) = (books.device, books.any);
+        let device = books.device;
         if !books.copies.is_empty() {
             self.end_copies_of_replaced(worker, rank, parent, names, contents);
         }
@@ -168,17 +139,7 @@ impl Writer {
                 *extra = extra.saturating_add(1);
             }
         }
-        if let Some(any) = any {
-            for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
-                let parent = if i == 0 { parent } else { Some(names[i - 1]) };
-                let claimed = self.rank_mut(worker, rank).offloaded.contains_key(&name);
-                if claimed && self.block(any, name) != Some((parent, content)) {
-                    self.rank_mut(worker, rank).offloaded.remove(&name);
-                    self.counters.replaced += 1;
-                }
-            }
-            self.put(any, parent, names, contents, &mut Vec::new());
-        }
+        self.widen(worker, rank, parent, names, contents);
     }
 
     /// A name that is about to mean another block has one copy of that.
@@ -200,44 +161,6 @@ impl Writer {
         }
     }
 
-    fn store_elsewhere(
-        &mut self,
-        worker: &str,
-        rank: u32,
-        tier: Tier,
-        mut parent: Option<u64>,
-        names: &[u64],
-        contents: &[u64],
-    ) {
-        let slot = tier as usize - 1;
-        let any = self.rank_mut(worker, rank).any.expect("made before");
-        for (&name, &content) in names.iter().zip(contents) {
-            let same_block = self.block(any, name) == Some((parent, content));
-            let count_copies = self.count_copies;
-            let offloaded = &mut self.rank_mut(worker, rank).offloaded;
-            match offloaded.get_mut(&name) {
-                Some(claims) if same_block => {
-                    if claims[slot] == 0 || count_copies {
-                        claims[slot] = claims[slot].saturating_add(1);
-                    }
-                }
-                claims => {
-                    let mut only = [0; 3];
-                    only[slot] = 1;
-                    match claims {
-                        Some(claims) => {
-                            *claims = only;
-                            self.counters.replaced += 1;
-                        }
-                        None => drop(offloaded.insert(name, only)),
-                    }
-                    self.put(any, parent, &[name], &[content], &mut Vec::new());
-                }
-            }
-            parent = Some(name);
-        }
-    }
-
     /// A rank does not hold these blocks on a tier any more.
     pub(crate) fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
         self.counters.removes += 1;
@@ -253,7 +176,7 @@ impl Writer {
 
     fn remove_from_device(&mut self, worker: &str, rank: u32, names: &[u64]) {
         let books = self.rank_mut(worker, rank);
-        let (device, any) = (books.device, books.any);
+        let device = books.device;
         let mut left: SmallVec<[u64; 64]> = SmallVec::new();
         let mut names = names;
         if !books.copies.is_empty() {
@@ -264,39 +187,7 @@ impl Writer {
         let mut gone = Vec::new();
         self.del(device, names, &mut gone);
         self.counters.unknown_removals += (names.len() - gone.len()) as u64;
-        if let Some(any) = any {
-            let offloaded = &self.rank_mut(worker, rank).offloaded;
-            gone.retain(|name| !offloaded.contains_key(name));
-            self.del(any, &gone, &mut Vec::new());
-        }
-    }
-
-    fn remove_elsewhere(&mut self, worker: &str, rank: u32, tier: Tier, names: &[u64]) {
-        let slot = tier as usize - 1;
-        for &name in names {
-            let books = self.rank_mut(worker, rank);
-            match books.offloaded.get_mut(&name) {
-                Some(claims) if claims[slot] > 0 => {
-                    claims[slot] -= 1;
-                    if *claims == [0; 3] {
-                        self.end_claims(worker, rank, name);
-                    }
-                }
-                _ => self.counters.unknown_removals += 1,
-            }
-        }
-    }
-
-    /// No tier but the device can hold this name now.
-    fn end_claims(&mut self, worker: &str, rank: u32, name: u64) {
-        let books = self.rank_mut(worker, rank);
-        books.offloaded.remove(&name);
-        shrink(&mut books.offloaded);
-        let (device, any) = (books.device, books.any.expect("it was claimed"));
-        match self.block(device, name) {
-            Some((parent, content)) => drop(self.put_one(any, parent, name, content)),
-            None => drop(self.del_one(any, name)),
-        }
+        self.narrow(worker, rank, &gone);
     }
 
     /// A worker, or one rank or tier of it, holds nothing any more.
@@ -323,45 +214,30 @@ impl Writer {
         let books = self.rank_mut(worker, rank);
         books.copies = HashMap::new();
         books.offloaded = HashMap::new();
-        let (device, any) = (books.device, books.any.take());
+        let (device, wider) = (books.device, std::mem::take(&mut books.wider));
         self.clear_holder(device);
-        if let Some(any) = any {
-            self.clear_holder(any);
-            self.set_kinds(device, None);
-            self.roster.set(any, None);
-            self.publish_roster(roster);
-            self.trash.push(Garbage::HolderId(any));
+        if wider == [None; 3] {
+            return;
         }
+        // Before the roster says that the device is all there is: where it says so, readers do not ask who reaches
+        // a depth.
+        wider.into_iter().flatten().for_each(|view| self.clear_holder(view));
+        self.set_views(device, wider, [None; 3]);
+        self.publish_roster(roster);
+        wider.into_iter().flatten().for_each(|view| self.trash.push(Garbage::HolderId(view)));
     }
 
     fn clear_device(&mut self, worker: &str, rank: u32) {
         let books = self.rank_mut(worker, rank);
         books.copies = HashMap::new();
-        let (device, any) = (books.device, books.any);
-        if let Some(any) = any {
+        let device = books.device;
+        if books.wider != [None; 3] {
             let chains = self.chains_of(device);
-            let offloaded = &self.rank_mut(worker, rank).offloaded;
-            let names = chains.iter().flat_map(|chain| &chain.names).copied();
             // Leaves first.
-            let mut gone: Vec<u64> = names.filter(|name| !offloaded.contains_key(name)).collect();
-            gone.reverse();
-            self.del(any, &gone, &mut Vec::new());
+            let names: Vec<u64> = chains.iter().rev().flat_map(|chain| chain.names.iter().rev().copied()).collect();
+            self.narrow(worker, rank, &names);
         }
         self.clear_holder(device);
-    }
-
-    fn clear_elsewhere(&mut self, worker: &str, rank: u32, tier: Tier) {
-        let slot = tier as usize - 1;
-        let books = self.rank_mut(worker, rank);
-        let mut ended = Vec::new();
-        for (&name, claims) in &mut books.offloaded {
-            if std::mem::take(&mut claims[slot]) > 0 && *claims == [0; 3] {
-                ended.push(name);
-            }
-        }
-        for name in ended {
-            self.end_claims(worker, rank, name);
-        }
     }
 
     /// A worker is gone.
@@ -393,7 +269,7 @@ fn take_copy(copies: &mut HashMap<u64, u32>, name: u64) -> bool {
 }
 
 /// Gives room back that a map has not needed for long.
-fn shrink<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>) {
+pub(super) fn shrink<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>) {
     if map.is_empty() {
         *map = HashMap::new();
     } else if map.capacity() > 64 && map.len() * 8 < map.capacity() {

@@ -243,7 +243,7 @@ fn answers(plan: &Plan, index: &BlockIndex, reference: &ReferenceIndex) -> Resul
     for query in &plan.queries {
         let found = index.find(query);
         let expected = reference.find(query);
-        for view in [View::Device, View::AnyTier] {
+        for view in View::ALL {
             let mut got = found.by_rank(view);
             let mut want = expected.by_rank(view);
             got.sort();

@@ -1,0 +1,204 @@
+//! What a rank holds beyond its device memory.
+//!
+//! A query may count the blocks in device memory, or those down to a tier: a view. Views are nested, and each is a
+//! holder of its own, made when the first block comes to its tier; until then the next narrower one answers for it.
+//! By name, a view is the device's blocks overlaid by those offloaded to its tiers; the newest announcement of a name
+//! says what it means there, and an announcement of it for the device with another content ends the claims of the
+//! other tiers on it.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::Writer;
+use super::ranks::{Rank, shrink};
+use crate::roster::{Member, Roster};
+use crate::shared::Published;
+use crate::types::Tier;
+
+/// Copies on cpu, disk and external.
+type Claims = [u32; 3];
+
+/// Whether these make a block part of the view number `view`.
+fn reach(claims: Option<&Claims>, view: usize) -> bool {
+    claims.is_some_and(|claims| claims[..=view].iter().any(|&copies| copies > 0))
+}
+
+impl Rank {
+    /// The views wider than the device that have a holder, narrowest first, with their numbers.
+    fn views(&self) -> SmallVec<[(usize, u32); 3]> {
+        self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
+    }
+
+    /// The holder of whatever the rank holds anywhere.
+    pub(super) fn widest(&self) -> u32 {
+        self.wider.iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
+    }
+}
+
+impl Writer {
+    /// Gives a rank a holder for the view down to a tier, if it has none.
+    pub(super) fn add_view(&mut self, worker: &str, rank: u32, tier: Tier, roster: &Published<Arc<Roster>>) {
+        let number = tier as usize - 1;
+        let books = self.rank_mut(worker, rank);
+        if books.wider[number].is_some() {
+            return;
+        }
+        let (device, before) = (books.device, books.wider);
+        let narrower = before[..number].iter().rev().find_map(|holder| *holder).unwrap_or(device);
+        let holder = self.new_holder();
+        for chain in self.chains_of(narrower) {
+            self.put(holder, chain.parent, &chain.names, &chain.contents, &mut Vec::new());
+        }
+        let mut after = before;
+        after[number] = Some(holder);
+        self.rank_mut(worker, rank).wider = after;
+        // Only now may readers count on it.
+        self.set_views(device, before, after);
+        self.publish_roster(roster);
+    }
+
+    /// Says which holder answers for which view. To be published.
+    pub(super) fn set_views(&mut self, device: u32, before: [Option<u32>; 3], after: [Option<u32>; 3]) {
+        let Some(member) = self.roster.get(device).cloned() else { return };
+        for gone in before.into_iter().flatten().filter(|holder| !after.contains(&Some(*holder))) {
+            self.roster.set(gone, None);
+        }
+        let (mut holder, mut views) = (device, 1);
+        for (number, next) in after.into_iter().enumerate() {
+            if let Some(next) = next {
+                self.roster.set(holder, Some(Member { views, ..member.clone() }));
+                (holder, views) = (next, 0);
+            }
+            views |= 2 << number;
+        }
+        self.roster.set(holder, Some(Member { views, ..member }));
+    }
+
+    /// What the device just stored is in the wider views, too.
+    pub(super) fn widen(&mut self, worker: &str, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let books = self.rank_mut(worker, rank);
+        let (views, widest) = (books.views(), books.widest());
+        if views.is_empty() {
+            return;
+        }
+        let first = parent;
+        for (&name, &content) in names.iter().zip(contents) {
+            let claimed = self.rank_mut(worker, rank).offloaded.contains_key(&name);
+            if claimed && self.block(widest, name) != Some((parent, content)) {
+                self.rank_mut(worker, rank).offloaded.remove(&name);
+                self.counters.replaced += 1;
+            }
+            parent = Some(name);
+        }
+        for (_, holder) in views {
+            self.put(holder, first, names, contents, &mut Vec::new());
+        }
+    }
+
+    /// What the device just lost, or is about to, leaves the views in which nothing else claims it.
+    pub(super) fn narrow(&mut self, worker: &str, rank: u32, names: &[u64]) {
+        for (view, holder) in self.rank_mut(worker, rank).views() {
+            let offloaded = &self.rank_mut(worker, rank).offloaded;
+            let gone: Vec<u64> = names.iter().copied().filter(|name| !reach(offloaded.get(name), view)).collect();
+            self.del(holder, &gone, &mut Vec::new());
+        }
+    }
+
+    /// A rank holds consecutive blocks on a tier other than the device, whose view it has.
+    pub(super) fn store_elsewhere(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        mut parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+    ) {
+        let slot = tier as usize - 1;
+        let books = self.rank_mut(worker, rank);
+        let (views, widest) = (books.views(), books.widest());
+        for (&name, &content) in names.iter().zip(contents) {
+            let same_block = self.block(widest, name) == Some((parent, content));
+            let count_copies = self.count_copies;
+            let offloaded = &mut self.rank_mut(worker, rank).offloaded;
+            let mut only = [0; 3];
+            only[slot] = 1;
+            let before = match offloaded.get_mut(&name) {
+                Some(claims) if same_block => {
+                    let before = *claims;
+                    if before[slot] == 0 || count_copies {
+                        claims[slot] = before[slot].saturating_add(1);
+                    }
+                    before
+                }
+                Some(claims) => {
+                    let before = std::mem::replace(claims, only);
+                    self.counters.replaced += 1;
+                    self.leave(worker, rank, name, &before);
+                    [0; 3]
+                }
+                None => {
+                    offloaded.insert(name, only);
+                    [0; 3]
+                }
+            };
+            for &(view, holder) in &views {
+                if view >= slot && !reach(Some(&before), view) {
+                    self.put(holder, parent, &[name], &[content], &mut Vec::new());
+                }
+            }
+            parent = Some(name);
+        }
+    }
+
+    /// A rank does not hold these blocks on a tier other than the device any more.
+    pub(super) fn remove_elsewhere(&mut self, worker: &str, rank: u32, tier: Tier, names: &[u64]) {
+        let slot = tier as usize - 1;
+        for &name in names {
+            match self.rank_mut(worker, rank).offloaded.get_mut(&name) {
+                Some(claims) if claims[slot] > 0 => {
+                    let before = *claims;
+                    claims[slot] -= 1;
+                    if claims[slot] == 0 {
+                        self.leave(worker, rank, name, &before);
+                    }
+                }
+                _ => self.counters.unknown_removals += 1,
+            }
+        }
+    }
+
+    /// Another tier than the device holds nothing any more.
+    pub(super) fn clear_elsewhere(&mut self, worker: &str, rank: u32, tier: Tier) {
+        let slot = tier as usize - 1;
+        let claimed = |(&name, claims): (&u64, &mut Claims)| {
+            let before = *claims;
+            claims[slot] = 0;
+            (before[slot] > 0).then_some((name, before))
+        };
+        let left: Vec<_> = self.rank_mut(worker, rank).offloaded.iter_mut().filter_map(claimed).collect();
+        for (name, before) in left {
+            self.leave(worker, rank, name, &before);
+        }
+    }
+
+    /// The views in which the claims on a name have ended have what the device has of it, if anything.
+    fn leave(&mut self, worker: &str, rank: u32, name: u64, before: &Claims) {
+        let books = self.rank_mut(worker, rank);
+        let now = books.offloaded.get(&name).copied().unwrap_or_default();
+        if now == [0; 3] {
+            books.offloaded.remove(&name);
+            shrink(&mut books.offloaded);
+        }
+        let (device, views) = (books.device, books.views());
+        for (view, holder) in views {
+            if reach(Some(before), view) && !reach(Some(&now), view) {
+                match self.block(device, name) {
+                    Some((parent, content)) => drop(self.put_one(holder, parent, name, content)),
+                    None => drop(self.del_one(holder, name)),
+                }
+            }
+        }
+    }
+}
