@@ -125,11 +125,22 @@ macro_rules! accessors {
             #[must_use]
             pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
                 let mut out = Vec::new();
+                self.for_each(view, |worker, rank, depth| out.push((worker.clone(), rank, depth)));
+                out
+            }
+
+            /// Calls `f` with each worker and rank that holds any of the query and its depth, deepest first.
+            pub fn for_each(&self, view: View, mut f: impl FnMut(&Arc<str>, u32, u32)) {
                 let _ = self.each(view, |depth, member| {
-                    out.push((member.worker.clone(), member.rank, depth));
+                    f(&member.worker, member.rank, depth);
                     Continue(())
                 });
-                out
+            }
+
+            /// Whether every view gives the same answer, because no rank has blocks on another tier than its device.
+            #[must_use]
+            pub fn is_plain(&self) -> bool {
+                self.roster().is_plain()
             }
 
             /// The workers by the depth of their best rank, deepest first; each worker once.

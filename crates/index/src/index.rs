@@ -92,6 +92,13 @@ impl BlockIndex {
         self.write(|writer| writer.store(worker, rank, tier, &chain, &self.roster))
     }
 
+    /// A worker's rank has copies on a tier of blocks that it holds already, by name alone: what they continue and
+    /// contain is what the rank's newest announcement of the name said. Returns the names that it does not hold on
+    /// any tier; those are left out.
+    pub fn store_known(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
+        self.write(|writer| writer.store_known(worker, rank, tier, block_hashes, &self.roster))
+    }
+
     /// A worker's rank has evicted blocks from a tier, in any order. Names that it does not hold there change
     /// nothing, and are counted.
     pub fn remove(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::Writer;
-use super::ranks::{Rank, shrink};
+use super::ranks::{Chain, Rank, inner, shrink};
 use crate::roster::{Member, Roster};
 use crate::shared::Published;
-use crate::types::Tier;
+use crate::types::{BlockHash, Tier};
 
 /// Copies on cpu, disk and external.
 type Claims = [u32; 3];
@@ -73,6 +73,31 @@ impl Writer {
             views |= 2 << number;
         }
         self.roster.set(holder, Some(Member { views, ..member }));
+    }
+
+    /// A rank holds on a tier what it holds under these names already. Returns those that mean nothing to it.
+    pub(crate) fn store_known(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        block_hashes: &[BlockHash],
+        roster: &Published<Arc<Roster>>,
+    ) -> Vec<BlockHash> {
+        let mut unknown = Vec::new();
+        for &block_hash in block_hashes {
+            let widest = self.workers.get(worker, rank).map(Rank::widest);
+            let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {
+                unknown.push(block_hash);
+                continue;
+            };
+            let parent = parent.map(BlockHash);
+            let chain = Chain { parent, block_hashes: &[block_hash], content_hashes: &[content] };
+            if self.store(worker, rank, tier, &chain, roster).is_err() {
+                unknown.push(block_hash);
+            }
+        }
+        unknown
     }
 
     /// What the device just stored is in the wider views, too.
