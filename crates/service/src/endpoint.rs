@@ -1,0 +1,92 @@
+//! Addresses of an engine's sockets.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::Error;
+
+/// A ZMQ address that another process can be reached at: `tcp://host:port` or `ipc://path`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Endpoint(Box<str>);
+
+impl Endpoint {
+    /// As ZMQ takes it.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = Error;
+
+    fn from_str(address: &str) -> Result<Self, Error> {
+        let bad = |why: &str| {
+            let wanted = "an endpoint is tcp://HOST:PORT or ipc://PATH";
+            Error::invalid("invalid_endpoint", format!("{address:?}: {why}; {wanted}"))
+        };
+        if address.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            return Err(bad("it has white space or control characters"));
+        }
+        if let Some(path) = address.strip_prefix("ipc://") {
+            return if path.is_empty() { Err(bad("the path is missing")) } else { Ok(Self(address.into())) };
+        }
+        if address.starts_with("inproc://") {
+            return Err(bad("inproc is inside the engine's process and cannot be reached"));
+        }
+        let Some(rest) = address.strip_prefix("tcp://") else { return Err(bad("the transport is missing or unknown")) };
+        let Some((host, port)) = rest.rsplit_once(':') else { return Err(bad("the port is missing")) };
+        if host.is_empty() || (host.contains(':') && !(host.starts_with('[') && host.ends_with(']'))) {
+            return Err(bad("the host is missing, or an IPv6 address without brackets"));
+        }
+        if matches!(host, "*" | "[::]" | "0.0.0.0") {
+            return Err(bad("that is where an engine listens, not where it is; name its host"));
+        }
+        if port.parse::<u16>().map_or(true, |port| port == 0) {
+            return Err(bad("the port is not a number from 1 to 65535"));
+        }
+        Ok(Self(address.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_what_can_be_reached() {
+        for good in ["tcp://host:5557", "tcp://10.0.0.1:1", "tcp://[::1]:5557", "ipc:///tmp/events"] {
+            assert_eq!(good.parse::<Endpoint>().map(|e| e.to_string()), Ok(good.to_owned()));
+        }
+    }
+
+    #[test]
+    fn says_what_is_wrong_with_others() {
+        for (bad, why) in [
+            ("", "transport"),
+            ("host:5557", "transport"),
+            ("http://host:5557", "transport"),
+            ("tcp://host", "port is missing"),
+            ("tcp://host:", "not a number"),
+            ("tcp://host:0", "not a number"),
+            ("tcp://host:70000", "not a number"),
+            ("tcp://:5557", "host is missing"),
+            ("tcp://::1:5557", "without brackets"),
+            ("tcp://*:5557", "name its host"),
+            ("tcp://0.0.0.0:5557", "name its host"),
+            ("ipc://", "path is missing"),
+            ("inproc://events", "cannot be reached"),
+            ("tcp://host :1", "white space"),
+        ] {
+            let error = bad.parse::<Endpoint>().expect_err(bad);
+            assert_eq!(error.code(), "invalid_endpoint");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    }
+}

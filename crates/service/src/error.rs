@@ -1,0 +1,77 @@
+//! What can be wrong with a request to the service. A refused request has changed nothing.
+
+use std::borrow::Cow;
+
+/// Why a request was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The settings make no sense.
+    #[error("settings: {message}")]
+    Settings {
+        /// Which, and why.
+        message: String,
+    },
+    /// A number, string or combination that cannot be used.
+    #[error("{message}")]
+    Invalid {
+        /// A name for it that stays.
+        code: &'static str,
+        /// What was wrong and what would be right.
+        message: Cow<'static, str>,
+    },
+    /// What is registered already stands against it.
+    #[error("{message}")]
+    Conflict {
+        /// A name for it that stays.
+        code: &'static str,
+        /// What stands against it.
+        message: String,
+    },
+    /// It is not there.
+    #[error("{message}")]
+    Unknown {
+        /// A name for it that stays.
+        code: &'static str,
+        /// What is not there.
+        message: String,
+    },
+    /// The service has ended, or ended while it was at it.
+    #[error("the service is closed")]
+    Closed,
+    /// The service could not be started.
+    #[error("{message}")]
+    Start {
+        /// What could not be done, and why.
+        message: String,
+    },
+}
+
+impl Error {
+    /// A name that stays the same in every release, for programs to test.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Settings { .. } => "invalid_settings",
+            Self::Invalid { code, .. } | Self::Conflict { code, .. } | Self::Unknown { code, .. } => code,
+            Self::Closed => "closed",
+            Self::Start { .. } => "not_started",
+        }
+    }
+
+    pub(crate) fn settings(message: String) -> Self {
+        Self::Settings { message }
+    }
+
+    pub(crate) fn invalid(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::Invalid { code, message: message.into() }
+    }
+
+    pub(crate) fn conflict(code: &'static str, message: String) -> Self {
+        Self::Conflict { code, message }
+    }
+
+    pub(crate) fn unknown(code: &'static str, message: String) -> Self {
+        Self::Unknown { code, message }
+    }
+}

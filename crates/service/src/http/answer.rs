@@ -1,0 +1,65 @@
+//! Answers on their way out: whole, or in pieces as they are made.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
+use tokio::sync::mpsc;
+
+/// The body of an answer.
+pub(crate) enum Answer {
+    /// All there is.
+    Whole(Bytes),
+    /// Pieces, until the sender goes.
+    Pieces(mpsc::Receiver<Bytes>),
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Self::Pieces(pieces) => pieces.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Whole(bytes) if bytes.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Self::Pieces(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// An answer in JSON.
+pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
+    typed(status, "application/json", body)
+}
+
+/// An answer of another type.
+pub(crate) fn typed(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
+    with_type(status, content_type, Answer::Whole(body.into()))
+}
+
+/// An answer in JSON that is made while it is sent.
+pub(crate) fn json_pieces(pieces: mpsc::Receiver<Bytes>) -> Response<Answer> {
+    with_type(StatusCode::OK, "application/json", Answer::Pieces(pieces))
+}
+
+fn with_type(status: StatusCode, content_type: &'static str, body: Answer) -> Response<Answer> {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

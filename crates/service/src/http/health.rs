@@ -1,0 +1,112 @@
+//! `/health`: whether the threads still run. `/ready`: whether answers are whole.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use hyper::{Response, StatusCode};
+use serde_json::{Value, json as value};
+
+use super::answer::{Answer, json};
+use super::found_json::id_value;
+use crate::fleet::Fleet;
+
+/// How often each runtime says that it lives.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Silence after which it counts as stuck.
+const STUCK: Duration = Duration::from_secs(10);
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// When a runtime was last known to live.
+#[derive(Debug)]
+pub(crate) struct Pulse(AtomicU64);
+
+impl Pulse {
+    fn new() -> Self {
+        Self(AtomicU64::new(START.elapsed().as_millis() as u64))
+    }
+
+    /// To be run on the runtime for as long as it lives.
+    pub(crate) async fn beat(&self) {
+        let mut interval = tokio::time::interval(BEAT);
+        loop {
+            interval.tick().await;
+            self.0.store(START.elapsed().as_millis() as u64, Relaxed);
+        }
+    }
+
+    fn is_stuck_at(&self, now: Duration) -> bool {
+        now.saturating_sub(Duration::from_millis(self.0.load(Relaxed))) > STUCK
+    }
+}
+
+/// Of both runtimes.
+#[derive(Debug)]
+pub(crate) struct Pulses {
+    pub(crate) http: Pulse,
+    pub(crate) ingest: Pulse,
+}
+
+impl Pulses {
+    pub(crate) fn new() -> Self {
+        Self { http: Pulse::new(), ingest: Pulse::new() }
+    }
+
+    /// Names of the runtimes that have not beaten for too long.
+    fn stuck_at(&self, now: Duration) -> Vec<&'static str> {
+        let named = [(&self.ingest, "kvatlas-ingest"), (&self.http, "kvatlas-http")];
+        named.into_iter().filter(|(pulse, _)| pulse.is_stuck_at(now)).map(|(_, name)| name).collect()
+    }
+}
+
+/// Alive or not.
+pub(crate) fn health(pulses: &Pulses) -> Response<Answer> {
+    let stuck = pulses.stuck_at(START.elapsed());
+    if stuck.is_empty() {
+        return json(StatusCode::OK, &b"{\"status\":\"alive\"}"[..]);
+    }
+    json(StatusCode::SERVICE_UNAVAILABLE, value!({ "status": "stuck", "threads": stuck }).to_string())
+}
+
+/// Ready or not.
+pub(crate) fn ready(fleet: &Fleet) -> Response<Answer> {
+    match waiting(fleet) {
+        None => json(StatusCode::OK, &b"{\"ready\":true}"[..]),
+        Some(waiting) => {
+            let body = value!({ "ready": false, "waiting": waiting });
+            json(StatusCode::SERVICE_UNAVAILABLE, body.to_string())
+        }
+    }
+}
+
+/// What readiness waits for; nothing if ready.
+pub(crate) fn waiting(fleet: &Fleet) -> Option<Value> {
+    let waiting = fleet.waiting();
+    if waiting.is_over() {
+        return None;
+    }
+    let stream = |(worker, rank, state): &(std::sync::Arc<str>, u32, &'static str)| value!({ "instance_id": id_value(worker), "dp_rank": rank, "state": state });
+    let streams: Vec<_> = waiting.streams.iter().map(stream).collect();
+    Some(value!({ "holds": waiting.holds, "streams": streams, "draining": waiting.draining }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_silent_too_long_is_named() {
+        let pulses = Pulses::new();
+        let now = START.elapsed();
+        assert!(pulses.stuck_at(now).is_empty());
+        assert!(pulses.stuck_at(now + STUCK - Duration::from_millis(1)).is_empty());
+        let later = now + STUCK + Duration::from_secs(1);
+        assert_eq!(pulses.stuck_at(later), ["kvatlas-ingest", "kvatlas-http"]);
+        pulses.ingest.0.store(later.as_millis() as u64, Relaxed);
+        assert_eq!(pulses.stuck_at(later), ["kvatlas-http"]);
+        pulses.http.0.store(later.as_millis() as u64, Relaxed);
+        assert!(pulses.stuck_at(later).is_empty());
+    }
+}

@@ -1,0 +1,118 @@
+//! `/query`, `/query_by_hash` and `/query_batch`: read, look up, write. Nothing here waits for anything.
+
+use std::cmp::Reverse;
+
+use hyper::{Response, StatusCode};
+
+use super::App;
+use super::answer::{Answer, json};
+use super::found::{self, Filter, Row};
+use super::found_json::{self, Ranks, Writer};
+use super::query::{self, Asked, Kind, Scope, Scratch};
+use super::refusal::Refusal;
+use crate::keyspace::{Keyspace, UntrustedStreams};
+use crate::settings::Untrusted;
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+/// Answers one query.
+pub(crate) fn single(app: &App, body: &[u8], kind: Kind) -> Result<Response<Answer>> {
+    Scratch::with(|scratch| {
+        let asked = query::single(body, kind, scratch)?;
+        let scope = &asked.scope;
+        let keyspace = keyspace(app, scope)?;
+        let untrusted = keyspace.untrusted();
+        let filter = filter(app, scope, &untrusted);
+        let mut rows = Vec::new();
+        asked.each(keyspace.block_size, scratch, |content| rows = found::rows(&keyspace.index.find(content), &filter));
+        app.metrics.queried(!rows.is_empty());
+
+        let groups = found::groups(&mut rows, scope.top_k);
+        let block_size = u64::from(keyspace.block_size);
+        let mut out = Writer::with_capacity(128 + 128 * groups.len());
+        found_json::answer(&mut out, &rows, &groups, block_size, scope.age.then_some(&*app.fleet));
+        if scope.levels {
+            found_json::levels(&mut out, &rows, &groups, block_size);
+        }
+        if groups.iter().any(|group| is_upper_bound(&untrusted, &rows[group.ranks.clone()])) {
+            out.raw(",\"upper_bound\":true");
+        }
+        found_json::untrusted(&mut out, &untrusted, |worker| filter.allows(worker));
+        out.raw("}");
+        Ok(json(StatusCode::OK, out.done()))
+    })
+}
+
+/// Answers a batch.
+pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
+    Scratch::with(|scratch| {
+        let asked: Asked<'_> = query::batch(body, scratch)?;
+        let scope = &asked.scope;
+        let keyspace = keyspace(app, scope)?;
+        let untrusted = keyspace.untrusted();
+        let filter = filter(app, scope, &untrusted);
+        let block_size = u64::from(keyspace.block_size);
+        let mut ranks = Ranks::default();
+        let mut upper_bound = false;
+        let mut answers = Writer::with_capacity(64 + 512 * asked.len());
+        let mut first = true;
+        asked.each(keyspace.block_size, scratch, |content| {
+            let mut rows = found::rows(&keyspace.index.find(content), &filter);
+            app.metrics.queried(!rows.is_empty());
+            if let Some(top_k) = scope.top_k {
+                rows = best(rows, top_k);
+            } else if !rows.is_sorted_by_key(order) {
+                rows.sort_by_key(order);
+            }
+            upper_bound |= is_upper_bound(&untrusted, &rows);
+            if !std::mem::take(&mut first) {
+                answers.raw(",");
+            }
+            ranks.answer(&mut answers, &rows, block_size);
+        });
+
+        let answers = answers.done();
+        let mut out = Writer::with_capacity(answers.len() + 128 + 48 * ranks.len());
+        out.raw("{\"block_size\":");
+        out.number(block_size);
+        out.raw(",\"workers\":[");
+        ranks.names(&mut out);
+        out.raw("],\"answers\":[");
+        out.bytes(&answers);
+        out.raw("]");
+        if upper_bound {
+            out.raw(",\"upper_bound\":true");
+        }
+        found_json::untrusted(&mut out, &untrusted, |worker| filter.allows(worker));
+        out.raw("}");
+        Ok(json(StatusCode::OK, out.done()))
+    })
+}
+
+/// All ranks of the `top_k` best workers, deepest first.
+fn best(mut rows: Vec<Row>, top_k: usize) -> Vec<Row> {
+    let groups = found::groups(&mut rows, Some(top_k));
+    let mut rows: Vec<_> = groups.into_iter().flat_map(|group| rows[group.ranks].to_vec()).collect();
+    rows.sort_by_key(order);
+    rows
+}
+
+fn order(row: &Row) -> impl Ord + use<> {
+    Reverse(row.depths)
+}
+
+fn keyspace(app: &App, scope: &Scope<'_>) -> Result<std::sync::Arc<Keyspace>> {
+    let keyspace = app.fleet.keyspace(&scope.model, scope.group());
+    keyspace.ok_or_else(|| Refusal::unknown_keyspace(&scope.model, scope.group()))
+}
+
+fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a UntrustedStreams) -> Filter<'a> {
+    Filter {
+        workers: scope.workers.as_ref().map(|names| names.iter().map(String::as_str).collect()),
+        without: (app.settings.untrusted == Untrusted::LeaveOut).then_some(untrusted),
+    }
+}
+
+fn is_upper_bound(streams: &UntrustedStreams, rows: &[Row]) -> bool {
+    streams.has_upper_bounds() && rows.iter().any(|row| streams.is_upper_bound(&row.worker, row.rank))
+}

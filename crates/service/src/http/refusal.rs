@@ -1,0 +1,153 @@
+//! A refused request: its status, a code that stays the same in every release, and words.
+
+use std::borrow::Cow;
+
+use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::{Response, StatusCode};
+
+use super::answer::{Answer, json};
+use crate::error::Error;
+
+/// What was wrong and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    pub(crate) code: &'static str,
+    pub(crate) message: Cow<'static, str>,
+    /// The methods that would be right, for status 405.
+    allow: Option<&'static str>,
+}
+
+impl Refusal {
+    /// The same, with the place in front.
+    pub(crate) fn at(self, place: impl std::fmt::Display) -> Self {
+        Self { message: format!("{place}: {}", self.message).into(), ..self }
+    }
+
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, message: message.into(), allow: None }
+    }
+
+    /// Not JSON at all.
+    pub(crate) fn malformed(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "malformed_json", message)
+    }
+
+    /// JSON, but not of the types that are wanted.
+    pub(crate) fn wrong_type(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "wrong_type", message)
+    }
+
+    /// Of the right type, but of no use.
+    pub(crate) fn invalid(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    pub(crate) fn unknown_keyspace(model: &str, group: &str) -> Self {
+        let message = format!("nobody has registered model {model:?} in routing group {group:?}");
+        Self::new(StatusCode::NOT_FOUND, "unknown_keyspace", message)
+    }
+
+    pub(crate) fn unauthorized() -> Self {
+        let message = "the header \"Authorization: Bearer KEY\" with the service's key is needed";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+    }
+
+    pub(crate) fn unknown_path() -> Self {
+        let message = "there is no such path; GET / names all";
+        Self::new(StatusCode::NOT_FOUND, "unknown_path", message)
+    }
+
+    pub(crate) fn wrong_method(allow: &'static str) -> Self {
+        let message = format!("this path answers to {allow} only");
+        let refusal = Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message);
+        Self { allow: Some(allow), ..refusal }
+    }
+
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        let message = format!("the body is larger than the limit of {limit} bytes (http.max_body)");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    }
+
+    pub(crate) fn body_cut_off() -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "body_cut_off", "the body ended early or was not framed as its head says")
+    }
+
+    pub(crate) fn too_slow() -> Self {
+        let message = "the request did not arrive within the time limit (http.request_timeout)";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    }
+
+    pub(crate) fn wrong_content_type() -> Self {
+        let message = "the body must be JSON and say so: Content-Type: application/json";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
+    }
+
+    pub(crate) fn draining() -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service is going down")
+    }
+
+    /// A failure of ours. Nothing that a client sends may lead here.
+    pub(crate) fn internal() -> Self {
+        let message = "the service failed to answer; its log says why";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    }
+
+    pub(crate) fn response(&self) -> Response<Answer> {
+        let body = serde_json::json!({ "error": self.message, "code": self.code });
+        let mut response = json(self.status, body.to_string());
+        let headers = response.headers_mut();
+        if let Some(allow) = self.allow {
+            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        }
+        match self.status {
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"kvatlas\""));
+            }
+            // What is left of such a request cannot be told from the next one.
+            StatusCode::REQUEST_TIMEOUT => {
+                headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let status = match &error {
+            Error::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Error::Conflict { .. } => StatusCode::CONFLICT,
+            Error::Unknown { .. } => StatusCode::NOT_FOUND,
+            // A change that was cut off because the service is going down.
+            Error::Settings { .. } | Error::Start { .. } | Error::Closed => return Self::draining(),
+        };
+        Self::new(status, error.code(), error.to_string())
+    }
+}
+
+impl From<serde_json::Error> for Refusal {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_data() { Self::wrong_type(error.to_string()) } else { Self::malformed(error.to_string()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_json_with_a_code() {
+        let response = Refusal::wrong_method("POST").response();
+        assert_eq!(response.status(), 405);
+        assert_eq!(response.headers()[ALLOW], "POST");
+        let Answer::Whole(body) = response.into_body() else { panic!("refusals are short") };
+        let body: serde_json::Value = serde_json::from_slice(&body).expect("JSON");
+        assert_eq!(body["code"], "wrong_method");
+        assert!(body["error"].as_str().is_some_and(|message| message.contains("POST")));
+    }
+}

@@ -1,0 +1,113 @@
+//! `/register` and `/unregister`: what is said becomes a call of the fleet's, which checks the rest.
+
+use std::fmt;
+
+use hyper::{Response, StatusCode};
+use serde::Deserialize;
+use serde::de::{Deserializer, Visitor};
+
+use super::App;
+use super::answer::{Answer, json};
+use super::query::{DEFAULT_GROUP, check_name};
+use super::refusal::Refusal;
+use crate::fleet::{Registering, Registration};
+
+/// A worker's name: a number or a string.
+#[derive(Debug)]
+struct InstanceId(String);
+
+impl<'de> Deserialize<'de> for InstanceId {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Id;
+
+        impl Visitor<'_> for Id {
+            type Value = InstanceId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an integer from 0 to 18446744073709551615 or a string")
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<InstanceId, E> {
+                Ok(InstanceId(number.to_string()))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<InstanceId, E> {
+                Ok(InstanceId(name.to_owned()))
+            }
+        }
+
+        from.deserialize_any(Id)
+    }
+}
+
+/// Null is as good as absent, as in the dialect.
+fn or_default<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_else(|| DEFAULT_GROUP.to_owned()))
+}
+
+fn default_group() -> String {
+    DEFAULT_GROUP.to_owned()
+}
+
+#[derive(Debug, Deserialize)]
+struct Register {
+    instance_id: InstanceId,
+    endpoint: String,
+    model_name: String,
+    block_size: u32,
+    #[serde(default = "default_group", deserialize_with = "or_default")]
+    routing_group: String,
+    dp_rank: Option<u32>,
+    replay_endpoint: Option<String>,
+    topic: Option<String>,
+    source: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Unregister {
+    instance_id: InstanceId,
+    model_name: Option<String>,
+    routing_group: Option<String>,
+    dp_rank: Option<u32>,
+}
+
+/// What a body says to register.
+pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
+    let register: Register = serde_json::from_slice(body)?;
+    check_name(&register.instance_id.0)?;
+    Ok(Registration {
+        worker: register.instance_id.0,
+        model: register.model_name,
+        group: register.routing_group,
+        block_size: register.block_size,
+        rank: register.dp_rank.unwrap_or(0),
+        endpoint: register.endpoint.parse()?,
+        replay_endpoint: register.replay_endpoint.map(|endpoint| endpoint.parse()).transpose()?,
+        topic: register.topic.unwrap_or_default(),
+        source: register.source.unwrap_or_else(|| "zmq".to_owned()),
+    })
+}
+
+pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
+    let status = match app.fleet.register(registration(body)?).await? {
+        Registering::New => StatusCode::CREATED,
+        Registering::Already => StatusCode::OK,
+    };
+    Ok(done(status))
+}
+
+pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
+    let Unregister { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
+    check_name(&instance_id.0)?;
+    if model_name.is_none() && routing_group.is_some() {
+        let message = "routing_group is of use with model_name only";
+        return Err(Refusal::invalid("missing_model_name", message));
+    }
+    let keyspace = model_name.as_deref().map(|model| (model, routing_group.as_deref()));
+    app.fleet.unregister(&instance_id.0, keyspace, dp_rank).await?;
+    Ok(done(StatusCode::OK))
+}
+
+fn done(status: StatusCode) -> Response<Answer> {
+    json(status, &b"{\"status\":\"ok\"}"[..])
+}

@@ -1,0 +1,142 @@
+//! `/workers`: the dialect's fields, and under `streams` all that is known about each stream.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use kvatlas_index::RankStats;
+use kvatlas_wire::Reason;
+use serde_json::{Map, Value, json};
+
+use super::found_json::id_value;
+use crate::fleet::{Fleet, Stream, WorkerView};
+use crate::keyspace::Keyspace;
+use crate::status::{Counters, State};
+
+/// Blocks held, by worker and rank.
+type Blocks = HashMap<(Arc<str>, u32), Held>;
+
+#[derive(Clone, Copy, Default)]
+struct Held {
+    blocks: u64,
+    unlinked: u64,
+}
+
+/// The workers of a model and routing group, or all.
+pub(crate) fn list(fleet: &Fleet, model: Option<&str>, group: Option<&str>) -> Value {
+    let wanted = |keyspace: &Keyspace| {
+        model.is_none_or(|model| *keyspace.model == *model) && group.is_none_or(|group| *keyspace.group == *group)
+    };
+    // Counting takes the index's write lock: once for each keyspace, not for each worker.
+    let mut held: HashMap<*const Keyspace, Blocks> = HashMap::new();
+    let workers = fleet.workers().into_iter().filter(|worker| wanted(&worker.keyspace));
+    let one = |worker: WorkerView| {
+        let key = &raw const *worker.keyspace;
+        let blocks = held.entry(key).or_insert_with(|| blocks(&worker.keyspace));
+        describe(&worker, blocks)
+    };
+    workers.map(one).collect()
+}
+
+fn blocks(keyspace: &Keyspace) -> Blocks {
+    let of = |rank: RankStats| {
+        let held = Held { blocks: rank.device_blocks + rank.offloaded_blocks, unlinked: rank.unlinked };
+        ((rank.worker, rank.rank), held)
+    };
+    keyspace.index.ranks().into_iter().map(of).collect()
+}
+
+fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
+    let mut endpoints = Map::new();
+    let mut listeners = Map::new();
+    let mut streams = Map::new();
+    for (rank, stream) in &worker.streams {
+        let rank = rank.to_string();
+        let endpoint = stream.registration.endpoint.as_str();
+        let mut listener = json!({ "endpoint": endpoint, "status": status(stream.status.state()) });
+        if let Some(error) = stream.status.last_error() {
+            listener["last_error"] = error.into();
+        }
+        endpoints.insert(rank.clone(), endpoint.into());
+        listeners.insert(rank.clone(), listener);
+        streams.insert(rank, describe_stream(stream, blocks));
+    }
+    let states = worker.streams.iter().map(|(_, stream)| status(stream.status.state()));
+    let source = worker.streams.first().map_or("zmq", |(_, stream)| &stream.registration.source);
+    json!({
+        "instance_id": id_value(&worker.name),
+        "source": source,
+        "status": states.max_by_key(|status| severity(status)).unwrap_or("pending"),
+        "model_name": worker.keyspace.model,
+        "routing_group": worker.keyspace.group,
+        "block_size": worker.keyspace.block_size,
+        "endpoints": endpoints,
+        "listeners": listeners,
+        "streams": streams,
+    })
+}
+
+/// A state in the dialect's words.
+pub(crate) fn status(state: State) -> &'static str {
+    match state {
+        State::Connecting | State::Replaying => "pending",
+        State::Live | State::Gap => "active",
+        State::Stale => "failed",
+        State::Stopped => "paused",
+    }
+}
+
+/// The worst of several is the worker's.
+fn severity(status: &str) -> usize {
+    ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
+}
+
+fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
+    let status = &stream.status;
+    let ranks = stream.ranks();
+    let held = ranks.iter().fold(Held::default(), |sum, rank| {
+        let held = blocks.get(&(stream.worker.clone(), *rank)).copied().unwrap_or_default();
+        Held { blocks: sum.blocks + held.blocks, unlinked: sum.unlinked + held.unlinked }
+    });
+    let counters: Map<String, Value> = Counters::NAMES
+        .iter()
+        .zip(status.counters.values())
+        .map(|((name, _), count)| ((*name).into(), count.into()))
+        .collect();
+    let refused: Map<String, Value> = Reason::ALL
+        .iter()
+        .zip(status.refused())
+        .filter(|(_, count)| *count > 0)
+        .map(|(reason, count)| (reason.code().into(), count.into()))
+        .collect();
+    let mut described = json!({
+        "endpoint": stream.registration.endpoint.as_str(),
+        "replay_endpoint": stream.registration.replay_endpoint.as_ref().map(|endpoint| endpoint.as_str()),
+        "topic": stream.registration.topic,
+        "state": status.state().name(),
+        "trusted": status.is_trusted(),
+        "settled": status.is_settled(),
+        "partial": status.partial.load(Relaxed),
+        "upper_bound": status.upper_bound.load(Relaxed),
+        "epoch": status.epoch.load(Relaxed),
+        "seq": status.last_seq(),
+        "lag_ms": status.lag().map(millis),
+        "lag_max_ms": millis(status.lag_max()),
+        "silence_ms": status.silence().map(millis),
+        "blocks": held.blocks,
+        "unlinked": held.unlinked,
+        "buffered": status.buffered.load(Relaxed),
+        "counters": counters,
+        "refused": refused,
+        "ranks": ranks,
+    });
+    if let Some(error) = status.last_error() {
+        described["last_error"] = error.into();
+    }
+    described
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e3
+}

@@ -1,0 +1,141 @@
+//! [`Service`]: everything started, and stopped again in order.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::error::Error;
+use crate::fleet::{Fleet, Registering};
+use crate::http::{self, App, Server};
+use crate::log;
+use crate::settings::Settings;
+
+/// How long threads may take to end when a service is dropped.
+const END: Duration = Duration::from_secs(2);
+
+/// A running service. Its methods wait, so they are not for calls from inside an async runtime.
+pub struct Service {
+    app: Arc<App>,
+    address: SocketAddr,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    server: Server,
+    ingest: Runtime,
+}
+
+impl Service {
+    /// Starts to listen; engines can be registered as soon as this returns.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if the address cannot be listened at, the certificate cannot be read, or there are no
+    /// threads to be had.
+    pub fn start(settings: Settings) -> Result<Self, Error> {
+        log::start(settings.log);
+        let ingest = Builder::new_multi_thread()
+            .worker_threads(settings.streams.threads)
+            .thread_name("kvatlas-ingest")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::Start { message: format!("cannot start a runtime: {error}") })?;
+        let fleet = Fleet::new(settings.streams, &settings.holds, ingest.handle().clone());
+        let app = App::new(fleet, settings.http);
+        let beating = app.clone();
+        ingest.spawn(async move { beating.pulses.ingest.beat().await });
+        let server = http::start(&app)?;
+        let address = server.address();
+        let (tls, key) = (app.settings.tls.is_some(), app.settings.key.is_some());
+        tracing::info!(%address, tls, key, threads = app.threads(), "listening");
+        Ok(Self { app, address, running: Mutex::new(Some(Running { server, ingest })) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Who is registered.
+    #[must_use]
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.app.fleet
+    }
+
+    /// Registers what a body of `/register` says, which may name its `source` too. True if that is new.
+    ///
+    /// # Errors
+    /// As `/register` has them.
+    pub fn register(&self, json: &str) -> Result<bool, Error> {
+        let registration = http::registration(json.as_bytes())
+            .map_err(|refusal| Error::Invalid { code: refusal.code, message: refusal.message })?;
+        let fleet = self.app.fleet.clone();
+        let registering = self.wait(async move { fleet.register(registration).await })??;
+        Ok(registering == Registering::New)
+    }
+
+    /// Unregisters a worker, or one rank of it. Returns the number of streams ended.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if it is not registered.
+    pub fn unregister(&self, worker: &str, rank: Option<u32>) -> Result<usize, Error> {
+        let fleet = self.app.fleet.clone();
+        let worker = worker.to_owned();
+        self.wait(async move { fleet.unregister(&worker, None, rank).await })?
+    }
+
+    /// What `/workers` says.
+    #[must_use]
+    pub fn workers(&self) -> Value {
+        http::workers(&self.app.fleet, None, None)
+    }
+
+    /// What readiness waits for, as `/ready` says it; nothing if ready.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Value> {
+        http::waiting(&self.app.fleet)
+    }
+
+    /// Says that it is not ready, accepts no more connections, answers what was asked, ends all streams and threads.
+    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        let Some(Running { server, ingest }) = self.take() else { return true };
+        let until = Instant::now() + timeout;
+        self.app.fleet.drain();
+        let fleet = self.app.fleet.clone();
+        let in_time = ingest.block_on(async {
+            let answered = server.drain(timeout).await;
+            let ended = tokio::time::timeout_at(until.into(), fleet.stop()).await.is_ok();
+            answered && ended
+        });
+        server.end();
+        ingest.shutdown_timeout(END);
+        tracing::info!(in_time, "ended");
+        in_time
+    }
+
+    fn wait<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Error> {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        {
+            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(running) = running.as_ref() else { return Err(Error::Closed) };
+            running.ingest.spawn(async move {
+                let _ = sender.send(work.await);
+            });
+        }
+        receiver.recv().map_err(|_| Error::Closed)
+    }
+
+    fn take(&self) -> Option<Running> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        self.drain(Duration::ZERO);
+    }
+}

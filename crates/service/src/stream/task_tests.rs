@@ -1,0 +1,204 @@
+//! The driver, with sockets that are none.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use kvatlas_index::{View, hash};
+use kvatlas_wire::encode::{Dialect, encode};
+use kvatlas_wire::{Batch, Event, Name, Stored};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::task::follow;
+use super::transport::{Incoming, Transport};
+use crate::fleet::{Fleet, Registration, Stream};
+use crate::settings::StreamSettings;
+use crate::status::State;
+
+/// What the sockets have for the task.
+#[derive(Default)]
+struct Line {
+    incoming: VecDeque<Incoming<Vec<u8>>>,
+    /// The engine's batches, all of which the replay socket has.
+    batches: Vec<Vec<u8>>,
+    waker: Option<Waker>,
+    fail: bool,
+    opened: u32,
+}
+
+impl Line {
+    fn push(&mut self, incoming: Incoming<Vec<u8>>) {
+        self.incoming.push_back(incoming);
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+struct Fake(Arc<Mutex<Line>>);
+
+impl Transport for Fake {
+    type Payload = Vec<u8>;
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Incoming<Vec<u8>>> {
+        let mut line = self.0.lock().expect("no one panics with it");
+        let fail = std::mem::take(&mut line.fail);
+        line.waker = Some(cx.waker().clone());
+        let next = line.incoming.pop_front();
+        drop(line);
+        assert!(!fail, "as the test wants it");
+        next.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn ask(&mut self, from: u64) {
+        let mut line = self.0.lock().expect("no one panics with it");
+        for seq in from..line.batches.len() as u64 {
+            let payload = line.batches[seq as usize].clone();
+            line.push(Incoming::Reply { seq, payload });
+        }
+        line.push(Incoming::ReplyEnd);
+    }
+
+    fn cancel(&mut self) {}
+
+    fn reconnect(&mut self) {}
+}
+
+fn store(block: u64, rank: Option<u32>) -> Vec<u8> {
+    let stored = Stored {
+        block_hashes: vec![Name::from(block)],
+        parent: block.checked_sub(1).map(Name::from),
+        tokens: vec![block as u32; 2],
+        block_size: 2,
+        ..Stored::default()
+    };
+    encode(&Batch { timestamp: 0.0, rank, events: vec![Event::Stored(stored.into())], refused: vec![] }, Dialect::Vllm)
+}
+
+struct Bench {
+    line: Arc<Mutex<Line>>,
+    stream: Arc<Stream>,
+    stop: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Bench {
+    async fn new(batches: Vec<Vec<u8>>) -> Self {
+        let settings = StreamSettings { reconnect_min: Duration::from_secs(60), ..StreamSettings::default() };
+        let fleet = Fleet::new(settings, &[], Handle::current());
+        let registration = Registration {
+            worker: "w".to_owned(),
+            model: "m".to_owned(),
+            group: "g".to_owned(),
+            block_size: 2,
+            rank: 0,
+            endpoint: "ipc:///nowhere".parse().expect("an endpoint"),
+            replay_endpoint: Some("ipc:///nowhere-else".parse().expect("an endpoint")),
+            topic: String::new(),
+            source: String::new(),
+        };
+        fleet.register(registration).await.expect("it is registered");
+        let stream = fleet.workers()[0].streams[0].1.clone();
+        // Its sockets are not wanted.
+        fleet.unregister("w", None, None).await.expect("it is there");
+        stream.status.set_state(State::Connecting);
+        let line = Arc::new(Mutex::new(Line { batches, ..Line::default() }));
+        let (stop, stopped) = oneshot::channel();
+        let lines = line.clone();
+        let transport = move || {
+            let mut line = lines.lock().expect("no one panics with it");
+            line.incoming.clear();
+            line.opened += 1;
+            line.push(Incoming::Connected);
+            drop(line);
+            Fake(lines.clone())
+        };
+        let task = tokio::spawn(follow(fleet, stream.clone(), transport, stopped));
+        Self { line, stream, stop, task }
+    }
+
+    fn depth(&self, rank: u32) -> u32 {
+        let tokens: Vec<u32> = (0..20).flat_map(|block| [block, block]).collect();
+        let found = self.stream.keyspace.index.find(&hash::content_hashes(&tokens, 2, None, None)).to_owned();
+        found.by_rank(View::Device).iter().find(|(_, of, _)| *of == rank).map_or(0, |(_, _, depth)| *depth)
+    }
+
+    async fn until(&self, condition: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !condition(self) {
+            assert!(start.elapsed() < Duration::from_secs(30), "{:?}", self.stream.status);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_panic_costs_the_holdings_and_nothing_else() {
+    let bench = Bench::new((0..5).map(|block| store(block, None)).collect()).await;
+    bench.until(|bench| bench.depth(0) == 5 && bench.stream.status.is_trusted()).await;
+    let seen = AtomicU32::new(0);
+    {
+        let mut line = bench.line.lock().expect("no one panics with it");
+        line.fail = true;
+        line.batches.push(store(5, None));
+        line.push(Incoming::BadFrames);
+    }
+    bench
+        .until(|bench| {
+            seen.fetch_or(u32::from(!bench.stream.status.is_trusted() && bench.depth(0) == 0), Relaxed);
+            bench.stream.status.counters.restarts.load(Relaxed) == 1 && bench.depth(0) == 6
+        })
+        .await;
+    assert_eq!(seen.load(Relaxed), 1, "nothing was held, and not trusted, in between");
+    bench.until(|bench| bench.stream.status.is_trusted()).await;
+    assert_eq!(bench.line.lock().expect("no one panics with it").opened, 2);
+    assert!(bench.stream.status.last_error().is_some_and(|error| error.contains("as the test wants it")));
+    bench.stop.send(()).expect("it runs");
+    bench.task.await.expect("it ends");
+    assert_eq!(bench.stream.status.state(), State::Stopped);
+}
+
+#[tokio::test]
+async fn batches_may_name_another_rank() {
+    let bench = Bench::new(vec![store(0, None), store(1, Some(3))]).await;
+    bench.until(|bench| bench.stream.status.last_seq() == Some(1)).await;
+    assert!(bench.stream.ranks().contains(&3));
+    assert_eq!((bench.depth(0), bench.depth(3)), (1, 0));
+    // The first block of rank 3 makes the second one count.
+    bench.line.lock().expect("no one panics with it").push(Incoming::Live { seq: 2, payload: store(0, Some(3)) });
+    bench.until(|bench| bench.depth(3) == 2).await;
+    assert_eq!(bench.depth(0), 1);
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_counted_and_told() {
+    let bench = Bench::new(vec![store(0, None)]).await;
+    bench.until(|bench| bench.stream.status.is_trusted()).await;
+    {
+        let mut line = bench.line.lock().expect("no one panics with it");
+        line.push(Incoming::Live { seq: 1, payload: b"nonsense".to_vec() });
+        line.push(Incoming::BadFrames);
+        line.push(Incoming::Live { seq: 2, payload: store(1, None) });
+        line.push(Incoming::Unreachable("so".to_owned()));
+    }
+    bench.until(|bench| bench.depth(0) == 2).await;
+    bench.until(|bench| bench.stream.status.last_error().as_deref() == Some("so")).await;
+    let counters = &bench.stream.status.counters;
+    assert_eq!((counters.undecodable.load(Relaxed), counters.bad_frames.load(Relaxed)), (1, 1));
+    assert_eq!((counters.batches.load(Relaxed), counters.gaps.load(Relaxed)), (3, 0));
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_not_trusted() {
+    let bench = Bench::new(vec![store(0, None)]).await;
+    bench.until(|bench| bench.stream.status.is_trusted()).await;
+    bench.line.lock().expect("no one panics with it").push(Incoming::Disconnected("gone".to_owned()));
+    bench.until(|bench| !bench.stream.status.is_trusted()).await;
+    assert_eq!((bench.stream.status.state(), bench.depth(0)), (State::Connecting, 1));
+    bench.line.lock().expect("no one panics with it").push(Incoming::Connected);
+    bench.until(|bench| bench.stream.status.is_trusted()).await;
+    assert_eq!(bench.stream.status.counters.reconnects.load(Relaxed), 1);
+}

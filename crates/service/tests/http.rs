@@ -1,0 +1,212 @@
+//! Answers over HTTP, told by the index itself: content goes straight into it, and what comes back is its match.
+
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use kvatlas_index::{BlockHash, BlockIndex, Event, Tier, View, hash};
+use kvatlas_service::{Service, Settings};
+use serde_json::{Value, json};
+
+const BLOCK_SIZE: usize = 4;
+
+fn start() -> Service {
+    let settings = json!({ "http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" } });
+    Service::start(Settings::from_json(&settings.to_string()).expect("settings")).expect("a free port")
+}
+
+/// Registers a worker nobody can reach, so that there is a keyspace to put content into.
+fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::keyspace::Keyspace> {
+    let engine = json!({
+        "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
+    });
+    service.register(&engine.to_string()).expect("registered");
+    service.fleet().keyspace("m", "default").expect("made by the registration")
+}
+
+fn post(service: &Service, path: &str, body: &Value) -> Value {
+    let body = body.to_string();
+    let mut stream = TcpStream::connect(service.address()).expect("it listens");
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+    serde_json::from_str(body).expect("JSON")
+}
+
+/// A small generator of its own: the same content every time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn fill(index: &BlockIndex, random: &mut Random) -> Vec<Vec<u32>> {
+    let prompts: Vec<Vec<u32>> = (0..12).map(|_| (0..48).map(|_| random.below(2) as u32).collect()).collect();
+    for worker in ["1", "2", "pod-b", "4"] {
+        for rank in 0..3 {
+            for prompt in &prompts {
+                let content = hash::content_hashes(prompt, BLOCK_SIZE, None, None);
+                let names: Vec<_> = hash::prefix_hashes(&content).into_iter().map(BlockHash).collect();
+                let mut done = 0;
+                while done < names.len() && random.below(4) > 0 {
+                    let end = names.len().min(done + 1 + random.below(5) as usize);
+                    let tier = Tier::ALL[(random.below(7) as usize).saturating_sub(3)];
+                    let parent = done.checked_sub(1).map(|last| names[last]);
+                    index
+                        .store(worker, rank, tier, parent, &names[done..end], &content[done..end])
+                        .expect("equal lengths");
+                    done = end;
+                }
+            }
+        }
+    }
+    prompts
+}
+
+/// Depths in tokens, by worker and rank, those above 0.
+fn depths(index: &BlockIndex, prompt: &[u32], view: View) -> BTreeMap<(String, u32), u64> {
+    let content = hash::content_hashes(prompt, BLOCK_SIZE, None, None);
+    let ranks = index.find(&content).by_rank(view);
+    ranks.into_iter().map(|(worker, rank, depth)| ((worker.to_string(), rank), u64::from(depth) * 4)).collect()
+}
+
+fn best(depths: &BTreeMap<(String, u32), u64>, worker: &str) -> u64 {
+    depths.iter().filter(|((name, _), _)| name == worker).map(|(_, depth)| *depth).max().unwrap_or(0)
+}
+
+#[test]
+fn every_field_is_what_the_index_says() {
+    let service = start();
+    let keyspace = keyspace(&service);
+    let prompts = fill(&keyspace.index, &mut Random(1));
+    let (mut told, mut tiers_differ) = (0, 0);
+    for prompt in &prompts {
+        let [gpu, cpu, disk, any] = View::ALL.map(|view| depths(&keyspace.index, prompt, view));
+        let answer = post(&service, "/query", &json!({ "model_name": "m", "token_ids": prompt, "levels": true }));
+        let content = hash::content_hashes(prompt, BLOCK_SIZE, None, None);
+        let by_hash =
+            post(&service, "/query_by_hash", &json!({ "model_name": "m", "block_hashes": content, "levels": true }));
+        assert_eq!(answer, by_hash);
+
+        let mut ranks = BTreeMap::new();
+        for (worker, scores) in answer["scores"].as_object().expect("an object") {
+            for (rank, tokens) in scores.as_object().expect("an object") {
+                ranks.insert((worker.clone(), rank.parse().expect("a rank")), tokens.as_u64().expect("tokens"));
+            }
+            assert_eq!(*scores, answer["instances"][worker]["dp"]);
+        }
+        assert_eq!(ranks, gpu);
+        let instances = answer["instances"].as_object().expect("an object");
+        for (worker, instance) in instances {
+            for (field, view) in [("gpu", &gpu), ("cpu", &cpu), ("disk", &disk), ("longest_matched", &any)] {
+                assert_eq!(instance[field], best(view, worker), "{field} of {worker}");
+            }
+            told += 1;
+            tiers_differ +=
+                u32::from(instance["cpu"] != instance["disk"] || instance["disk"] != instance["longest_matched"]);
+        }
+        assert!(any.keys().all(|(worker, _)| instances.contains_key(worker)));
+        for level in answer["levels"].as_array().expect("a list") {
+            for worker in level["workers"].as_array().expect("a list") {
+                let name = worker.as_str().map_or_else(|| worker.to_string(), str::to_owned);
+                assert_eq!(level["tokens"], best(&gpu, &name));
+            }
+        }
+    }
+    assert!(told > 20 && tiers_differ > 5, "{told} {tiers_differ}: the content tests nothing");
+}
+
+#[test]
+fn a_batch_answers_as_its_queries_would() {
+    let service = start();
+    let keyspace = keyspace(&service);
+    let prompts = fill(&keyspace.index, &mut Random(2));
+    let queries: Vec<_> = prompts.iter().map(|prompt| json!({ "token_ids": prompt })).collect();
+    let batch = post(&service, "/query_batch", &json!({ "model_name": "m", "queries": queries }));
+    assert_eq!(batch["block_size"], BLOCK_SIZE);
+    let workers = batch["workers"].as_array().expect("a list");
+    let answers = batch["answers"].as_array().expect("a list");
+    assert_eq!(answers.len(), prompts.len());
+    for (prompt, answer) in prompts.iter().zip(answers) {
+        let numbers = |key: &str| -> Option<Vec<u64>> { answer[key].as_array()?.iter().map(Value::as_u64).collect() };
+        let (ranks, tokens) = (numbers("ranks").expect("numbers"), numbers("tokens").expect("numbers"));
+        let any = numbers("any_tier").unwrap_or_else(|| tokens.clone());
+        assert!(tokens.is_sorted_by(|a, b| a >= b), "deepest first");
+        let named = |depths: Vec<u64>| -> BTreeMap<(String, u32), u64> {
+            let name = |rank: &u64| {
+                let worker = &workers[*rank as usize];
+                let id = &worker["instance_id"];
+                let name = id.as_str().map_or_else(|| id.to_string(), str::to_owned);
+                (name, worker["dp_rank"].as_u64().expect("a rank") as u32)
+            };
+            ranks.iter().map(name).zip(depths).filter(|(_, depth)| *depth > 0).collect()
+        };
+        assert_eq!(named(tokens), depths(&keyspace.index, prompt, View::Device));
+        assert_eq!(named(any), depths(&keyspace.index, prompt, View::AnyTier));
+    }
+}
+
+#[test]
+fn salts_and_adapters_are_part_of_the_hash() {
+    let service = start();
+    let keyspace = keyspace(&service);
+    let tokens: Vec<u32> = (0..8).collect();
+    for (worker, lora, salt) in
+        [("1", None, None), ("2", Some("a"), None), ("3", None, Some("s")), ("4", Some("a"), Some("s"))]
+    {
+        let content = hash::content_hashes(&tokens, BLOCK_SIZE, lora, salt);
+        let names: Vec<_> = hash::prefix_hashes(&content).into_iter().map(BlockHash).collect();
+        keyspace.index.store(worker, 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
+        let query = json!({ "model_name": "m", "token_ids": tokens, "lora_name": lora, "cache_salt": salt });
+        assert_eq!(post(&service, "/query", &query)["scores"], json!({ worker: { "0": 8 } }));
+        let batch =
+            json!({ "model_name": "m", "queries": [{ "token_ids": tokens, "lora_name": lora, "cache_salt": salt }] });
+        assert_eq!(
+            post(&service, "/query_batch", &batch)["workers"],
+            json!([{ "instance_id": worker.parse::<u64>().ok(), "dp_rank": 0 }])
+        );
+    }
+}
+
+#[test]
+fn a_dump_is_all_there_is() {
+    let service = start();
+    let keyspace = keyspace(&service);
+    fill(&keyspace.index, &mut Random(3));
+    let mut stream = TcpStream::connect(service.address()).expect("it listens");
+    stream.write_all(b"GET /dump HTTP/1.0\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
+    let dump: Value = serde_json::from_str(body).expect("JSON");
+    let events = dump["keyspaces"][0]["events"].as_array().expect("a list");
+    let expected = keyspace.index.dump();
+    assert_eq!(events.len(), expected.len());
+    assert!(events.len() > 20);
+    for (event, expected) in events.iter().zip(expected) {
+        let Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } = expected else {
+            panic!("a dump is made of stores, got {expected:?}")
+        };
+        let id = worker.parse::<u64>().map_or_else(|_| json!(worker), |number| json!(number));
+        assert_eq!(event["worker_id"], id);
+        assert_eq!(event["event"]["dp_rank"], rank);
+        let tiers =
+            [(Tier::Gpu, "device"), (Tier::Cpu, "host_pinned"), (Tier::Disk, "disk"), (Tier::External, "external")];
+        assert!(tiers.contains(&(tier, event["storage_tier"].as_str().expect("a tier"))));
+        let stored = &event["event"]["data"]["stored"];
+        assert_eq!(stored["parent_hash"], json!(parent.map(|parent| parent.0)));
+        let blocks = block_hashes.iter().zip(content_hashes);
+        let blocks = blocks
+            .map(|(block, content)| json!({ "block_hash": block.0, "tokens_hash": content, "mm_extra_info": null }));
+        assert_eq!(stored["blocks"], blocks.collect::<Value>());
+    }
+}

@@ -1,0 +1,115 @@
+//! What can be wrong: with a payload as a whole, and with one event.
+
+use std::fmt;
+
+/// Why a payload is no batch. Whatever is wrong with single events is in [`Batch::refused`](crate::Batch::refused).
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There are no bytes.
+    #[error("an empty payload: a batch is a MessagePack array [timestamp, events, rank]")]
+    Empty,
+    /// Something else than an array of timestamp and events.
+    #[error("not a batch: {what}; a batch is a MessagePack array [timestamp, events, rank]")]
+    NotABatch {
+        /// What is there instead.
+        what: String,
+    },
+    /// The bytes end before the first event.
+    #[error("the payload ends before its events begin, after {bytes} bytes")]
+    Truncated {
+        /// How many bytes there are.
+        bytes: usize,
+    },
+    /// No MessagePack from the beginning.
+    #[error("not MessagePack: the byte 0xc1 begins no value")]
+    Malformed,
+}
+
+impl Error {
+    /// A name that stays the same in every release, for programs to test.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Empty => "empty_payload",
+            Self::NotABatch { .. } => "not_a_batch",
+            Self::Truncated { .. } => "truncated_payload",
+            Self::Malformed => "malformed_payload",
+        }
+    }
+}
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
+        /// Why an event was left out.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+        #[non_exhaustive]
+        pub enum Reason {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Reason {
+            /// All reasons, in a fixed order.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// A name in snake case that stays the same in every release: a label for metrics.
+            #[must_use]
+            pub fn code(self) -> &'static str {
+                match self {
+                    $(Self::$name => $code,)*
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Decoding: the payload ends inside the event, which costs those after it as well.
+    Truncated = "truncated",
+    /// Decoding: bytes that are no MessagePack, which costs the events after it as well.
+    Malformed = "malformed",
+    /// Decoding: neither a map with a `type` nor an array that begins with a tag.
+    NotAnEvent = "not_an_event",
+    /// Decoding: a type of event that is none of the three.
+    UnknownEvent = "unknown_event",
+    /// Decoding: a field without which the event means nothing.
+    MissingField = "missing_field",
+    /// Decoding: a field of a type or value that it cannot have.
+    InvalidField = "invalid_field",
+    /// Decoding: tokens that are no ids of 32 bits, strings for instance.
+    InvalidToken = "invalid_token",
+    /// Applying: blocks of another size than the index has.
+    BlockSize = "block_size",
+    /// Applying: tokens that do not fill the blocks.
+    TokenCount = "token_count",
+    /// Applying: blocks announced by name alone (offload placeholders), of which the rank holds none that says what they contain.
+    NoContent = "no_content",
+    /// Applying: blocks of a cache group that does not decide how long a prefix is.
+    OtherGroup = "other_group",
+    /// Applying: the index cannot number any more.
+    IndexFull = "index_full",
+}
+
+impl Reason {
+    /// How many reasons there are.
+    pub const COUNT: usize = Self::ALL.len();
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code())
+    }
+}
+
+/// An event that could not be decoded.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Its number in the batch as sent, from 0.
+    pub at: usize,
+    /// How many events this stands for: more than one where those after it went with it.
+    pub events: u64,
+    /// Why.
+    pub reason: Reason,
+    /// What was found, for people.
+    pub detail: String,
+}

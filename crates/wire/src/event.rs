@@ -1,0 +1,139 @@
+//! A batch and its events, as values.
+
+use std::borrow::Cow;
+
+use kvatlas_index::Tier;
+
+use crate::error::Refused;
+use crate::keys::Key;
+use crate::medium;
+use crate::name::Name;
+
+/// What an engine publishes at once: the events of one step, in order.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Batch {
+    /// The engine's clock in seconds, as sent. Which clock is the engine's affair.
+    pub timestamp: f64,
+    /// The data-parallel rank that the engine gives, if it gives one.
+    pub rank: Option<u32>,
+    /// What could be decoded, in order.
+    pub events: Vec<Event>,
+    /// What could not.
+    pub refused: Vec<Refused>,
+}
+
+/// One event.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Blocks were cached. Boxed, because it is many times as large as the others.
+    Stored(Box<Stored>),
+    /// Blocks were evicted.
+    Removed(Removed),
+    /// Everything was evicted at once.
+    Cleared(Cleared),
+}
+
+impl From<Stored> for Event {
+    fn from(stored: Stored) -> Self {
+        Self::Stored(Box::new(stored))
+    }
+}
+
+impl From<Removed> for Event {
+    fn from(removed: Removed) -> Self {
+        Self::Removed(removed)
+    }
+}
+
+impl From<Cleared> for Event {
+    fn from(cleared: Cleared) -> Self {
+        Self::Cleared(cleared)
+    }
+}
+
+/// Consecutive blocks of one chain were cached; one copy of each.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Stored {
+    /// The engine's names of the blocks, parents first. May be empty.
+    pub block_hashes: Vec<Name>,
+    /// The name of the block before the first; `None` at the beginning of a prompt.
+    pub parent: Option<Name>,
+    /// The tokens of the blocks; of each bigram the first.
+    pub tokens: Vec<u32>,
+    /// The second token of each bigram, where an engine with speculative decoding sends pairs.
+    pub bigrams: Option<Vec<u32>>,
+    /// Tokens in a block; 0 where blocks are announced by name alone.
+    pub block_size: u32,
+    /// The medium, as sent.
+    pub medium: Option<Cow<'static, str>>,
+    /// The name of the LoRA adapter.
+    pub lora: Option<Box<str>>,
+    /// The engine's own number of the LoRA adapter; deprecated where there are names.
+    pub lora_id: Option<i64>,
+    /// The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
+    pub salt: Option<Box<str>>,
+    /// What else belongs to the blocks' contents: (number of the block in this event, key), in order of the blocks.
+    pub extra_keys: Vec<(u32, Key)>,
+    /// The cache group.
+    pub group: Option<u32>,
+    /// What kind of attention the group is for.
+    pub kind: Option<Cow<'static, str>>,
+    /// The window of a sliding-window group, in tokens.
+    pub window: Option<u64>,
+    /// Whether an offloaded block is on this host: `LOCAL` or `REMOTE`.
+    pub locality: Option<Box<str>>,
+    /// Which secondary offload tier has the block.
+    pub ownership: Option<Box<str>>,
+    /// Whose request stored the blocks. Says nothing about their contents.
+    pub session_id: Option<Box<str>>,
+    /// The tokens after each block, where the engine's names depend on them.
+    pub lookahead: Option<Vec<Vec<u32>>>,
+}
+
+/// Blocks were evicted; one copy of each.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Removed {
+    /// The engine's names of the blocks, in any order.
+    pub block_hashes: Vec<Name>,
+    /// The medium, as sent.
+    pub medium: Option<Cow<'static, str>>,
+    /// The cache group.
+    pub group: Option<u32>,
+    /// Whether an offloaded block was on this host: `LOCAL` or `REMOTE`.
+    pub locality: Option<Box<str>>,
+    /// Which secondary offload tier had the block.
+    pub ownership: Option<Box<str>>,
+}
+
+/// A rank has lost everything.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cleared;
+
+impl Stored {
+    /// Where the blocks are.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        medium::tier(self.medium.as_deref(), self.locality.as_deref())
+    }
+
+    /// What the LoRA adapter is called in the index: its name, or `lora-id:3` where an engine only has numbers.
+    ///
+    /// Numbers are the engine's own, so such blocks are found by those who ask for the number, never by a name and
+    /// never without one. Engines count adapters from 1; 0 is none.
+    #[must_use]
+    pub fn adapter(&self) -> Option<Cow<'_, str>> {
+        match (self.lora.as_deref(), self.lora_id) {
+            (Some(name), _) if !name.is_empty() => Some(Cow::Borrowed(name)),
+            (_, Some(number)) if number != 0 => Some(Cow::Owned(format!("lora-id:{number}"))),
+            _ => None,
+        }
+    }
+}
+
+impl Removed {
+    /// Where the blocks were.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        medium::tier(self.medium.as_deref(), self.locality.as_deref())
+    }
+}

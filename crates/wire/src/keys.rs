@@ -1,0 +1,131 @@
+//! What else belongs to a block besides its tokens, and the content hash of a block that has such keys.
+//!
+//! # The contract
+//!
+//! The content hash of a block with keys is XXH3-64, with the seed of its LoRA name and salt as ever, of its tokens as
+//! little-endian `u32`s followed by one little-endian `u64` for each key, in the order of the keys: [`Key::word`].
+//! Without keys it is the plain content hash. So a block with an image never equals a block of the same placeholder
+//! tokens without one, nor one with another image. For items whose identifier is a SHA-256 in hex, as vLLM makes
+//! them, the words are those of the contract that KV routers share for multimodal blocks (`mm_hash`), so clients that
+//! compute that for a block's items, in the order of the items, find it.
+//!
+//! Offsets are not part of it: where an item begins in a block is fixed by the placeholder tokens, the order of the
+//! items and the blocks before.
+
+use kvatlas_index::hash::SEED;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// One key of a block beyond its tokens, LoRA name and salt.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Key {
+    /// An image, an audio clip or the like that overlaps the block.
+    Item {
+        /// What the engine calls its content: a hash in hex, or a name that the client gave.
+        identifier: Box<str>,
+        /// Where it begins, in tokens from the beginning of the block; negative if in a block before.
+        offset: i64,
+    },
+    /// A digest of prompt embeddings, given instead of tokens.
+    Embeds(Box<[u8]>),
+    /// A string whose meaning is not known.
+    Text(Box<str>),
+    /// Anything else, as the MessagePack it was sent as.
+    Other(Box<[u8]>),
+}
+
+impl Key {
+    /// What stands for the key in a block's content.
+    ///
+    /// The first 16 digits of an identifier of 64 hexadecimal digits, as a number. XXH3-64 of anything else: with seed
+    /// 2 of another identifier's UTF-8, 3 of the bytes of embeddings, 4 of a string's UTF-8, 5 of MessagePack.
+    #[must_use]
+    pub fn word(&self) -> u64 {
+        match self {
+            Self::Item { identifier, .. } => digest(identifier).unwrap_or_else(|| named(identifier.as_bytes(), 2)),
+            Self::Embeds(bytes) => named(bytes, 3),
+            Self::Text(text) => named(text.as_bytes(), 4),
+            Self::Other(value) => named(value, 5),
+        }
+    }
+}
+
+fn named(bytes: &[u8], kind: u64) -> u64 {
+    xxh3_64_with_seed(bytes, kind)
+}
+
+/// The first 64 bits of a SHA-256 in hex.
+fn digest(identifier: &str) -> Option<u64> {
+    let is_digest = identifier.len() == 64 && identifier.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if is_digest { u64::from_str_radix(&identifier[..16], 16).ok() } else { None }
+}
+
+/// The content hash of one block with keys: see the module's text. An empty name is no name.
+#[must_use]
+pub fn content_hash<'a>(
+    tokens: &[u32],
+    keys: impl IntoIterator<Item = &'a Key>,
+    lora: Option<&str>,
+    salt: Option<&str>,
+) -> u64 {
+    let mut bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    bytes.extend(keys.into_iter().flat_map(|key| key.word().to_le_bytes()));
+    xxh3_64_with_seed(&bytes, seed(lora, salt))
+}
+
+/// The seed of a keyspace, as `kvatlas_index::hash` has it; a test holds the two together.
+fn seed(lora: Option<&str>, salt: Option<&str>) -> u64 {
+    let part = |name: Option<&str>, kind| match name {
+        None | Some("") => 0,
+        Some(name) => named(name.as_bytes(), kind),
+    };
+    SEED.wrapping_add(part(lora, 0)).wrapping_add(part(salt, 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_index::hash::content_hashes;
+
+    use super::*;
+
+    fn item(identifier: &str, offset: i64) -> Key {
+        Key::Item { identifier: identifier.into(), offset }
+    }
+
+    #[test]
+    fn without_keys_it_is_the_plain_hash() {
+        let tokens: Vec<u32> = (0..16).collect();
+        for (lora, salt) in
+            [(None, None), (Some("a"), None), (None, Some("b")), (Some("a"), Some("b")), (Some(""), None)]
+        {
+            assert_eq!([content_hash(&tokens, [], lora, salt)][..], content_hashes(&tokens, 16, lora, salt));
+        }
+    }
+
+    /// The published vector of the shared contract: `mm_hash` 0xDEADBEEF on the tokens 1, 2, 3, 4.
+    #[test]
+    fn one_item_is_the_shared_contract() {
+        let key = item(&format!("{:016x}{}", 0xdead_beef_u32, "7".repeat(48)), 1);
+        assert_eq!(key.word(), 0xdead_beef);
+        assert_eq!(content_hash(&[1, 2, 3, 4], [&key], None, None), 15_207_512_089_340_001_072);
+    }
+
+    #[test]
+    fn different_keys_are_different_contents() {
+        let keys = [
+            vec![],
+            vec![item("a", 0)],
+            vec![item("b", 0)],
+            vec![item("a", 0), item("b", 4)],
+            vec![item("b", 0), item("a", 4)],
+            vec![Key::Embeds(b"a"[..].into())],
+            vec![Key::Text("a".into())],
+            vec![Key::Other(b"a"[..].into())],
+            vec![item(&"0".repeat(64), 0)],
+            vec![item(&"0".repeat(63), 0)],
+        ];
+        let mut hashes: Vec<u64> = keys.iter().map(|keys| content_hash(&[1, 2, 3, 4], keys, None, None)).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), keys.len());
+    }
+}

@@ -1,0 +1,49 @@
+//! The events that inference engines publish about their KV caches: decoded as real engines send them, applied to the
+//! index, and encoded again for simulated ones.
+//!
+//! ```text
+//!   payload ──decode──▶ Batch ──Reader::apply──▶ BlockIndex
+//!      bytes             values      one Reader for each (worker, rank): inherited salts, kinds of cache groups
+//! ```
+//!
+//! [`decode`] knows MessagePack and the engines' fields and nothing of the index; a [`Reader`] knows what the fields
+//! mean. What either leaves out is counted by [`Reason`].
+//!
+//! ```
+//! use kvatlas_index::{BlockIndex, Config, View, hash};
+//! use kvatlas_wire::{Reader, Tally, decode};
+//!
+//! let index = BlockIndex::new(Config { block_size: 4, ..Config::default() })?;
+//! let (mut reader, mut tally) = (Reader::new(4), Tally::default());
+//! let payload = b"\x93\x01\x91\x97\xabBlockStored\x92\x0a\x0b\xc0\x98\x01\x02\x03\x04\x05\x06\x07\x08\x04\xc0\xa3GPU\x00";
+//! reader.apply(&decode(payload)?, &index, "engine-0", 0, &mut tally);
+//! let prompt = hash::content_hashes(&[1, 2, 3, 4, 5, 6, 7, 8, 9], 4, None, None);
+//! assert_eq!((index.find(&prompt).depth(View::Device), tally.stored_blocks), (2, 2));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod decode;
+mod draft;
+pub mod encode;
+mod error;
+mod event;
+mod extra;
+mod field;
+mod groups;
+pub mod keys;
+mod medium;
+mod msgpack;
+mod name;
+mod out;
+mod reader;
+mod salts;
+mod tally;
+mod values;
+
+pub use decode::decode;
+pub use error::{Error, Reason, Refused};
+pub use event::{Batch, Cleared, Event, Removed, Stored};
+pub use keys::Key;
+pub use name::Name;
+pub use reader::Reader;
+pub use tally::Tally;

@@ -1,0 +1,51 @@
+//! Counting what happened.
+
+use std::ops::AddAssign;
+
+use crate::error::Reason;
+
+/// What became of events. Tallies add up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Tally {
+    /// Events applied.
+    pub events: u64,
+    /// Blocks in the stores among them.
+    pub stored_blocks: u64,
+    /// Blocks in the removals among them, held or not.
+    pub removed_blocks: u64,
+    /// Clears among them.
+    pub clears: u64,
+    /// Events left out, by reason in the order of [`Reason::ALL`].
+    pub refused: [u64; Reason::COUNT],
+}
+
+impl Tally {
+    /// Events left out for this reason.
+    #[must_use]
+    pub fn refused_for(&self, reason: Reason) -> u64 {
+        self.refused[reason as usize]
+    }
+
+    /// Events left out, for any reason.
+    #[must_use]
+    pub fn refused_total(&self) -> u64 {
+        self.refused.iter().sum()
+    }
+
+    /// Counts events as left out.
+    pub fn refuse(&mut self, reason: Reason, events: u64) {
+        self.refused[reason as usize] += events;
+    }
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.events += other.events;
+        self.stored_blocks += other.stored_blocks;
+        self.removed_blocks += other.removed_blocks;
+        self.clears += other.clears;
+        for (sum, more) in self.refused.iter_mut().zip(other.refused) {
+            *sum += more;
+        }
+    }
+}
