@@ -5,13 +5,14 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 MINUTES ?= 5
 BIN := .venv/bin
-RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -name '*.rs' -path '*/src/*')
+RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: demo test lint bench bench-peers fuzz loom sanitize docs wheel build check-tools clean
+.PHONY: demo test lint bench bench-peers bench-service soak fuzz loom sanitize docs wheel build check-tools clean
 
-demo: build  ## replay a generated trace through simulated engines, by every policy
+demo: build  ## a generated trace replayed by every policy, then a live fleet of simulated engines with the service
 	$(BIN)/kvatlas replay
+	$(BIN)/kvatlas live
 
 test: lint  ## everything that must hold, the same as in CI
 	cargo test --workspace --exclude kvatlas-python
@@ -33,8 +34,15 @@ bench-peers: build  ## the index beside other released indexes, in one process
 	cargo run --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
 	$(BIN)/python benchmarks/peers/python/run.py --in-place
 
+bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
+	$(BIN)/python -m benchmarks.service --dynamo-python target/dynamo/bin/python $(ARGS)
+
+soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
+	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
+
 fuzz: check-tools  ## random streams against the model: make fuzz MINUTES=60
 	cargo run --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
+	cargo run --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --release -p kvatlas-index --lib --target-dir target/loom loom
@@ -61,6 +69,11 @@ build: .venv/built  ## the extension, installed in .venv
 .venv/ready: requirements-dev.txt | check-tools
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	@touch $@
+
+target/dynamo/ready: benchmarks/service/requirements-dynamo.txt | check-tools
+	$(PYTHON) -m venv target/dynamo
+	target/dynamo/bin/python -m pip install --quiet --requirement benchmarks/service/requirements-dynamo.txt
 	@touch $@
 
 check-tools:

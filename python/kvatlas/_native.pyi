@@ -1,5 +1,5 @@
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, SupportsIndex, final
+from typing import Any, ClassVar, Final, SupportsIndex, TypeAlias, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,33 @@ from typing_extensions import Buffer
 
 from kvatlas.events import Event, Store
 
-__all__ = ["BlockIndex", "Match", "__version__", "build_profile", "content_hashes", "prefix_hashes"]
+__all__ = [
+    "Batch",
+    "BlockIndex",
+    "Cleared",
+    "Match",
+    "Refused",
+    "Removed",
+    "Service",
+    "Stored",
+    "Tally",
+    "__version__",
+    "build_profile",
+    "content_hashes",
+    "decode_batch",
+    "encode_batch",
+    "keyed_content_hashes",
+    "prefix_hashes",
+]
+
+_Tokens: TypeAlias = (
+    Sequence[SupportsIndex]
+    | Sequence[tuple[SupportsIndex, SupportsIndex]]
+    | Sequence[Sequence[SupportsIndex]]
+    | NDArray[np.integer[Any]]
+    | Buffer
+)
+_Key: TypeAlias = tuple[str, SupportsIndex] | tuple[bytes] | bytes | str
 
 __version__: Final[str]
 build_profile: Final[str]
@@ -65,7 +91,175 @@ class BlockIndex:
     def stats(self) -> dict[str, int]: ...
     def workers(self) -> dict[str, int]: ...
     def dump(self) -> list[Store]: ...
-    def apply(self, events: Iterable[Event]) -> None: ...
+    @overload
+    def apply(self, events: Iterable[Event], batch: None = None, /, *, rank: None = None) -> None: ...
+    @overload
+    def apply(self, worker: str, batch: Batch, /, *, rank: SupportsIndex | None = None) -> Tally: ...
+
+@final
+class Stored:
+    def __new__(
+        cls,
+        block_hashes: Iterable[SupportsIndex | bytes],
+        parent: SupportsIndex | bytes | None,
+        tokens: _Tokens,
+        block_size: SupportsIndex,
+        *,
+        tier: str = "gpu",
+        medium: str | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+        extra_keys: Iterable[Iterable[_Key] | None] | None = None,
+        group: SupportsIndex | None = None,
+        kind: str | None = None,
+        window: SupportsIndex | None = None,
+        session_id: str | None = None,
+        lora_id: SupportsIndex | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+        lookahead: Iterable[Sequence[SupportsIndex]] | None = None,
+    ) -> Stored: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+    @property
+    def block_hashes(self) -> tuple[int | bytes, ...]: ...
+    @property
+    def parent(self) -> int | bytes | None: ...
+    @property
+    def tokens(self) -> tuple[int, ...] | tuple[tuple[int, int], ...]: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def medium(self) -> str | None: ...
+    @property
+    def lora(self) -> str | None: ...
+    @property
+    def lora_id(self) -> int | None: ...
+    @property
+    def salt(self) -> str | None: ...
+    @property
+    def extra_keys(self) -> tuple[tuple[tuple[str, int] | bytes | str | tuple[bytes], ...] | None, ...] | None: ...
+    @property
+    def group(self) -> int | None: ...
+    @property
+    def kind(self) -> str | None: ...
+    @property
+    def window(self) -> int | None: ...
+    @property
+    def session_id(self) -> str | None: ...
+    @property
+    def locality(self) -> str | None: ...
+    @property
+    def ownership(self) -> str | None: ...
+    @property
+    def lookahead(self) -> tuple[tuple[int, ...], ...] | None: ...
+
+@final
+class Removed:
+    def __new__(
+        cls,
+        block_hashes: Iterable[SupportsIndex | bytes],
+        *,
+        tier: str = "gpu",
+        medium: str | None = None,
+        group: SupportsIndex | None = None,
+        locality: str | None = None,
+        ownership: str | None = None,
+    ) -> Removed: ...
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+    @property
+    def block_hashes(self) -> tuple[int | bytes, ...]: ...
+    @property
+    def tier(self) -> str: ...
+    @property
+    def medium(self) -> str | None: ...
+    @property
+    def group(self) -> int | None: ...
+    @property
+    def locality(self) -> str | None: ...
+    @property
+    def ownership(self) -> str | None: ...
+
+@final
+class Cleared:
+    def __new__(cls) -> Cleared: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Refused:
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+    @property
+    def at(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def reason(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+
+@final
+class Batch:
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+    @property
+    def timestamp(self) -> float: ...
+    @property
+    def rank(self) -> int | None: ...
+    @property
+    def events(self) -> tuple[Stored | Removed | Cleared, ...]: ...
+    @property
+    def refused(self) -> tuple[Refused, ...]: ...
+
+@final
+class Tally:
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: object, /) -> bool: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def stored_blocks(self) -> int: ...
+    @property
+    def removed_blocks(self) -> int: ...
+    @property
+    def clears(self) -> int: ...
+    @property
+    def refused(self) -> dict[str, int]: ...
+    @property
+    def upper_bound(self) -> bool: ...
+
+def decode_batch(payload: Buffer) -> Batch: ...
+def encode_batch(
+    events: Iterable[Stored | Removed | Cleared],
+    *,
+    timestamp: float,
+    rank: SupportsIndex | None = 0,
+    dialect: str = "vllm",
+) -> bytes: ...
+def keyed_content_hashes(
+    tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer,
+    block_size: SupportsIndex,
+    extra_keys: Iterable[Iterable[_Key] | None],
+    lora: str | None = None,
+    salt: str | None = None,
+) -> NDArray[np.uint64]: ...
+
+@final
+class Service:
+    def __new__(cls, settings_json: str) -> Service: ...
+    @property
+    def address(self) -> str: ...
+    def register(self, registration_json: str) -> bool: ...
+    def unregister(self, worker: str, rank: SupportsIndex | None = None) -> int: ...
+    def workers(self) -> str: ...
+    def ready(self) -> str | None: ...
+    def release(self, hold: str) -> bool: ...
+    def drain(self, timeout: float) -> bool: ...
+    def close(self) -> None: ...
 
 def content_hashes(
     tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer,

@@ -3,7 +3,17 @@
 Each class is also the built-in exception that fits, so code that knows nothing of kvatlas catches it as usual.
 """
 
-__all__ = ["IndexFullError", "InvalidArgumentError", "InvalidTypeError", "KvatlasError"]
+__all__ = [
+    "ClientError",
+    "DecodeError",
+    "IndexFullError",
+    "InvalidArgumentError",
+    "InvalidTypeError",
+    "KvatlasError",
+    "ServiceError",
+    "SettingsError",
+    "UnreachableError",
+]
 
 
 class KvatlasError(Exception):
@@ -26,7 +36,7 @@ class InvalidArgumentError(KvatlasError, ValueError):
     """A value of the right type that cannot be used: out of range, unknown, or not fitting another.
 
     Codes: "out_of_range", "length_mismatch", "token_count", "token_bytes", "wrong_shape", "unknown_tier",
-    "invalid_block_size", "invalid_string", "missing_argument", "conflicting_arguments".
+    "invalid_block_size", "invalid_string", "missing_argument", "conflicting_arguments", "unknown_dialect".
     """
 
     code = "invalid_argument"
@@ -42,3 +52,49 @@ class IndexFullError(KvatlasError, RuntimeError):
     """The index cannot number any more workers or blocks. Code: "index_full"."""
 
     code = "index_full"
+
+
+class DecodeError(KvatlasError, ValueError):
+    """A payload that is no batch of events at all. What is wrong with single events is in `Batch.refused` instead.
+
+    Codes: "empty_payload", "not_a_batch", "truncated_payload", "malformed_payload".
+    """
+
+    code = "not_a_batch"
+
+
+class SettingsError(InvalidArgumentError):
+    """A setting that is unknown, of the wrong type or of no use. Code: "invalid_settings"."""
+
+    code = "invalid_settings"
+
+
+class ServiceError(KvatlasError, RuntimeError):
+    """The service could not be started, or refused what it was told in this process.
+
+    Codes: "not_started", "closed", "not_ready", and those that the HTTP interface gives to the same refusal.
+    """
+
+    code = "service"
+
+
+class ClientError(KvatlasError, RuntimeError):
+    """A service refused a request, or gave an answer that cannot be understood.
+
+    Codes: those that the service gives; "http_" and the status if it gave none; "bad_answer".
+
+    Attributes:
+        status: The HTTP status; None if there was no answer.
+    """
+
+    code = "client"
+
+    def __init__(self, message: str, code: str | None = None, status: int | None = None) -> None:
+        super().__init__(message, code)
+        self.status = status
+
+
+class UnreachableError(ClientError, ConnectionError):
+    """Nobody answered. Codes: "unreachable", "timeout"."""
+
+    code = "unreachable"

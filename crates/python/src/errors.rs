@@ -26,6 +26,18 @@ pub(crate) fn index(error: &Error) -> PyErr {
     }
 }
 
+/// A refusal of the service's.
+pub(crate) fn service(error: &kvatlas_service::Error) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    raise(&CLASS, "ServiceError", error.code(), &error.to_string())
+}
+
+/// A payload that is no batch.
+pub(crate) fn decode(code: &str, message: &str) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    raise(&CLASS, "DecodeError", code, message)
+}
+
 fn raise(class: &'static PyOnceLock<Py<PyType>>, name: &str, code: &str, message: &str) -> PyErr {
     Python::attach(|py| {
         let made = class.import(py, "kvatlas.errors", name).and_then(|class| class.call1((message, code)));

@@ -1,6 +1,6 @@
 //! `BlockIndex`: each method converts its arguments, calls the index, converts the answer.
 
-use kvatlas_index::{BlockHash, BlockIndex as Core, Config, Error, Tier, hash};
+use kvatlas_index::{BlockHash, BlockIndex as Core, Config, Error, Event, Tier, hash};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -9,6 +9,7 @@ use crate::gil::{Writers, detach_if};
 use crate::hashing::LONG_BYTES;
 use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, optional_string, worker as name};
 use crate::sequences::{Tokens, contents, names, tokens as convert};
+use crate::wire::{Batch, Readers};
 use crate::{errors, events};
 
 /// Blocks that take about 10 µs to store or remove.
@@ -37,6 +38,7 @@ const LONG_FIND: usize = 4096;
 pub(crate) struct BlockIndex {
     core: Core,
     writers: Writers,
+    readers: Readers,
 }
 
 #[pymethods]
@@ -47,7 +49,7 @@ impl BlockIndex {
     fn new(block_size: BlockSize, count_copies: Flag) -> PyResult<Self> {
         let config = Config { block_size: block_size.0, count_copies: count_copies.0 };
         let core = Core::new(config).map_err(|error| errors::index(&error))?;
-        Ok(Self { core, writers: Writers::default() })
+        Ok(Self { core, writers: Writers::default(), readers: Readers::default() })
     }
 
     /// int: Tokens in a block.
@@ -186,7 +188,10 @@ impl BlockIndex {
     ) -> PyResult<()> {
         let worker = name(worker)?;
         let (rank, tier) = (rank.map(|rank| rank.0), tier.map(|tier| tier.0));
-        self.writers.write(py, true, || self.core.clear(worker, rank, tier));
+        self.writers.write(py, true, || {
+            self.core.clear(worker, rank, tier);
+            self.readers.clear(worker, rank, tier);
+        });
         Ok(())
     }
 
@@ -199,7 +204,10 @@ impl BlockIndex {
     ///     InvalidTypeError: worker is not a str.
     fn drop(&self, py: Python<'_>, worker: &Bound<'_, PyAny>) -> PyResult<()> {
         let worker = name(worker)?;
-        self.writers.write(py, true, || self.core.drop_worker(worker));
+        self.writers.write(py, true, || {
+            self.core.drop_worker(worker);
+            self.readers.drop_worker(worker);
+        });
         Ok(())
     }
 
@@ -310,26 +318,52 @@ impl BlockIndex {
         Ok(list)
     }
 
-    /// Applies events in order.
+    /// Applies events, or a batch that an engine has sent.
     ///
-    /// All are checked before the first is applied.
+    /// apply(events) applies the events in order; all are checked before the first is applied. It returns None.
+    ///
+    /// apply(worker, batch) applies what decode_batch() gave. What has to be remembered between the batches of a rank
+    /// (salts that continue a chain, kinds of cache groups) is kept with the index, and forgotten with clear() and
+    /// drop(). Events that cannot be applied are left out and counted. It returns a Tally.
     ///
     /// Args:
-    ///     events: An iterable of Store, Remove, Clear and Drop of kvatlas.events.
+    ///     events: An iterable of Store, Remove, Clear and Drop of kvatlas.events; or the worker's name.
+    ///     batch: A Batch of kvatlas.wire.
+    ///     rank: Data-parallel rank, with a batch only; None for the one that the batch gives, which is 0 if it gives
+    ///         none.
+    ///
+    /// Returns:
+    ///     None, or kvatlas.wire.Tally.
     ///
     /// Raises:
-    ///     InvalidTypeError: Something else among the events, or a field of the wrong type.
-    ///     InvalidArgumentError: A field that store, remove or clear would refuse.
+    ///     InvalidTypeError: Something else among the events, or an argument or field of the wrong type.
+    ///     InvalidArgumentError: A field that store, remove or clear would refuse, or a rank without a batch.
     ///     IndexFullError: The index cannot number any more workers or blocks; the events before that are applied.
-    fn apply(&self, py: Python<'_>, events: &Bound<'_, PyAny>) -> PyResult<()> {
-        let wanted = || {
-            let given = crate::scalars::describe(events);
-            errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {given}"))
+    #[pyo3(signature = (events, batch=None, /, *, rank=None))]
+    fn apply<'py>(
+        &self,
+        py: Python<'py>,
+        events: &Bound<'py, PyAny>,
+        batch: Option<&Bound<'py, PyAny>>,
+        rank: Option<Rank>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Some(batch) = batch else {
+            if rank.is_some() {
+                let message = "rank goes with a batch; events have ranks of their own";
+                return Err(errors::argument("conflicting_arguments", message));
+            }
+            self.apply_events(py, events)?;
+            return Ok(py.None().into_bound(py));
         };
-        let items = events.try_iter().map_err(|_| wanted())?.enumerate();
-        let events = items.map(|(at, event)| events::from_python(&event?, at)).collect::<PyResult<Vec<_>>>()?;
-        let applied = self.writers.write(py, true, || events.iter().try_for_each(|event| self.core.apply(event)));
-        applied.map_err(|error| errors::index(&error))
+        let worker = name(events)?;
+        let batch = batch.cast::<Batch>().map_err(|_| {
+            let given = crate::scalars::describe(batch);
+            errors::wrong_type(&format!("batch must be a Batch of kvatlas.wire, got {given}"))
+        })?;
+        let (batch, rank) = (batch.get(), rank.map(|rank| rank.0));
+        let tally =
+            self.writers.write(py, batch.is_long(LONG_WRITE), || self.readers.apply(batch, &self.core, worker, rank));
+        Ok(Bound::new(py, tally)?.into_any())
     }
 
     fn __repr__(&self) -> String {
@@ -340,6 +374,26 @@ impl BlockIndex {
 }
 
 impl BlockIndex {
+    fn apply_events(&self, py: Python<'_>, events: &Bound<'_, PyAny>) -> PyResult<()> {
+        let wanted = || {
+            let given = crate::scalars::describe(events);
+            errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {given}"))
+        };
+        let items = events.try_iter().map_err(|_| wanted())?.enumerate();
+        let events = items.map(|(at, event)| events::from_python(&event?, at)).collect::<PyResult<Vec<_>>>()?;
+        let apply = |event: &Event| {
+            self.core.apply(event)?;
+            match event {
+                Event::Clear { worker, rank, tier } => self.readers.clear(worker, *rank, *tier),
+                Event::Drop { worker } => self.readers.drop_worker(worker),
+                Event::Store { .. } | Event::Remove { .. } => {}
+            }
+            Ok(())
+        };
+        let applied: Result<(), Error> = self.writers.write(py, true, || events.iter().try_for_each(apply));
+        applied.map_err(|error| errors::index(&error))
+    }
+
     /// The tokens if they fill the blocks exactly.
     fn whole_blocks(&self, tokens: Tokens, names: &[BlockHash]) -> PyResult<Tokens> {
         let block_size = self.block_size() as usize;

@@ -1,23 +1,34 @@
-"""The command line: `kvatlas COMMAND`. One file a command."""
+"""The command line: `kvatlas COMMAND`. One file a command, read when it is needed: some take a while to import."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 
 import click
 
 import kvatlas
-from kvatlas.cli.replay import replay
+
+COMMANDS = ("decode", "engines", "live", "query", "replay", "serve", "workers")
 
 
 class _Commands(click.Group):
-    """A group that names the nearest command when there is none of the name given."""
+    """The commands, each the function of its name in the module of its name. Names the nearest if there is none."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"kvatlas.cli.{cmd_name}"), cmd_name)
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
@@ -27,6 +38,3 @@ class _Commands(click.Group):
 @click.version_option(kvatlas.__version__, prog_name="kvatlas")
 def main() -> None:
     """An exact index of the KV-cache blocks that a fleet of LLM inference engines holds."""
-
-
-main.add_command(replay)

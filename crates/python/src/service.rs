@@ -1,0 +1,58 @@
+//! `kvatlas._native.Service`: the service in this process. Calls wait detached from the interpreter.
+
+use std::time::Duration;
+
+use kvatlas_service::{Service as Inner, Settings};
+use pyo3::prelude::*;
+
+use crate::errors;
+
+#[pyclass(module = "kvatlas._native", frozen)]
+pub(crate) struct Service {
+    inner: Inner,
+}
+
+#[pymethods]
+impl Service {
+    #[new]
+    fn new(py: Python<'_>, settings_json: &str) -> PyResult<Self> {
+        let start = || Settings::from_json(settings_json).and_then(Inner::start);
+        py.detach(start).map(|inner| Self { inner }).map_err(|error| errors::service(&error))
+    }
+
+    #[getter]
+    fn address(&self) -> String {
+        self.inner.address().to_string()
+    }
+
+    fn register(&self, py: Python<'_>, registration_json: &str) -> PyResult<bool> {
+        py.detach(|| self.inner.register(registration_json)).map_err(|error| errors::service(&error))
+    }
+
+    #[pyo3(signature = (worker, rank=None))]
+    fn unregister(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> PyResult<usize> {
+        py.detach(|| self.inner.unregister(worker, rank)).map_err(|error| errors::service(&error))
+    }
+
+    fn workers(&self, py: Python<'_>) -> String {
+        py.detach(|| self.inner.workers().to_string())
+    }
+
+    fn ready(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| self.inner.waiting().map(|waiting| waiting.to_string()))
+    }
+
+    fn release(&self, hold: &str) -> bool {
+        self.inner.fleet().release(hold)
+    }
+
+    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+        let timeout = Duration::try_from_secs_f64(timeout)
+            .map_err(|_| errors::argument("out_of_range", "timeout must be a number of seconds from 0 on"))?;
+        Ok(py.detach(|| self.inner.drain(timeout)))
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.inner.drain(Duration::ZERO));
+    }
+}

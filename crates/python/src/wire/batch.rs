@@ -1,0 +1,180 @@
+//! A batch, what of it was refused, and what became of it.
+
+use kvatlas_wire::{self as wire, Event, Reason};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use super::events::to_python;
+
+/// An event that could not be decoded.
+#[pyclass(frozen, eq, module = "kvatlas._native")]
+#[derive(PartialEq)]
+pub(crate) struct Refused(wire::Refused);
+
+#[pymethods]
+impl Refused {
+    /// int: The event's number in the batch as sent, from 0.
+    #[getter]
+    fn at(&self) -> usize {
+        self.0.at
+    }
+
+    /// int: How many events this stands for: more than one where those after it went with it.
+    #[getter]
+    fn events(&self) -> u64 {
+        self.0.events
+    }
+
+    /// str: Why, in a word that stays the same in every release.
+    #[getter]
+    fn reason(&self) -> &'static str {
+        self.0.reason.code()
+    }
+
+    /// str: What was found, for people.
+    #[getter]
+    fn detail(&self) -> &str {
+        &self.0.detail
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let detail = PyString::new(py, &self.0.detail);
+        Ok(format!(
+            "Refused(at={}, events={}, reason='{}', detail={})",
+            self.0.at,
+            self.0.events,
+            self.0.reason,
+            detail.repr()?
+        ))
+    }
+}
+
+/// What an engine published at once: the events of one step, in order. Made by decode_batch().
+#[pyclass(frozen, eq, module = "kvatlas._native")]
+pub(crate) struct Batch {
+    pub(super) it: wire::Batch,
+    /// The events as Python sees them, made when they are first asked for.
+    pub(super) events: PyOnceLock<Py<PyTuple>>,
+}
+
+impl Batch {
+    /// Whether there are at least so many blocks in it.
+    pub(crate) fn is_long(&self, blocks: usize) -> bool {
+        let names = |event: &Event| match event {
+            Event::Stored(it) => it.block_hashes.len(),
+            Event::Removed(it) => it.block_hashes.len(),
+            Event::Cleared(_) => blocks,
+        };
+        self.it.events.iter().map(names).sum::<usize>() >= blocks
+    }
+}
+
+impl PartialEq for Batch {
+    fn eq(&self, other: &Self) -> bool {
+        self.it == other.it
+    }
+}
+
+#[pymethods]
+impl Batch {
+    /// float: The engine's clock in seconds, as sent.
+    #[getter]
+    fn timestamp(&self) -> f64 {
+        self.it.timestamp
+    }
+
+    /// int or None: The data-parallel rank that the engine gives.
+    #[getter]
+    fn rank(&self) -> Option<u32> {
+        self.it.rank
+    }
+
+    /// tuple of Stored, Removed or Cleared: What could be decoded, in order.
+    #[getter]
+    fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let events = self.events.get_or_try_init(py, || {
+            let events = self.it.events.iter().map(|event| to_python(py, event)).collect::<PyResult<Vec<_>>>()?;
+            Ok::<_, PyErr>(PyTuple::new(py, events)?.unbind())
+        })?;
+        Ok(events.bind(py).clone())
+    }
+
+    /// tuple of Refused: What could not be decoded.
+    #[getter]
+    fn refused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let refused = self.it.refused.iter().map(|it| Bound::new(py, Refused(it.clone())));
+        PyTuple::new(py, refused.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    fn __repr__(&self) -> String {
+        let rank = self.it.rank.map_or_else(|| "None".to_owned(), |rank| rank.to_string());
+        let (events, refused) = (self.it.events.len(), self.it.refused.len());
+        format!("Batch(timestamp={:?}, rank={rank}, events=<{events}>, refused=<{refused}>)", self.it.timestamp)
+    }
+}
+
+/// What became of a batch's events. Made by BlockIndex.apply(worker, batch).
+#[pyclass(frozen, eq, module = "kvatlas._native")]
+#[derive(PartialEq)]
+pub(crate) struct Tally {
+    pub(super) it: wire::Tally,
+    pub(super) upper_bound: bool,
+}
+
+#[pymethods]
+impl Tally {
+    /// int: Events applied.
+    #[getter]
+    fn events(&self) -> u64 {
+        self.it.events
+    }
+
+    /// int: Blocks in the stores among them.
+    #[getter]
+    fn stored_blocks(&self) -> u64 {
+        self.it.stored_blocks
+    }
+
+    /// int: Blocks in the removals among them, held or not.
+    #[getter]
+    fn removed_blocks(&self) -> u64 {
+        self.it.removed_blocks
+    }
+
+    /// int: Clears among them.
+    #[getter]
+    fn clears(&self) -> u64 {
+        self.it.clears
+    }
+
+    /// dict of str to int: Events left out, by reason; those that could not be decoded among them.
+    #[getter]
+    fn refused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let refused = PyDict::new(py);
+        for &reason in Reason::ALL {
+            let events = self.it.refused_for(reason);
+            if events > 0 {
+                refused.set_item(reason.code(), events)?;
+            }
+        }
+        Ok(refused)
+    }
+
+    /// bool: Whether answers about this stream are an upper bound only: it is of a hybrid model, or of speculative
+    /// decoding that looks ahead.
+    #[getter]
+    fn upper_bound(&self) -> bool {
+        self.upper_bound
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let wire::Tally { events, stored_blocks, removed_blocks, clears, .. } = slf.get().it;
+        let refused = slf.getattr("refused")?.repr()?;
+        let upper_bound = if slf.get().upper_bound { "True" } else { "False" };
+        Ok(format!(
+            "Tally(events={events}, stored_blocks={stored_blocks}, removed_blocks={removed_blocks}, clears={clears}, \
+             refused={refused}, upper_bound={upper_bound})"
+        ))
+    }
+}

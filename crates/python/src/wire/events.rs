@@ -1,0 +1,408 @@
+//! The three events as Python sees them: made from arguments, read by attributes.
+
+use kvatlas_index::Tier;
+use kvatlas_wire::encode::Dialect;
+use kvatlas_wire::{self as wire, Event};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use super::Object;
+use super::convert::{
+    key_to_python, keys, name, name_to_python, names, names_to_python, number, token_lists, tokens_or_pairs,
+};
+use crate::errors;
+use crate::scalars::{TierName, describe, optional_string};
+
+/// Consecutive blocks of one chain were cached; one copy of each.
+///
+/// Args:
+///     block_hashes: The engine's names of the blocks, parents first: ints of 64 bits, signed or unsigned, or bytes.
+///     parent: The name of the block before the first; None at the beginning of a prompt.
+///     tokens: The tokens of the blocks, as content_hashes() takes them, or a list of pairs where an engine with
+///         speculative decoding sends those.
+///     block_size: Tokens in a block; 0 where blocks are announced by name alone.
+///     tier: Where the blocks are: "gpu", "cpu", "disk" or "external". Follows from medium if that is given.
+///     medium: What the engine calls the tier; None for the usual name.
+///     lora: The name of the LoRA adapter.
+///     salt: The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
+///     extra_keys: For each block a sequence of what else belongs to its contents, or None. (identifier, offset) is an
+///         image or the like, bytes are a digest of prompt embeddings, a str is something that is not known, and a
+///         tuple of one bytes is the MessagePack of anything else.
+///     group: The cache group.
+///     kind: What kind of attention the group is for.
+///     window: The window of a sliding-window group, in tokens.
+///     session_id: Whose request stored the blocks.
+///     lora_id: The engine's own number of the adapter.
+///     locality: "LOCAL" or "REMOTE", of an offloaded block. What is remote is external.
+///     ownership: Which secondary offload tier has the block.
+///     lookahead: For each block the tokens after it, where the engine's names depend on them.
+///
+/// Raises:
+///     InvalidTypeError: An argument is of the wrong type.
+///     InvalidArgumentError: A number out of range, an unknown tier, or a tier that is not the medium's.
+#[pyclass(frozen, eq, module = "kvatlas._native")]
+#[derive(PartialEq)]
+pub(crate) struct Stored {
+    it: wire::Stored,
+    tier: Tier,
+}
+
+#[pymethods]
+impl Stored {
+    #[new]
+    #[pyo3(signature = (block_hashes, parent, tokens, block_size, *, tier=TierName(Tier::Gpu), medium=None, lora=None,
+                        salt=None, extra_keys=None, group=None, kind=None, window=None, session_id=None, lora_id=None,
+                        locality=None, ownership=None, lookahead=None))]
+    #[pyo3(text_signature = "(block_hashes, parent, tokens, block_size, *, tier='gpu', medium=None, lora=None, \
+                             salt=None, extra_keys=None, group=None, kind=None, window=None, session_id=None, \
+                             lora_id=None, locality=None, ownership=None, lookahead=None)")]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn new(
+        block_hashes: &Object<'_>,
+        parent: Option<&Object<'_>>,
+        tokens: &Object<'_>,
+        block_size: &Object<'_>,
+        tier: TierName,
+        medium: Option<&Object<'_>>,
+        lora: Option<&Object<'_>>,
+        salt: Option<&Object<'_>>,
+        extra_keys: Option<&Object<'_>>,
+        group: Option<&Object<'_>>,
+        kind: Option<&Object<'_>>,
+        window: Option<&Object<'_>>,
+        session_id: Option<&Object<'_>>,
+        lora_id: Option<&Object<'_>>,
+        locality: Option<&Object<'_>>,
+        ownership: Option<&Object<'_>>,
+        lookahead: Option<&Object<'_>>,
+    ) -> PyResult<Self> {
+        let (tokens, bigrams) = tokens_or_pairs(tokens)?;
+        let it = wire::Stored {
+            block_hashes: names(block_hashes)?,
+            parent: parent.map(|parent| name(parent, || "parent".to_owned())).transpose()?,
+            tokens,
+            bigrams,
+            block_size: number(block_size, "block_size")?,
+            medium: optional_string(medium, "medium")?.map(|it| it.to_owned().into()),
+            lora: optional_string(lora, "lora")?.map(Into::into),
+            lora_id: lora_id.map(|it| number(it, "lora_id")).transpose()?,
+            salt: optional_string(salt, "salt")?.map(Into::into),
+            extra_keys: extra_keys.map_or(Ok(Vec::new()), keys)?,
+            group: group.map(|it| number(it, "group")).transpose()?,
+            kind: optional_string(kind, "kind")?.map(|it| it.to_owned().into()),
+            window: window.map(|it| number(it, "window")).transpose()?,
+            locality: optional_string(locality, "locality")?.map(Into::into),
+            ownership: optional_string(ownership, "ownership")?.map(Into::into),
+            session_id: optional_string(session_id, "session_id")?.map(Into::into),
+            lookahead: lookahead.map(token_lists).transpose()?,
+        };
+        if let Some((block, _)) = it.extra_keys.last().filter(|(block, _)| *block as usize >= it.block_hashes.len()) {
+            let message = format!("extra_keys has keys for block {block}, but there are {}", it.block_hashes.len());
+            return Err(errors::argument("length_mismatch", &message));
+        }
+        let tier = agreed(tier.0, it.medium.is_some() || it.locality.is_some(), it.tier())?;
+        Ok(Self { it, tier })
+    }
+
+    /// tuple of int or bytes: The engine's names of the blocks, parents first.
+    #[getter]
+    fn block_hashes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        names_to_python(py, &self.it.block_hashes)
+    }
+
+    /// int, bytes or None: The name of the block before the first.
+    #[getter]
+    fn parent<'py>(&self, py: Python<'py>) -> PyResult<Option<Object<'py>>> {
+        self.it.parent.as_ref().map(|parent| name_to_python(py, parent)).transpose()
+    }
+
+    /// tuple of int, or of pairs of int: The tokens of the blocks.
+    #[getter]
+    fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        match &self.it.bigrams {
+            None => PyTuple::new(py, &self.it.tokens),
+            Some(seconds) => PyTuple::new(py, self.it.tokens.iter().copied().zip(seconds.iter().copied())),
+        }
+    }
+
+    /// int: Tokens in a block.
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.it.block_size
+    }
+
+    /// str: Where the blocks are.
+    #[getter]
+    fn tier(&self) -> &'static str {
+        self.tier.name()
+    }
+
+    /// str or None: What the engine calls the tier.
+    #[getter]
+    fn medium(&self) -> Option<&str> {
+        self.it.medium.as_deref()
+    }
+
+    /// str or None: The name of the LoRA adapter.
+    #[getter]
+    fn lora(&self) -> Option<&str> {
+        self.it.lora.as_deref()
+    }
+
+    /// int or None: The engine's own number of the adapter.
+    #[getter]
+    fn lora_id(&self) -> Option<i64> {
+        self.it.lora_id
+    }
+
+    /// str or None: The cache salt, where the event shows it.
+    #[getter]
+    fn salt(&self) -> Option<&str> {
+        self.it.salt.as_deref()
+    }
+
+    /// tuple or None: For each block a tuple of what else belongs to its contents, or None.
+    #[getter]
+    fn extra_keys<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        if self.it.extra_keys.is_empty() {
+            return Ok(None);
+        }
+        let mut blocks = vec![None; self.it.block_hashes.len()];
+        for own in self.it.extra_keys.chunk_by(|a, b| a.0 == b.0) {
+            let keys = own.iter().map(|(_, key)| key_to_python(py, key)).collect::<PyResult<Vec<_>>>()?;
+            if let Some(block) = blocks.get_mut(own[0].0 as usize) {
+                *block = Some(PyTuple::new(py, keys)?);
+            }
+        }
+        PyTuple::new(py, blocks).map(Some)
+    }
+
+    /// int or None: The cache group.
+    #[getter]
+    fn group(&self) -> Option<u32> {
+        self.it.group
+    }
+
+    /// str or None: What kind of attention the group is for.
+    #[getter]
+    fn kind(&self) -> Option<&str> {
+        self.it.kind.as_deref()
+    }
+
+    /// int or None: The window of a sliding-window group, in tokens.
+    #[getter]
+    fn window(&self) -> Option<u64> {
+        self.it.window
+    }
+
+    /// str or None: Whose request stored the blocks.
+    #[getter]
+    fn session_id(&self) -> Option<&str> {
+        self.it.session_id.as_deref()
+    }
+
+    /// str or None: "LOCAL" or "REMOTE", of an offloaded block.
+    #[getter]
+    fn locality(&self) -> Option<&str> {
+        self.it.locality.as_deref()
+    }
+
+    /// str or None: Which secondary offload tier has the block.
+    #[getter]
+    fn ownership(&self) -> Option<&str> {
+        self.it.ownership.as_deref()
+    }
+
+    /// tuple of tuple of int, or None: For each block the tokens after it.
+    #[getter]
+    fn lookahead<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let Some(all) = &self.it.lookahead else { return Ok(None) };
+        let all = all.iter().map(|after| PyTuple::new(py, after)).collect::<PyResult<Vec<_>>>()?;
+        PyTuple::new(py, all).map(Some)
+    }
+
+    /// The fields that say something; the tokens by their number.
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let it = &slf.get().it;
+        let mut text = format!(
+            "Stored(block_hashes={}, parent={}, tokens=<{}>, block_size={}, tier='{}'",
+            slf.getattr("block_hashes")?.repr()?,
+            slf.getattr("parent")?.repr()?,
+            it.tokens.len(),
+            it.block_size,
+            slf.get().tier
+        );
+        for field in [
+            "medium",
+            "lora",
+            "lora_id",
+            "salt",
+            "extra_keys",
+            "group",
+            "kind",
+            "window",
+            "session_id",
+            "locality",
+            "ownership",
+        ] {
+            let value = slf.getattr(field)?;
+            if !value.is_none() {
+                text += &format!(", {field}={}", value.repr()?);
+            }
+        }
+        Ok(text + ")")
+    }
+}
+
+/// Blocks were evicted; one copy of each.
+///
+/// Args:
+///     block_hashes: The engine's names of the blocks, in any order: ints of 64 bits, signed or unsigned, or bytes.
+///     tier: Where the blocks were: "gpu", "cpu", "disk" or "external". Follows from medium if that is given.
+///     medium: What the engine calls the tier; None for the usual name.
+///     group: The cache group.
+///     locality: "LOCAL" or "REMOTE", of an offloaded block.
+///     ownership: Which secondary offload tier had the block.
+///
+/// Raises:
+///     InvalidTypeError: An argument is of the wrong type.
+///     InvalidArgumentError: A number out of range, an unknown tier, or a tier that is not the medium's.
+#[pyclass(frozen, eq, module = "kvatlas._native")]
+#[derive(PartialEq)]
+pub(crate) struct Removed {
+    it: wire::Removed,
+    tier: Tier,
+}
+
+#[pymethods]
+impl Removed {
+    #[new]
+    #[pyo3(signature = (block_hashes, *, tier=TierName(Tier::Gpu), medium=None, group=None, locality=None,
+                        ownership=None))]
+    #[pyo3(text_signature = "(block_hashes, *, tier='gpu', medium=None, group=None, locality=None, ownership=None)")]
+    fn new(
+        block_hashes: &Object<'_>,
+        tier: TierName,
+        medium: Option<&Object<'_>>,
+        group: Option<&Object<'_>>,
+        locality: Option<&Object<'_>>,
+        ownership: Option<&Object<'_>>,
+    ) -> PyResult<Self> {
+        let it = wire::Removed {
+            block_hashes: names(block_hashes)?,
+            medium: optional_string(medium, "medium")?.map(|it| it.to_owned().into()),
+            group: group.map(|it| number(it, "group")).transpose()?,
+            locality: optional_string(locality, "locality")?.map(Into::into),
+            ownership: optional_string(ownership, "ownership")?.map(Into::into),
+        };
+        let tier = agreed(tier.0, it.medium.is_some() || it.locality.is_some(), it.tier())?;
+        Ok(Self { it, tier })
+    }
+
+    /// tuple of int or bytes: The engine's names of the blocks.
+    #[getter]
+    fn block_hashes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        names_to_python(py, &self.it.block_hashes)
+    }
+
+    /// str: Where the blocks were.
+    #[getter]
+    fn tier(&self) -> &'static str {
+        self.tier.name()
+    }
+
+    /// str or None: What the engine calls the tier.
+    #[getter]
+    fn medium(&self) -> Option<&str> {
+        self.it.medium.as_deref()
+    }
+
+    /// int or None: The cache group.
+    #[getter]
+    fn group(&self) -> Option<u32> {
+        self.it.group
+    }
+
+    /// str or None: "LOCAL" or "REMOTE", of an offloaded block.
+    #[getter]
+    fn locality(&self) -> Option<&str> {
+        self.it.locality.as_deref()
+    }
+
+    /// str or None: Which secondary offload tier had the block.
+    #[getter]
+    fn ownership(&self) -> Option<&str> {
+        self.it.ownership.as_deref()
+    }
+
+    fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
+        let names = slf.getattr("block_hashes")?.repr()?;
+        let mut text = format!("Removed(block_hashes={names}, tier='{}'", slf.get().tier);
+        for field in ["medium", "group", "locality", "ownership"] {
+            let value = slf.getattr(field)?;
+            if !value.is_none() {
+                text += &format!(", {field}={}", value.repr()?);
+            }
+        }
+        Ok(text + ")")
+    }
+}
+
+/// A rank has lost everything.
+#[pyclass(frozen, eq, hash, module = "kvatlas._native")]
+#[derive(PartialEq, Hash)]
+pub(crate) struct Cleared;
+
+#[pymethods]
+impl Cleared {
+    #[new]
+    fn new() -> Self {
+        Self
+    }
+
+    fn __repr__(&self) -> &'static str {
+        "Cleared()"
+    }
+}
+
+/// The tier said and that of the medium: one of them if the other was not said, both if they are the same.
+fn agreed(said: Tier, has_medium: bool, medium: Tier) -> PyResult<Tier> {
+    match (said, has_medium) {
+        (said, false) => Ok(said),
+        (Tier::Gpu, true) => Ok(medium),
+        (said, true) if said == medium => Ok(said),
+        (said, true) => {
+            let message = format!("tier is \"{said}\", but the medium is of tier \"{medium}\": give one of them");
+            Err(errors::argument("conflicting_arguments", &message))
+        }
+    }
+}
+
+pub(super) fn to_python<'py>(py: Python<'py>, event: &Event) -> PyResult<Object<'py>> {
+    match event {
+        Event::Stored(it) => Ok(Bound::new(py, Stored { tier: it.tier(), it: wire::Stored::clone(it) })?.into_any()),
+        Event::Removed(it) => Ok(Bound::new(py, Removed { tier: it.tier(), it: it.clone() })?.into_any()),
+        Event::Cleared(_) => Ok(Bound::new(py, Cleared)?.into_any()),
+    }
+}
+
+pub(super) fn from_python(event: &Object<'_>, at: usize, dialect: Dialect) -> PyResult<Event> {
+    let medium = |tier| Some(dialect.medium(tier).into());
+    if let Ok(stored) = event.cast::<Stored>() {
+        let Stored { it, tier } = stored.get();
+        let mut it = it.clone();
+        it.medium = it.medium.or_else(|| medium(*tier));
+        return Ok(it.into());
+    }
+    if let Ok(removed) = event.cast::<Removed>() {
+        let Removed { it, tier } = removed.get();
+        let mut it = it.clone();
+        it.medium = it.medium.or_else(|| medium(*tier));
+        return Ok(it.into());
+    }
+    if event.is_instance_of::<Cleared>() {
+        return Ok(wire::Cleared.into());
+    }
+    let given = describe(event);
+    Err(errors::wrong_type(&format!("events[{at}] must be a Stored, Removed or Cleared of kvatlas.wire, got {given}")))
+}

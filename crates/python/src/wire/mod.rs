@@ -1,0 +1,16 @@
+//! `kvatlas.wire`: the events of engines as values, their payloads, and what an index remembers of each stream.
+
+mod batch;
+mod convert;
+mod events;
+mod payload;
+mod readers;
+
+pub(crate) use batch::{Batch, Refused, Tally};
+pub(crate) use events::{Cleared, Removed, Stored};
+pub(crate) use payload::{decode_batch, encode_batch, keyed_content_hashes};
+pub(crate) use readers::Readers;
+
+use pyo3::prelude::*;
+
+type Object<'py> = Bound<'py, PyAny>;

@@ -1,0 +1,59 @@
+//! What an index that is fed from Python remembers of each stream.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvatlas_index::{BlockIndex, Tier};
+use kvatlas_wire::{self as wire, Reader};
+
+use super::{Batch, Tally};
+
+/// What an index remembers of the streams that it was fed with.
+#[derive(Default)]
+pub(crate) struct Readers(Mutex<HashMap<Box<str>, Ranks>>);
+
+/// The streams of a worker.
+type Ranks = HashMap<u32, Arc<Mutex<Reader>>>;
+
+impl Readers {
+    /// Applies a batch of one stream; others of the same stream wait.
+    pub(crate) fn apply(&self, batch: &Batch, index: &BlockIndex, worker: &str, rank: Option<u32>) -> Tally {
+        let rank = rank.or(batch.it.rank).unwrap_or(0);
+        let reader = {
+            let mut readers = lock(&self.0);
+            if !readers.contains_key(worker) {
+                readers.insert(worker.into(), HashMap::new());
+            }
+            let ranks = readers.get_mut(worker);
+            let new = || Arc::new(Mutex::new(Reader::new(index.config().block_size)));
+            ranks.map_or_else(new, |ranks| ranks.entry(rank).or_insert_with(new).clone())
+        };
+        let mut reader = lock(&reader);
+        let mut it = wire::Tally::default();
+        reader.apply(&batch.it, index, worker, rank, &mut it);
+        Tally { it, upper_bound: reader.upper_bound() }
+    }
+
+    /// A worker was cleared, or one rank, tier or both of it.
+    pub(crate) fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
+        let mut readers = lock(&self.0);
+        let Some(ranks) = readers.get_mut(worker) else { return };
+        match tier {
+            None => ranks.retain(|&other, _| rank.is_some_and(|rank| rank != other)),
+            Some(tier) => {
+                let cleared = ranks.iter().filter(|(other, _)| rank.is_none_or(|rank| rank == **other));
+                cleared.for_each(|(_, reader)| lock(reader).reset_tier(tier));
+            }
+        }
+    }
+
+    /// A worker is gone.
+    pub(crate) fn drop_worker(&self, worker: &str) {
+        lock(&self.0).remove(worker);
+    }
+}
+
+/// A panic in between is a bug, which must not make all later calls fail.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,194 @@
+"""The policies side by side: one load, a fleet for each, one service that follows them all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import fmean, quantiles
+
+import aiohttp
+
+from kvatlas.bench.live.side import Side, settle
+from kvatlas.bench.policies import PolicyFactory, find_policy
+from kvatlas.bench.settings import SettingsError
+from kvatlas.client import AsyncClient
+from kvatlas.service import Engine, Service
+from kvatlas.sim import EngineConfig, Trace, TraceRequest, WorkloadConfig, generate
+from kvatlas.sim.live import Fleet, LiveSettings, prompt_tokens
+
+REFRESH = 1.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOptions:
+    """What to run. Every policy has `engines` engines; the engines' clock runs `speed` times as fast as ours."""
+
+    policies: tuple[str, ...] = ("round-robin", "exact")
+    engines: int = 4
+    seconds: float = 45.0
+    speed: float = 8.0
+    rate: float = 1.25  # requests a second of the engines' time
+    block_size: int = 16  # tokens
+    pool_tokens: int = 393_216  # of each engine
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise SettingsError("no policies")
+        if not 1 <= self.engines <= 64:
+            raise SettingsError(f"engines must be from 1 to 64, got {self.engines}: each is a process, once a policy")
+        for name in ("seconds", "speed", "rate"):
+            if not getattr(self, name) > 0:
+                raise SettingsError(f"{name} must be above 0, got {getattr(self, name)}")
+        if self.pool_tokens < self.block_size:
+            raise SettingsError(f"pool_tokens must be at least one block of {self.block_size}, got {self.pool_tokens}")
+
+    def workload(self) -> Trace:
+        """Requests for the whole run."""
+        count = max(16, int(self.seconds * self.speed * self.rate * 1.5))
+        return generate(WorkloadConfig(requests=count, seed=self.seed, rate=self.rate))
+
+    def engine(self, model: str) -> LiveSettings:
+        """What the engines of a policy are."""
+        config = EngineConfig(block_size=self.block_size, blocks=self.pool_tokens // self.block_size)
+        return LiveSettings(config=config, speed=self.speed, model=model, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStanding:
+    """How one policy fares. Times in seconds of the engines' clock."""
+
+    name: str
+    done: int
+    failed: int
+    in_flight: int
+    hit_rate: float  # of all prompt tokens so far
+    hit_rate_now: float | None  # of the last seconds
+    first_token: float | None  # mean of the last seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Everything at one moment."""
+
+    elapsed: float  # seconds
+    policies: list[PolicyStanding]
+    lookups: int
+    lookups_per_second: float
+    lookup_p50: float | None  # seconds, over HTTP, as the router sees it
+    lookup_p99: float | None
+    lag: float | None  # seconds from an engine's batch to its being visible: the worst engine's last
+    blocks: int  # held, over all engines
+    streams: int
+    live: int  # of those, trusted
+    log: list[str] = field(default_factory=list)
+
+
+class Race:
+    """Runs the policies; tells `show` how they stand every second."""
+
+    def __init__(self, options: LiveOptions, show: Callable[[Standing], None], stop: Callable[[], bool]) -> None:
+        self._options = options
+        self._show = show
+        self._stop = stop
+        self._began = 0.0
+        self._before = (0.0, 0)
+
+    def run(self) -> Standing:
+        """The whole of it. Raises `KvatlasError` if an engine or the service does not start."""
+        options = self._options
+        trace = options.workload()
+        factories = [(name, find_policy(name)) for name in options.policies]
+        with ExitStack() as stack:
+            fleets = [(name, make, Fleet(options.engines, options.engine(f"sim/{name}"))) for name, make in factories]
+            for *_, fleet in fleets:
+                stack.enter_context(fleet)
+            engines = [Engine(url=url) for *_, fleet in fleets for url in fleet.urls]
+            service = stack.enter_context(Service(engines=engines))
+            service.wait_ready(30.0)
+            return asyncio.run(self._run(trace, service.url, fleets))
+
+    async def _run(self, trace: Trace, url: str, fleets: list[tuple[str, PolicyFactory, Fleet]]) -> Standing:
+        options = self._options
+        connector = aiohttp.TCPConnector(limit=0)
+        timeout = aiohttp.ClientTimeout(total=120)
+        async with AsyncClient(url) as client, aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+            sides = []
+            for name, make, fleet in fleets:
+                workers = [url.partition("://")[2] for url in fleet.urls]
+                policy = make(workers, options.seed)
+                sides.append(Side(name, policy, fleet.urls, workers, f"sim/{name}", options.block_size, client))
+            self._began = time.monotonic()
+            tasks: set[asyncio.Task[None]] = set()
+            watch = asyncio.create_task(self._watch(sides, client))
+            try:
+                await self._send(trace.requests, sides, session, tasks)
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+                await settle(tasks, 3.0)
+            return await self._standing(sides, client)
+
+    async def _send(
+        self,
+        requests: list[TraceRequest],
+        sides: list[Side],
+        session: aiohttp.ClientSession,
+        tasks: set[asyncio.Task[None]],
+    ) -> None:
+        options = self._options
+        for request in requests:
+            due = self._began + (request.timestamp - requests[0].timestamp) / 1000 / options.speed
+            while (wait := due - time.monotonic()) > 0:
+                if self._stop() or time.monotonic() - self._began > options.seconds:
+                    return
+                await asyncio.sleep(min(wait, 0.1))
+            if self._stop() or time.monotonic() - self._began > options.seconds:
+                return
+            tokens = prompt_tokens(request)
+            for side in sides:
+                task = asyncio.create_task(side.send(session, tokens, request.output_length))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+
+    async def _watch(self, sides: list[Side], client: AsyncClient) -> None:
+        while True:
+            await asyncio.sleep(REFRESH)
+            self._show(await self._standing(sides, client))
+
+    async def _standing(self, sides: list[Side], client: AsyncClient) -> Standing:
+        now = time.monotonic()
+        streams = [stream for worker in await client.workers() for stream in worker.streams]
+        lags = [stream.lag_ms / 1000 for stream in streams if stream.lag_ms is not None]
+        times = sorted(seconds for side in sides for seconds in side.lookup_times)
+        lookups = sum(side.lookups for side in sides)
+        then, before = self._before
+        self._before = (now, lookups)
+        return Standing(
+            elapsed=now - self._began,
+            policies=[self._policy(side) for side in sides],
+            lookups=lookups,
+            lookups_per_second=(lookups - before) / (now - then) if then else 0.0,
+            lookup_p50=times[len(times) // 2] if times else None,
+            lookup_p99=quantiles(times, n=100)[98] if len(times) > 1 else None,
+            lag=max(lags, default=None),
+            blocks=sum(stream.blocks for stream in streams),
+            streams=len(streams),
+            live=sum(stream.trusted for stream in streams),
+        )
+
+    def _policy(self, side: Side) -> PolicyStanding:
+        recent = side.recent()
+        prompts = sum(done.prompt_tokens for done in recent)
+        return PolicyStanding(
+            name=side.name,
+            done=side.done,
+            failed=side.failed,
+            in_flight=sum(load.in_flight for load in side.loads),
+            hit_rate=side.cached_tokens / max(side.prompt_tokens, 1),
+            hit_rate_now=sum(done.cached_tokens for done in recent) / prompts if prompts else None,
+            first_token=fmean(done.first_token for done in recent) * self._options.speed if recent else None,
+        )

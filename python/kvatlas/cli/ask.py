@@ -1,0 +1,76 @@
+"""What commands that ask a service share: where it is, its key, how they end when it does not answer."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvatlas.client import DEFAULT_URL, Client
+from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError
+from kvatlas.service.settings import check_secret, read_secret
+
+
+def asks(command: Callable[..., None]) -> Callable[..., None]:
+    """The options of a command that asks a service."""
+    for option in reversed(
+        (
+            click.option(
+                "--url",
+                envvar="KVATLAS_URL",
+                default=DEFAULT_URL,
+                show_default=True,
+                show_envvar=True,
+                help="Where the service is.",
+            ),
+            click.option(
+                "--key-file",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="A file with the service's key. Or the key in KVATLAS_KEY.",
+            ),
+            click.option(
+                "--ca", type=click.Path(path_type=Path), metavar="FILE", help="A certificate in PEM to trust for https."
+            ),
+            click.option(
+                "--timeout",
+                type=click.FloatRange(min=0, min_open=True),
+                default=10.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="How long an answer may take.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@contextmanager
+def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
+    """A client. What it raises ends the command with one line, and status 1 if it comes from the service, else 2."""
+    try:
+        key = env.get("KVATLAS_KEY")
+        if key_file is not None:
+            key = read_secret(key_file, "--key-file")
+        elif key is not None:
+            key = check_secret(key.strip(), "KVATLAS_KEY")
+        with Client(url, key=key, timeout=timeout, ssl_context=_trust(ca)) as client:
+            yield client
+    except KvatlasError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1 if isinstance(error, ClientError) else 2)
+
+
+def _trust(ca: Path | None) -> ssl.SSLContext | None:
+    if ca is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgumentError(f"--ca: cannot use {ca}: {error.strerror or error}") from error

@@ -1,0 +1,217 @@
+"""The client for asyncio. Its methods are those of `kvatlas.client.sync`, word for word, but for `await`."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from kvatlas.client import requests
+from kvatlas.client.answers import Answer, BatchAnswer, KeyspaceDump, Readiness, WorkerStatus
+from kvatlas.client.requests import DEFAULT_GROUP, DEFAULT_URL, Call, Numbers, Query
+from kvatlas.client.transport import errors, options
+from kvatlas.errors import ClientError, UnreachableError
+
+T = TypeVar("T")
+_POLL = 0.1  # seconds between looks at readiness
+
+
+class AsyncClient:
+    """Asks a service. Tasks of one loop may share one.
+
+    Every method raises `ClientError` if the service refuses the request, with the service's code and the HTTP status,
+    and `UnreachableError` if nobody answers.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        key: str | None = None,
+        timeout: float = 30.0,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            url: Where the service is.
+            key: Its bearer key.
+            timeout: Seconds that connecting, sending and each part of an answer may take.
+            ssl_context: What certificates to trust; those of the system if not given.
+            transport: Sends the requests instead of httpx's own.
+        """
+        self.url = url.strip().rstrip("/")
+        self._http = httpx.AsyncClient(**options(url, key, timeout, ssl_context), transport=transport)
+
+    async def query(
+        self,
+        tokens: Numbers,
+        *,
+        model: str,
+        group: str = DEFAULT_GROUP,
+        lora: str | None = None,
+        salt: str | None = None,
+        top_k: int | None = None,
+        workers: Iterable[str] | None = None,
+        levels: bool = False,
+        age: bool = False,
+    ) -> Answer:
+        """Who holds how much of this prompt?
+
+        Args:
+            tokens: The prompt.
+            model: The model it is for.
+            group: The routing group.
+            lora: The LoRA adapter it is for.
+            salt: Its cache salt.
+            top_k: Only so many workers, the best ones.
+            workers: Only these workers.
+            levels: Whether to list the workers by depth, too.
+            age: Whether to say how far the service is behind each worker.
+        """
+        asked = requests.query(
+            "tokens",
+            tokens,
+            model=model,
+            group=group,
+            lora=lora,
+            salt=salt,
+            top_k=top_k,
+            workers=workers,
+            levels=levels,
+            age=age,
+        )
+        return await self._send(asked)
+
+    async def query_by_hash(
+        self,
+        hashes: Numbers,
+        *,
+        model: str,
+        group: str = DEFAULT_GROUP,
+        top_k: int | None = None,
+        workers: Iterable[str] | None = None,
+        levels: bool = False,
+        age: bool = False,
+    ) -> Answer:
+        """The same for the content hashes of a prompt's blocks, which `kvatlas.content_hashes` makes."""
+        asked = requests.query(
+            "hashes",
+            hashes,
+            model=model,
+            group=group,
+            lora=None,
+            salt=None,
+            top_k=top_k,
+            workers=workers,
+            levels=levels,
+            age=age,
+        )
+        return await self._send(asked)
+
+    async def query_batch(
+        self,
+        queries: Iterable[Query | Numbers],
+        *,
+        model: str,
+        group: str = DEFAULT_GROUP,
+        top_k: int | None = None,
+        workers: Iterable[str] | None = None,
+    ) -> BatchAnswer:
+        """Many prompts in one request, up to 1,024: tokens, or `Query` with more."""
+        return await self._send(requests.query_batch(queries, model=model, group=group, top_k=top_k, workers=workers))
+
+    async def register(
+        self,
+        worker: str,
+        endpoint: str,
+        *,
+        model: str,
+        block_size: int,
+        group: str = DEFAULT_GROUP,
+        rank: int = 0,
+        replay: str | None = None,
+        topic: str = "",
+    ) -> bool:
+        """Have a worker's rank followed. True if it was not registered; saying the same twice is fine."""
+        asked = requests.register(
+            worker,
+            endpoint,
+            model=model,
+            block_size=block_size,
+            group=group,
+            rank=rank,
+            replay=replay,
+            topic=topic,
+        )
+        return await self._send(asked)
+
+    async def unregister(
+        self, worker: str, *, model: str | None = None, group: str | None = None, rank: int | None = None
+    ) -> None:
+        """Forget a worker, or one rank of it; with `model` and `group`, only if it is registered for those."""
+        await self._send(requests.unregister(worker, model=model, group=group, rank=rank))
+
+    async def workers(self, *, model: str | None = None, group: str | None = None) -> list[WorkerStatus]:
+        """The fleet: each worker, its streams, and how they are."""
+        return await self._send(requests.workers(model=model, group=group))
+
+    async def dump(self) -> list[KeyspaceDump]:
+        """Everything held. It may be large."""
+        return await self._send(requests.dump())
+
+    async def health(self) -> bool:
+        """Whether the service is alive."""
+        return await self._send(requests.health())
+
+    async def ready(self) -> Readiness:
+        """Whether answers are whole, and what they wait for if not."""
+        return await self._send(requests.ready())
+
+    async def metrics(self) -> str:
+        """Metrics in Prometheus' text format."""
+        return await self._send(requests.metrics())
+
+    async def wait_ready(self, timeout: float = 60.0) -> None:
+        """Wait until answers are whole, also for a service that is only being started.
+
+        Raises:
+            ClientError: That took too long (code "not_ready").
+            UnreachableError: Nobody answered until then.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                ready = await self.ready()
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                if ready:
+                    return
+                if time.monotonic() > deadline:
+                    raise ClientError(f"{self.url} is not ready after {timeout:g} s: {ready}", "not_ready")
+            await asyncio.sleep(_POLL)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _send(self, call: Call[T]) -> T:
+        with errors(self.url):
+            answer = await self._http.request(call.method, call.path, content=call.content, headers=call.headers)
+        return call.finish(answer)

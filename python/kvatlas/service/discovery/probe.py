@@ -1,0 +1,274 @@
+"""Asks one engine what it serves and where its events are: vLLM, SGLang, and versions of them that do not say it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+from urllib.parse import urlsplit
+
+from kvatlas.service.discovery.endpoints import at, check_listening, reachable
+from kvatlas.service.discovery.http import Asker
+from kvatlas.service.discovery.problem import Problem
+from kvatlas.service.engines import Engine
+from kvatlas.service.settings import Settings
+
+__all__ = ["Found", "Prober", "Problem", "Source"]
+
+_NO_EVENTS = "it publishes no KV events: start it with --kv-events-config"
+_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_MOST_RANKS = 1 << 12
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one rank's events are."""
+
+    rank: int
+    endpoint: str
+    replay: str | None
+    topic: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an engine says of itself.
+
+    Attributes:
+        engine: "vllm" or "sglang".
+        model: The model's name.
+        block_size: Tokens in a block.
+        sources: One for each rank.
+    """
+
+    engine: str
+    model: str
+    block_size: int
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class _Said:
+    """An engine's answer, of which the rest follows: an equal one means that nothing has changed."""
+
+    engine: str
+    content: dict[str, Any]
+
+
+class Prober:
+    """Asks one engine."""
+
+    def __init__(self, asker: Asker, engine: Engine, settings: Settings) -> None:
+        self._asker = asker
+        self._engine = engine
+        self._settings = settings
+        self._host = urlsplit(engine.url).hostname or ""
+        self._said: _Said | None = None
+
+    async def changed(self) -> bool:
+        """Whether the engine says something else than when `whole` asked.
+
+        Raises:
+            Problem: It does not say.
+        """
+        return self._said is None or await self._ask() != self._said
+
+    async def whole(self) -> Found:
+        """All of it.
+
+        Raises:
+            Problem: It cannot be registered as it is.
+        """
+        self._said = None
+        said = await self._ask()
+        found = await (self._vllm(said) if said.engine == "vllm" else self._sglang(said))
+        if not found.sources:
+            raise Problem(_NO_EVENTS)
+        self._said = said
+        return found
+
+    async def _ask(self) -> _Said:
+        sources = await self._asker.get_json(f"{self._engine.url}/kv_event_sources", absent=(404, 405))
+        if sources is not None:
+            if not isinstance(sources, dict):
+                raise Problem("GET /kv_event_sources answers with something else than ranks: is this an engine?")
+            return _Said("vllm", sources)
+        for path in ("/server_info", "/get_server_info"):
+            info = await self._asker.get_json(self._engine.url + path, absent=(404, 405))
+            if isinstance(info, dict) and ("kv_events" in info or "kv_events_config" in info):
+                names = ("kv_events", "kv_events_config", "served_model_name", "model_path", "page_size", "dp_size")
+                return _Said("sglang", {name: info.get(name) for name in names})
+        return _Said("vllm", {"": await self._old_vllm()})
+
+    # vLLM
+
+    async def _vllm(self, said: _Said) -> Found:
+        metrics: dict[str, int | None] | None = None
+        if "" in said.content:
+            metrics = await self._vllm_metrics()
+            sources = self._by_ports(metrics)
+        else:
+            sources = tuple([await self._vllm_source(rank, config) for rank, config in said.content.items()])
+            if not sources:
+                raise Problem(_NO_EVENTS)
+        model = self._engine.model or self._settings.model or await self._vllm_model()
+        block_size = self._engine.block_size or self._settings.block_size
+        if block_size is None:
+            block_size = _one_block_size(metrics if metrics is not None else await self._vllm_metrics())
+        return Found("vllm", model, block_size, sources)
+
+    async def _vllm_source(self, name: str, config: object) -> Source:
+        if not isinstance(config, dict) or not name.isdecimal():
+            raise Problem("GET /kv_event_sources answers with something else than ranks: is this an engine?")
+        if not config.get("enable_kv_cache_events", True) or config.get("publisher", "zmq") != "zmq":
+            raise Problem(
+                f"rank {name} publishes no events over ZMQ: its --kv-events-config needs "
+                '"enable_kv_cache_events": true and "publisher": "zmq"'
+            )
+        endpoint, listens = reachable(_text(config.get("endpoint")), self._host, f"rank {name}'s endpoint")
+        if not listens:
+            await check_listening(endpoint, f"rank {name}'s endpoint", self._settings.discovery.request_timeout)
+        replay = _text(config.get("replay_endpoint"))
+        if replay:
+            replay, _listens = reachable(replay, self._host, f"rank {name}'s replay endpoint")
+        return Source(int(name), endpoint, replay or None, _text(config.get("topic")))
+
+    async def _vllm_model(self) -> str:
+        models = await self._asker.get_json(f"{self._engine.url}/v1/models")
+        cards = models.get("data") if isinstance(models, dict) else None
+        if not isinstance(cards, list):
+            raise Problem("GET /v1/models answers with no models: name the model by --model")
+        for card in cards:
+            # Adapters have the model as their parent.
+            if isinstance(card, dict) and not card.get("parent") and isinstance(card.get("id"), str) and card["id"]:
+                return str(card["id"])
+        raise Problem("GET /v1/models answers with no models: name the model by --model")
+
+    async def _vllm_metrics(self) -> dict[str, int | None]:
+        """Block sizes by data-parallel rank."""
+        text = await self._asker.get(f"{self._engine.url}/metrics", absent=(404, 405))
+        sizes: dict[str, int | None] = {}
+        for match in _INFO.finditer(text or ""):
+            labels = dict(_LABEL.findall(match[1]))
+            size = labels.get("block_size", "")
+            sizes[labels.get("engine", "0")] = int(size) if size.isdecimal() and int(size) else None
+        return sizes
+
+    async def _old_vllm(self) -> str:
+        """Whether there is an engine at all; the name of its model."""
+        try:
+            return await self._vllm_model()
+        except Problem as problem:
+            if problem.temporary or "status 404" not in str(problem):
+                raise
+            raise Problem("it has none of vLLM's and SGLang's paths: is this the address of an engine?") from problem
+
+    def _by_ports(self, metrics: dict[str, int | None]) -> tuple[Source, ...]:
+        engine, discovery = self._engine, self._settings.discovery
+        events = engine.events_port or discovery.events_port
+        replay = engine.replay_port or discovery.replay_port
+        if events is None:
+            raise Problem(
+                "it does not say where its events are (vLLM says it from 0.33 on): give the port of its "
+                "--kv-events-config by --events-port, and --replay-port, or name its addresses by --worker"
+            )
+        ranks = (
+            range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
+        )
+        return tuple(
+            Source(rank, at(self._host, events + rank), at(self._host, replay + rank) if replay else None, "")
+            for rank in ranks
+        )
+
+    # SGLang
+
+    async def _sglang(self, said: _Said) -> Found:
+        info = said.content
+        events = info["kv_events"]
+        if not isinstance(events, dict):
+            events = self._sglang_config(info)
+        if events.get("publisher", "zmq") != "zmq":
+            raise Problem('it publishes no events over ZMQ: its --kv-events-config needs "publisher": "zmq"')
+        model = self._engine.model or self._settings.model or info["served_model_name"] or info["model_path"]
+        if not isinstance(model, str) or not model:
+            raise Problem("GET /server_info does not say the model: name it by --model")
+        block_size = (
+            self._engine.block_size or self._settings.block_size or events.get("block_size") or info["page_size"]
+        )
+        if not _is_positive(block_size):
+            raise Problem("GET /server_info does not say the block size: give it by --block-size")
+        ranks = events.get("dp_size") or info["dp_size"] or 1
+        if not _is_positive(ranks) or ranks > _MOST_RANKS:
+            raise Problem(f"GET /server_info says dp_size {ranks!r}")
+        own = _publishers(events.get("publishers"))
+        sources = []
+        for rank in range(ranks):
+            what = f"rank {rank}'s endpoint"
+            said_at = own.get(rank) or _address(events, "endpoint_port_base", rank)
+            endpoint, listens = reachable(said_at or "", self._host, what)
+            if not listens:
+                await check_listening(endpoint, what, self._settings.discovery.request_timeout)
+            replay = _address(events, "replay_endpoint_port_base", rank)
+            if replay:
+                host = urlsplit(endpoint).hostname if rank in own else None
+                replay, _listens = reachable(replay, host or self._host, f"rank {rank}'s replay endpoint")
+            sources.append(Source(rank, endpoint, replay, _text(events.get("topic"))))
+        return Found("sglang", model, block_size, tuple(sources))
+
+    def _sglang_config(self, info: dict[str, Any]) -> dict[str, Any]:
+        """From the flag that the engine was started with: versions before `kv_events` show no more."""
+        config = info["kv_events_config"]
+        if not isinstance(config, str) or not config:
+            raise Problem(_NO_EVENTS)
+        try:
+            given = json.loads(config)
+        except (ValueError, RecursionError) as error:
+            raise Problem("its --kv-events-config is not JSON") from error
+        if not isinstance(given, dict):
+            raise Problem("its --kv-events-config is no object")
+        events = {"publisher": given.get("publisher", "null"), "topic": given.get("topic", "")}
+        for name, default in (("endpoint", "tcp://*:5557"), ("replay_endpoint", None)):
+            address = given.get(name, default)
+            if address is None:
+                continue
+            host, _, port = _text(address).removeprefix("tcp://").rpartition(":")
+            if not port.isdecimal():
+                raise Problem(f"its {name} is {address!r}, which is no tcp://HOST:PORT")
+            events |= {f"{name}_port_base": int(port), "endpoint_host": host}
+        return events
+
+
+def _publishers(publishers: object) -> dict[int, str]:
+    """Addresses of single ranks, where they are on several hosts."""
+    each = publishers if isinstance(publishers, list) else []
+    return {
+        item["dp_rank"]: item["endpoint"]
+        for item in each
+        if isinstance(item, dict) and isinstance(item.get("dp_rank"), int) and isinstance(item.get("endpoint"), str)
+    }
+
+
+def _address(events: dict[str, Any], name: str, rank: int) -> str | None:
+    base = events.get(name)
+    if not _is_positive(base):
+        return None
+    host = _text(events.get("endpoint_host")) or "*"
+    return at(host.removeprefix("[").removesuffix("]"), base + rank)
+
+
+def _one_block_size(sizes: dict[str, int | None]) -> int:
+    known = {size for size in sizes.values() if size is not None}
+    if len(known) != 1:
+        said = "says several block sizes" if known else "does not say the block size"
+        raise Problem(f"GET /metrics {said}: give it by --block-size")
+    return known.pop()
+
+
+def _is_positive(number: object) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,227 @@
+"""Keeps a list of engines and workers registered: those given at the start, and those of a file that may change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kvatlas.errors import SettingsError
+from kvatlas.service.discovery.follow import EngineFollower, Follower, WorkerFollower
+from kvatlas.service.discovery.http import Asker
+from kvatlas.service.discovery.probe import Prober
+from kvatlas.service.engines import Engine, Worker, check_names
+from kvatlas.service.load import LISTS, parse_toml, read_list
+from kvatlas.service.native import Native
+from kvatlas.service.settings import Settings
+
+logger = logging.getLogger("kvatlas.discovery")
+
+HOLD = "discovery"  # what readiness waits for, until the first engines were asked
+_POLL = 1.0  # seconds between looks at the file
+_LOOKS = 25  # looks at engines a second, at most: each costs about 2 ms
+
+Entry = Engine | Worker
+Name = tuple[str, int | None]  # an engine's, or a worker's with its rank
+
+
+def read_engines(content: bytes, path: Path, settings: Settings) -> list[Entry]:
+    """The engines and workers of a file.
+
+    Raises:
+        SettingsError: It says something unknown or wrong.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path} is not UTF-8 text") from error
+    tables, lines = parse_toml(text, path)
+    where = {name: f"{path}, line {line}" for name, line in lines.items()}
+    for name in tables:
+        if name not in LISTS:
+            wanted = " and ".join(f"[[{known}]]" for known in LISTS)
+            raise SettingsError(f"{where.get(name, path)}: unknown key {name}: there are {wanted}")
+    engines: list[Engine] = read_list("engine", tables.get("engine", []), lambda name: where.get(name, str(path)))
+    workers: list[Worker] = read_list("worker", tables.get("worker", []), lambda name: where.get(name, str(path)))
+    for number, worker in enumerate(workers):
+        try:
+            worker.check(model=settings.model, block_size=settings.block_size)
+        except SettingsError as error:
+            raise SettingsError(f"{where.get(f'worker.{number}', path)}: {error}") from None
+    try:
+        check_names(engines, workers)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from None
+    return [*engines, *workers]
+
+
+class Discovery:
+    """Follows engines until it is stopped."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Nothing is asked yet.
+
+        Raises:
+            SettingsError: The engines' file or key file cannot be read or is wrong.
+        """
+        self._settings = settings
+        self._key = settings.discovery.bearer()
+        self._file = settings.engines_file
+        self._content = self._seen = b""
+        self._refused: str | None = None
+        self._listed: list[Entry] = []
+        if self._file is not None:
+            self._content = self._seen = _read(self._file)
+            self._listed = read_engines(self._content, self._file, settings)
+        self._followers: dict[Name, tuple[Entry, Follower, asyncio.Task[None]]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._stop = asyncio.Event()
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What is to be followed, as far as is known."""
+        return (*self._settings.engines, *self._settings.workers, *self._listed)
+
+    async def run(self, native: Native) -> None:
+        """Follow, until `stop`; what is registered stays registered then."""
+        self._native = native
+        async with Asker(self._settings.discovery.request_timeout, self._key) as asker:
+            self._asker = asker
+            self._follow()
+            settle = asyncio.create_task(self._settle())
+            try:
+                while not await self._stopped_within(_POLL if self._file is not None else None):
+                    self._reread()
+            finally:
+                settle.cancel()
+                for _entry, follower, _task in self._followers.values():
+                    follower.stop()
+                tasks = [task for _entry, _follower, task in self._followers.values()]
+                await asyncio.gather(settle, *tasks, *self._leaving, return_exceptions=True)
+
+    def stop(self) -> None:
+        """`run` shall end. To be called in its loop."""
+        self._stop.set()
+
+    async def _stopped_within(self, seconds: float | None) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._stop.wait()
+        except TimeoutError:
+            return False
+
+    async def _settle(self) -> None:
+        """Let go of readiness when the first engines have been asked, or enough time has passed."""
+        first = [(entry, follower) for entry, follower, _task in self._followers.values()]
+        try:
+            async with asyncio.timeout(self._settings.discovery.timeout):
+                await asyncio.gather(*(follower.settled.wait() for _entry, follower in first))
+        except TimeoutError:
+            away = [follower.shown for _entry, follower in first if not follower.settled.is_set()]
+            more = f" and {len(away) - 3} more" if len(away) > 3 else ""
+            logger.warning("not waiting any longer for %s%s", ", ".join(away[:3]), more)
+        self._native.release(HOLD)
+
+    def _follow(self) -> None:
+        """Make the followers those of the lists."""
+        wanted: dict[Name, Entry] = {}
+        names: dict[str, type[Entry]] = {}
+        for entry in self.entries:
+            name = _name(entry)
+            if name in wanted or names.setdefault(name[0], type(entry)) is not type(entry):
+                logger.warning("%s: %s is there already: what was given at the start counts", self._file, _shown(entry))
+                continue
+            wanted[name] = entry
+        self._drop({name for name, (entry, _f, _t) in self._followers.items() if wanted.get(name) != entry})
+        for name, entry in wanted.items():
+            if name not in self._followers:
+                self._add(name, entry)
+
+    def _add(self, name: Name, entry: Entry) -> None:
+        follower: Follower
+        if isinstance(entry, Engine):
+            prober = Prober(self._asker, entry, self._settings)
+            follower = EngineFollower(self._native, self._settings, prober, entry, self.pace)
+        else:
+            follower = WorkerFollower(self._native, self._settings, entry)
+        before = [task for task in self._leaving if task.get_name() == name[0]]
+        self._followers[name] = (entry, follower, asyncio.create_task(_run_after(before, follower)))
+
+    def pace(self, engines: int | None = None) -> float:
+        """Seconds between two looks at an engine: more where there are many, so that looking stays cheap."""
+        return max(self._settings.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
+
+    def _drop(self, names: Iterable[Name]) -> None:
+        for name in names:
+            _entry, follower, task = self._followers.pop(name)
+            leaving = asyncio.create_task(_leave(follower, task), name=name[0])
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+
+    # The file
+
+    def _reread(self) -> None:
+        assert self._file is not None  # noqa: S101 - said by the caller's condition
+        try:
+            content = _read(self._file)
+            if content == self._content:
+                self._say(None)
+            # Twice the same, or somebody may be in the middle of writing it.
+            seen, self._seen = self._seen, content
+            if content == self._content or content != seen:
+                return
+            listed = read_engines(content, self._file, self._settings)
+        except SettingsError as error:
+            self._say(str(error))
+            return
+        before = {_name(entry): entry for entry in self._listed}
+        now = {_name(entry): entry for entry in listed}
+        self._content, self._listed = content, listed
+        self._refused = None
+        logger.info("%s: %s", self._file, _difference(before, now))
+        self._follow()
+
+    def _say(self, refused: str | None) -> None:
+        """That the file is wrong, or right again; once."""
+        if refused != self._refused:
+            self._refused = refused
+            if refused is None:
+                logger.info("%s: it is again what it was", self._file)
+            else:
+                logger.error("%s; what it said before stays in force", refused)
+
+
+async def _run_after(before: list[asyncio.Task[None]], follower: Follower) -> None:
+    """An entry that was changed is registered when the old one is gone."""
+    await asyncio.gather(*before, return_exceptions=True)
+    await follower.run()
+
+
+async def _leave(follower: Follower, task: asyncio.Task[None]) -> None:
+    follower.stop()
+    await asyncio.gather(task, return_exceptions=True)
+    await follower.leave()
+    logger.info("%s: left the list; unregistered", follower.shown)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _name(entry: Entry) -> Name:
+    return (entry.worker, None) if isinstance(entry, Engine) else (entry.id, entry.rank)
+
+
+def _shown(entry: Entry) -> str:
+    return f"engine {entry.worker}" if isinstance(entry, Engine) else f"worker {entry.id}, rank {entry.rank},"
+
+
+def _difference(before: Mapping[Name, Entry], now: Mapping[Name, Entry]) -> str:
+    added = len(now.keys() - before.keys())
+    removed = len(before.keys() - now.keys())
+    changed = sum(1 for name in now.keys() & before.keys() if now[name] != before[name])
+    return f"{added} added, {changed} changed, {removed} removed"

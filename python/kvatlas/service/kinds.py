@@ -1,0 +1,211 @@
+"""What values a setting takes: how they are written in a file, a variable or a flag, and what is refused.
+
+A kind turns whatever was given into the value, or raises ValueError with what would be right. It does not know where
+the value came from: the caller says that.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+_LONGEST = 366 * 86_400.0
+_DURATIONS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+
+
+def shown(value: object) -> str:
+    """A value as messages show it, cut short if it is long."""
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Kind(ABC):
+    """What a setting takes.
+
+    Attributes:
+        wanted: What would be right, in words: "must be ..." is put before it.
+        metavar: The value's name in the help of a flag.
+    """
+
+    wanted: str
+    metavar: str
+
+    @abstractmethod
+    def convert(self, value: object) -> Any:
+        """The value of what a file or a program gave."""
+
+    def parse(self, text: str) -> Any:
+        """The value of what a flag or a variable gave."""
+        return self.convert(text)
+
+    def show(self, value: Any) -> str:
+        """The value as a file would have it."""
+        return _toml(value)
+
+    def bad(self, value: object) -> ValueError:
+        """The error for a value that is not right."""
+        return ValueError(f"must be {self.wanted}, got {shown(value)}")
+
+
+class Text(Kind):
+    """A string that is not empty."""
+
+    wanted = "a string that is not empty"
+    metavar = "TEXT"
+
+    def convert(self, value: object) -> str:
+        if isinstance(value, str) and value.strip():
+            return value
+        raise self.bad(value)
+
+
+class Choice(Kind):
+    """One of a few words."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+        self.wanted = "one of " + ", ".join(json.dumps(choice) for choice in choices)
+        self.metavar = "|".join(choices)
+
+    def convert(self, value: object) -> str:
+        if isinstance(value, str) and value in self.choices:
+            return value
+        raise self.bad(value)
+
+
+class Integer(Kind):
+    """An integer from `low` to `high`."""
+
+    metavar = "N"
+
+    def __init__(self, low: int, high: int) -> None:
+        self.low, self.high = low, high
+        self.wanted = f"an integer from {low} to {high}"
+
+    def convert(self, value: object) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high:
+            return value
+        raise self.bad(value)
+
+    def parse(self, text: str) -> int:
+        if re.fullmatch(r"\s*-?[0-9]{1,20}\s*", text, re.ASCII):
+            return self.convert(int(text))
+        raise self.bad(text)
+
+
+class Duration(Kind):
+    """Seconds; in text also with a unit."""
+
+    metavar = "TIME"
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self.zero = zero
+        self.wanted = (
+            f'a duration {"of 0 or more" if zero else "above 0"}: "30s", "500ms", "2m", or a number of seconds'
+        )
+
+    def convert(self, value: object) -> float:
+        if isinstance(value, str):
+            seconds = self._read(value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            seconds = float(value)
+        else:
+            raise self.bad(value)
+        if not math.isfinite(seconds) or seconds < 0 or seconds > _LONGEST or (seconds == 0 and not self.zero):
+            raise self.bad(value)
+        return seconds
+
+    def _read(self, text: str) -> float:
+        match = _NUMBER.fullmatch(text)
+        unit = _DURATIONS.get(match[2] or "s") if match else None
+        if match is None or unit is None:
+            raise self.bad(text)
+        return float(match[1]) * unit
+
+    def show(self, value: float) -> str:
+        if value >= 1 or value == 0:
+            return _toml(f"{value:g}s") if float(f"{value:g}") == value else repr(value)
+        milliseconds = f"{value * 1000:g}"
+        return _toml(f"{milliseconds}ms") if float(milliseconds) * 1e-3 == value else repr(value)
+
+
+class Size(Kind):
+    """Bytes; in text also with a unit."""
+
+    wanted = 'a size of at least 1 byte: "8MiB", "500kB", or a number of bytes'
+    metavar = "SIZE"
+
+    def convert(self, value: object) -> int:
+        if isinstance(value, str):
+            match = _NUMBER.fullmatch(value)
+            unit = _SIZES.get(match[2].upper()) if match else None
+            if match is None or unit is None:
+                raise self.bad(value)
+            number = float(match[1]) * unit
+            if not number.is_integer():
+                raise self.bad(value)
+            size = int(number)
+        elif isinstance(value, int) and not isinstance(value, bool):
+            size = value
+        else:
+            raise self.bad(value)
+        if not 1 <= size < 1 << 48:
+            raise self.bad(value)
+        return size
+
+    def show(self, value: int) -> str:
+        for unit in ("GiB", "MiB", "KiB"):
+            if value % _SIZES[unit.upper()] == 0:
+                return _toml(f"{value // _SIZES[unit.upper()]}{unit}")
+        return str(value)
+
+
+class Address(Kind):
+    """Where to listen: an IP address and a port."""
+
+    wanted = 'an IP address and a port: "127.0.0.1:8090", "[::1]:8090", "0.0.0.0:8090" for all, port 0 for any free one'
+    metavar = "IP:PORT"
+
+    def convert(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise self.bad(value)
+        host, colon, port = value.strip().rpartition(":")
+        if not colon or not re.fullmatch(r"[0-9]{1,5}", port, re.ASCII) or int(port) > 65_535:
+            raise self.bad(value)
+        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        try:
+            address = ipaddress.ip_address("127.0.0.1" if bare == "localhost" else bare)
+        except ValueError:
+            raise self.bad(value) from None
+        if address.version == 6 and bare == host:
+            raise self.bad(value)
+        return f"[{address}]:{int(port)}" if address.version == 6 else f"{address}:{int(port)}"
+
+
+class File(Kind):
+    """The path of a file."""
+
+    wanted = "the path of a file"
+    metavar = "FILE"
+
+    def convert(self, value: object) -> Path:
+        if isinstance(value, Path) or (isinstance(value, str) and value and "\0" not in value):
+            return Path(value).expanduser()
+        raise self.bad(value)
+
+
+def _toml(value: object) -> str:
+    """A plain value in TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    # JSON's strings are TOML's, but for the one control character that JSON leaves alone.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

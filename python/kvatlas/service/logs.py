@@ -1,0 +1,47 @@
+"""Logs of `kvatlas serve` on stderr: lines for people, or JSON for programs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import sys
+from typing import TextIO
+
+from kvatlas.service.settings import LogSettings
+
+# Both as the native part writes them: it is one service.
+
+
+def _time(record: logging.LogRecord) -> str:
+    at = dt.datetime.fromtimestamp(record.created, dt.UTC)
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _level(record: logging.LogRecord) -> str:
+    return {"WARNING": "WARN", "CRITICAL": "ERROR"}.get(record.levelname, record.levelname)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"timestamp": _time(record), "level": _level(record), "message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_time(record)} {_level(record):>5} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def configure(settings: LogSettings, stream: TextIO | None = None) -> logging.Handler:
+    """Write what kvatlas logs to stderr, and nothing of other libraries."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(_Json() if settings.format == "json" else _Text())
+    logger = logging.getLogger("kvatlas")
+    logger.addHandler(handler)
+    logger.setLevel(settings.level.upper())
+    logger.propagate = False
+    return handler

@@ -1,0 +1,64 @@
+"""The native service, as the rest of this package sees it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Protocol
+
+from kvatlas.errors import ServiceError
+
+
+class Native(Protocol):
+    """What `kvatlas._native.Service` does. Every call may be made from any thread."""
+
+    @property
+    def address(self) -> str: ...
+    def register(self, registration: str, /) -> bool: ...
+    def unregister(self, worker: str, rank: int | None = None, /) -> int: ...
+    def workers(self) -> str: ...
+    def ready(self) -> str | None: ...
+    def release(self, hold: str, /) -> bool: ...
+    def drain(self, timeout: float, /) -> bool: ...
+    def close(self) -> None: ...
+
+
+def start(settings: dict[str, Any]) -> Native:
+    """Start it.
+
+    Raises:
+        ServiceError: It cannot listen, a certificate cannot be used, or this build has no service.
+    """
+    try:
+        from kvatlas._native import Service  # noqa: PLC0415 - the command line works without
+    except ImportError as error:
+        raise ServiceError("this build of kvatlas has no service", "not_started") from error
+    made: Native = Service(json.dumps(settings))
+    return made
+
+
+def registration(
+    worker: str,
+    endpoint: str,
+    *,
+    model: str,
+    block_size: int,
+    group: str,
+    rank: int,
+    replay: str | None,
+    topic: str,
+    source: str,
+) -> str:
+    """What the native service registers, in JSON."""
+    return json.dumps(
+        {
+            "instance_id": worker,
+            "endpoint": endpoint,
+            "replay_endpoint": replay,
+            "topic": topic,
+            "model_name": model,
+            "routing_group": group,
+            "block_size": block_size,
+            "dp_rank": rank,
+            "source": source,
+        }
+    )

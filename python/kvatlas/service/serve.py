@@ -1,0 +1,104 @@
+"""`kvatlas serve`: a service until somebody stops it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import kvatlas
+from kvatlas.service import logs, native
+from kvatlas.service.service import Service
+from kvatlas.service.settings import Settings
+
+logger = logging.getLogger("kvatlas.service")
+
+_POLL = 0.1  # seconds between looks at readiness, until it is there
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Stop:
+    """Set by the first signal; the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.number = 0
+
+    def handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.asked.is_set():
+            os.write(2, b"stopped at once\n")
+            os._exit(128 + number)
+        self.number = number
+        self.asked.set()
+
+
+def serve(settings: Settings | None = None, *, start: Callable[[dict[str, Any]], native.Native] = native.start) -> int:
+    """Run a service until SIGTERM or SIGINT, then drain it. To be called in the main thread.
+
+    Returns:
+        The exit status: 0 if all requests were finished, 1 if some were cut off.
+
+    Raises:
+        SettingsError: Something given cannot be used.
+        ServiceError: The service cannot be started.
+    """
+    settings = settings or Settings()
+    handler = logs.configure(settings.log)
+    stop = _Stop()
+    before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+    try:
+        with Service(settings=settings, log=True, start=start) as service:
+            _greet(service)
+            _until_stopped(service, stop)
+            return _drain(service)
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+        logging.getLogger("kvatlas").removeHandler(handler)
+
+
+def _greet(service: Service) -> None:
+    settings = service.settings
+    if settings.log.format == "json":
+        logger.info("listening on %s, %d engines", service.address, len(service.entries))
+    else:
+        entries = [entry.show() for entry in service.entries]
+        more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
+        from_whom = ", ".join(entries[:8]) + more or "none yet: POST /register, or start with --engine URL"
+        print(f"kvatlas {kvatlas.__version__} answers at {service.url}", file=sys.stderr)
+        print(f"engines: {from_whom}", file=sys.stderr, flush=True)
+    if not settings.http.is_loopback() and settings.http.bearer() is None:
+        logger.warning(
+            "listening on %s without a key: whoever reaches it can ask and change what is registered; "
+            "set KVATLAS_KEY or --key-file",
+            service.address,
+        )
+
+
+def _until_stopped(service: Service, stop: _Stop) -> None:
+    while not stop.asked.wait(_POLL):
+        if service.waiting() is None:
+            workers = service.workers()
+            streams = sum(len(worker.streams) for worker in workers)
+            logger.info("ready: %d workers, %d streams", len(workers), streams)
+            stop.asked.wait()
+
+
+def _drain(service: Service) -> int:
+    logger.info("stopping: finishing requests, for %g s at most", service.settings.drain_timeout)
+    done: list[bool] = []
+    # In a thread, so that a second signal is handled meanwhile: by the main thread, between waits.
+    thread = threading.Thread(target=lambda: done.append(service.drain()), name="kvatlas-drain", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.05)
+    if done == [True]:
+        logger.info("stopped")
+        return 0
+    logger.warning("stopped; some requests were cut off")
+    return 1

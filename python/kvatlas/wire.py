@@ -1,0 +1,33 @@
+"""The events that inference engines publish about their KV caches: decoded, as values, and encoded again.
+
+`decode_batch` takes a payload (the third frame of an engine's ZMQ message) of vLLM or SGLang, and
+`BlockIndex.apply(worker, batch)` applies it. `encode_batch` writes what an engine would, for tests and simulated
+engines. `keyed_content_hashes` names the blocks of prompts with images.
+"""
+
+from kvatlas._native import (
+    Batch,
+    Cleared,
+    Refused,
+    Removed,
+    Stored,
+    Tally,
+    decode_batch,
+    encode_batch,
+    keyed_content_hashes,
+)
+
+__all__ = [
+    "Batch",
+    "Cleared",
+    "Event",
+    "Refused",
+    "Removed",
+    "Stored",
+    "Tally",
+    "decode_batch",
+    "encode_batch",
+    "keyed_content_hashes",
+]
+
+Event = Stored | Removed | Cleared

@@ -1,0 +1,202 @@
+"""`kvatlas query`, asked of a real service."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvatlas import content_hashes
+from kvatlas.cli.console import console
+from kvatlas.cli.query import _print
+from kvatlas.client import Answer, WorkerDepth
+from kvatlas.service import HttpSettings, Service, Settings
+from kvatlas.sim import EngineConfig
+from kvatlas.sim.live import Fleet, LiveSettings
+
+from .conftest import Run
+
+BLOCK = 4
+PROMPT = list(range(1, 13))
+SETTINGS = Settings(http=HttpSettings(bind="127.0.0.1:0"))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """One that follows two simulated engines: one holds all of the prompt, the other two blocks."""
+    config = EngineConfig(block_size=BLOCK, blocks=128, prefill_rate=1e6, decode_rate=1e4)
+    with (
+        Fleet(2, LiveSettings(config=config, speed=20.0, model="m"), processes=1) as fleet,
+        Service([f"{engine.name}={engine.url}" for engine in fleet.engines], settings=SETTINGS) as service,
+    ):
+        fleet[0].complete(PROMPT, 1)
+        fleet[1].complete(PROMPT[:9], 1)
+        fleet[0].complete(PROMPT[:9], 1, salt="s")
+        for engine in fleet.engines:
+            engine.wait_quiet()
+        service.wait_ready(60)
+        client, deadline = service.client(), time.monotonic() + 60
+        while client.query(PROMPT, model="m").scores() != {"engine-0": 12, "engine-1": 8} or not (
+            client.query(PROMPT, model="m", salt="s").workers
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield service
+
+
+@pytest.fixture
+def asks(run: Run, service: Service, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("KVATLAS_URL", service.url)
+    return lambda *args: run("query", *args)
+
+
+def listed(numbers: list[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def test_a_table(asks: Run) -> None:
+    done = asks("--tokens", listed(PROMPT))
+    assert done.returncode == 0, done.stderr
+    assert "12 tokens for m, in blocks of 4" in done.stdout
+    header, first, second = done.stdout.splitlines()[1:4]
+    assert header.split() == ["worker", "rank", "tokens", "blocks", "prompt", "state", "lag"]
+    assert first.split()[:7] == ["engine-0", "0", "12", "3", "100.0", "%", "live"]
+    assert second.split()[:7] == ["engine-1", "0", "8", "2", "66.7", "%", "live"]
+    assert done.stderr == ""
+
+
+def test_other_ways_to_say_the_prompt(asks: Run, tmp_path: Path, service: Service) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(PROMPT))
+    (tmp_path / "t.txt").write_text("\n".join(map(str, PROMPT)))
+    hashes = listed([int(h) for h in content_hashes(PROMPT, BLOCK)])
+    for how in (("--tokens-file", "t.json"), ("--tokens-file", "t.txt"), ("--hashes", hashes)):
+        data = json.loads(asks(*how, "--json", "--model", "m").stdout)
+        assert {worker["worker"]: worker["tokens"] for worker in data["workers"]} == {"engine-0": 12, "engine-1": 8}
+        assert (data["model"], data["group"], data["block_size"], data["prompt_tokens"]) == ("m", "default", 4, 12)
+    command = [sys.executable, "-m", "kvatlas.cli", "query", "--tokens-file", "-", "--json"]
+    done = subprocess.run(command, input="1 2 3 4", capture_output=True, text=True, check=True, env=os.environ)
+    assert [worker["tokens"] for worker in json.loads(done.stdout)["workers"]] == [4, 4]
+
+
+def test_salt_and_top(asks: Run) -> None:
+    data = json.loads(asks("--tokens", listed(PROMPT), "--salt", "s", "--json").stdout)
+    assert [(worker["worker"], worker["tokens"]) for worker in data["workers"]] == [("engine-0", 8)]
+    data = json.loads(asks("--tokens", listed(PROMPT), "--top", 1, "--json").stdout)
+    assert [worker["worker"] for worker in data["workers"]] == ["engine-0"]
+    assert "No worker holds the first block." in asks("--tokens", listed(PROMPT), "--lora", "x").stdout
+    assert "No worker holds the first block." in asks("--tokens", "9,9,9,9").stdout
+
+
+def test_a_text(asks: Run, tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {str(number): number for number in range(20)}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    for name in ("tokenizer.json", "."):
+        data = json.loads(asks("--text", "1 2 3 4 5", "--tokenizer", name, "--json").stdout)
+        assert (data["prompt_tokens"], data["workers"][0]["tokens"]) == (5, 4)
+    (tmp_path / "bad.json").write_text("{}")
+    done = asks("--text", "1", "--tokenizer", "bad.json")
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: --tokenizer: cannot load bad.json: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_the_package_for_texts(asks: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "tokenizers.py").write_text("raise ImportError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
+    done = asks("--text", "1", "--tokenizer", "x")
+    assert done.returncode == 2
+    assert done.stderr == "Error: --text needs the package tokenizers: pip install 'kvatlas[tokenizer]'\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "One of --tokens, --tokens-file, --text and --hashes is needed, got none."),
+        (("--tokens", "1", "--hashes", "1"), "got --tokens and --hashes."),
+        (("--text", "a"), "--text and --tokenizer go together."),
+        (("--tokens", "1", "--tokenizer", "x"), "--text and --tokenizer go together."),
+        (("--hashes", "1", "--salt", "s"), "--lora and --salt do not go with --hashes"),
+        (("--tokens", "1,x"), "Error: --tokens must be integers apart by commas or white space, got 'x'"),
+        (("--tokens", "-1"), "Error: tokens[0] must be from 0 to 4294967295, got -1"),
+        (("--tokens", "4294967296"), "Error: tokens[0] must be from 0 to 4294967295, got 4294967296"),
+        (("--tokens-file", "none"), "Error: --tokens-file: cannot read none: No such file or directory"),
+        (("--tokens", "1", "--url", "nonsense"), "Error: url must be http://HOST:PORT, got 'nonsense'"),
+        (("--tokens", "1", "--ca", "none"), "Error: --ca: cannot use none: No such file or directory"),
+        (("--tokens", "1", "--key-file", "none"), "Error: --key-file: cannot read none"),
+    ],
+)
+def test_what_cannot_be_used(asks: Run, args: tuple[str, ...], message: str) -> None:
+    done = asks(*args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_several_models_and_none(run: Run) -> None:
+    with Service(settings=SETTINGS) as service:
+        done = run("query", "--url", service.url, "--tokens", "1")
+        assert done.returncode == 1
+        assert done.stderr == f"Error: {service.url} has no workers\n"
+        for name, model, group in (("a", "m", "g"), ("b", "m", "h"), ("c", "n", "g")):
+            service.register(name, "tcp://127.0.0.1:9", model=model, block_size=16, group=group)
+        done = run("query", "--url", service.url, "--tokens", "1")
+        assert done.returncode == 2
+        assert done.stderr == f"Error: {service.url} has several models: say which by --model: m, n\n"
+        done = run("query", "--url", service.url, "--tokens", "1", "--model", "m")
+        assert "model 'm' is in several routing groups: say which by --group: g, h" in done.stderr
+        done = run("query", "--url", service.url, "--tokens", "1", "--model", "o")
+        assert done.returncode == 1
+        assert done.stderr == f"Error: {service.url} has no workers for model 'o'; it has models m, n\n"
+        done = run("query", "--url", service.url, "--tokens", "1", "--model", "n")
+        assert done.returncode == 0
+        assert "Not trusted now: c rank 0 (connecting)" in done.stdout
+
+
+def test_nobody_there_is_one_line(run: Run) -> None:
+    done = run("query", "--url", "http://127.0.0.1:9", "--tokens", "1")
+    assert done.returncode == 1
+    assert done.stderr == "Error: nobody answers at http://127.0.0.1:9: Connection refused\n"
+
+
+def test_a_key(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Service(settings=Settings(http=HttpSettings(bind="127.0.0.1:0", key="k"))) as service:
+        done = run("query", "--url", service.url, "--tokens", "1")
+        assert done.returncode == 1
+        assert "unauthorized" in done.stderr
+        (tmp_path / "key").write_text("k\n")
+        assert "has no workers" in run("query", "--url", service.url, "--tokens", "1", "--key-file", "key").stderr
+        monkeypatch.setenv("KVATLAS_KEY", "k")
+        assert "has no workers" in run("query", "--url", service.url, "--tokens", "1").stderr
+
+
+def test_lower_tiers_have_columns_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    deep = WorkerDepth("a", 16, 32, 64, {0: 16, 1: 8}, None, 2500.0, "live")
+    lower = WorkerDepth("[b]", 0, 0, 48, {}, None, None, None)
+    _print(Answer((deep, lower), upper_bound=True), "m", 64, 8)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == [
+        "worker",
+        "rank",
+        "tokens",
+        "blocks",
+        "prompt",
+        "with",
+        "host",
+        "any",
+        "tier",
+        "state",
+        "lag",
+    ]
+    assert lines[2].split() == ["a", "0", "16", "2", "25.0", "%", "32", "64", "live", "2.5", "s"]
+    assert lines[3].split() == ["1", "8", "1", "12.5", "%"]
+    assert lines[4].split() == ["[b]", "0", "0", "0.0", "%", "0", "48"]
+    assert "upper bounds" in lines[5]
+    assert console() is not None

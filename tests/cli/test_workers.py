@@ -1,0 +1,113 @@
+"""`kvatlas workers`, asked of a real service."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvatlas.service import HttpSettings, Service, Settings
+from kvatlas.sim import EngineConfig
+from kvatlas.sim.live import Fleet, LiveSettings
+
+from .conftest import Run
+
+SETTINGS = Settings(http=HttpSettings(bind="127.0.0.1:0"))
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """One that follows an engine with two ranks, and a worker that is not there."""
+    config = EngineConfig(block_size=4, blocks=128, prefill_rate=1e6, decode_rate=1e4)
+    with (
+        Fleet(1, LiveSettings(config=config, speed=20.0, model="m", ranks=2)) as fleet,
+        Service([f"a={fleet[0].url}"], settings=SETTINGS) as service,
+    ):
+        fleet[0].complete(range(1, 13), 1, rank=1)
+        fleet[0].wait_quiet()
+        service.wait_ready(60)
+        deadline = time.monotonic() + 60
+        while service.workers()[0].streams[1].blocks < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        service.register("gone", "tcp://127.0.0.1:9", model="n", block_size=16, group="g")
+        yield service
+
+
+def test_a_table(run: Run, service: Service) -> None:
+    done = run("workers", "--url", service.url, "--model", "m")
+    assert done.returncode == 0, done.stderr
+    words, header, first, second = done.stdout.splitlines()
+    assert words.startswith("1 workers, 2 streams, 2 trusted; not ready: it waits for gone, rank 0")
+    names = ["worker", "rank", "state", "trusted", "epoch", "seq", "lag", "blocks", "gaps", "lost", "refused", "parked"]
+    assert header.split() == names
+    assert first.split()[:4] == ["a", "0", "live", "yes"]
+    assert second.split()[:4] == ["a", "1", "live", "yes"]
+    assert second.split()[-5:] == ["3", "0", "0", "0", "0"]
+
+
+def test_several_keyspaces_and_what_is_wrong(run: Run, service: Service) -> None:
+    done = run("workers", "--url", service.url)
+    assert "2 workers, 3 streams, 2 trusted" in done.stdout
+    # It was tried, and its last error is told below the table.
+    line, error = (line for line in done.stdout.splitlines() if line.startswith("gone"))
+    assert error.startswith("gone rank 0: nobody ")
+    assert line.split()[:6] == ["gone", "0", "n", "(g)", "connecting", "no"]
+
+
+def test_json(run: Run, service: Service) -> None:
+    data = json.loads(run("workers", "--url", service.url, "--json", "--group", "g", "--model", "n").stdout)
+    assert [worker["worker"] for worker in data] == ["gone"]
+    assert data[0]["streams"][0]["endpoint"] == "tcp://127.0.0.1:9"
+    assert "gaps" in data[0]["streams"][0]["counters"]
+
+
+def test_nobody_registered(run: Run) -> None:
+    with Service(settings=SETTINGS) as service:
+        done = run("workers", "--url", service.url)
+        assert (done.returncode, done.stdout) == (0, f"{service.url} follows no workers.\n")
+        assert json.loads(run("workers", "--url", service.url, "--json").stdout) == []
+
+
+def test_nobody_there_is_one_line(run: Run) -> None:
+    for flags in ((), ("--watch",), ("--json",)):
+        done = run("workers", "--url", "http://127.0.0.1:9", *flags)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "Error: nobody answers at http://127.0.0.1:9: Connection refused\n"
+
+
+@pytest.mark.parametrize("flags", [("--json",), ()])
+def test_watching_until_ctrl_c(service: Service, flags: tuple[str, ...]) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kvatlas.cli",
+        "workers",
+        "--url",
+        service.url,
+        "--watch",
+        "--interval",
+        "0.1",
+        *flags,
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        if flags:
+            for _ in range(3):
+                assert len(json.loads(process.stdout.readline())) == 2
+        else:
+            for _ in range(2):
+                while not process.stdout.readline().startswith("2 workers, 3 streams"):
+                    assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+        process.stdout.read()
+        assert process.wait(30) == 130
+        assert "Traceback" not in errors

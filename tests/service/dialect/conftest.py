@@ -1,0 +1,109 @@
+"""The service under test: ours in this process, or the released one of the dialect from its wheel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import zmq
+
+from .tools import BLOCK_SIZE, MODEL, Answer, Publisher, ask, running, until
+
+PEER = "KVATLAS_DYNAMO_PYTHON"
+
+
+@dataclass
+class Subject:
+    """A running service, and engines that it may follow."""
+
+    name: str
+    address: str
+    context: zmq.Context[zmq.Socket[bytes]]
+    publishers: list[Publisher] = field(default_factory=list)
+
+    def ask(self, method: str, path: str, body: object = None, **more: Any) -> Answer:
+        return ask(self.address, method, path, body, **more)
+
+    def post(self, path: str, **body: Any) -> Answer:
+        return self.ask("POST", path, {"model_name": MODEL} | body)
+
+    def publisher(self) -> Publisher:
+        self.publishers.append(Publisher(self.context))
+        return self.publishers[-1]
+
+    def engine(self, instance: int, **more: Any) -> Publisher:
+        """A registered engine, to whose events the service has subscribed."""
+        publisher = self.publisher()
+        body = {"instance_id": instance, "endpoint": publisher.endpoint, "block_size": BLOCK_SIZE} | more
+        answer = self.post("/register", **body)
+        assert answer.status == 201, answer
+        publisher.wait_for_subscriber()
+        return publisher
+
+    def scores(self, path: str = "/query", **query: Any) -> dict[str, dict[str, int]]:
+        answer = self.post(path, **query)
+        assert answer.status == 200, answer
+        scores: dict[str, dict[str, int]] = answer.json["scores"]
+        return scores
+
+    def until_scores(self, scores: dict[str, dict[str, int]], **query: Any) -> None:
+        until(lambda: self.scores(**query) == scores)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def peer() -> Iterator[str]:
+    """The address of `python -m dynamo.indexer`."""
+    python = os.environ.get(PEER)
+    if not python:
+        pytest.skip(f"the dialect's released service is not here: set {PEER} to a Python that has ai-dynamo 1.6.1")
+    port = free_port()
+    process = subprocess.Popen(
+        [python, "-m", "dynamo.indexer", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    address = f"127.0.0.1:{port}"
+
+    def is_up() -> bool:
+        assert process.poll() is None, "it ended at once"
+        try:
+            return ask(address, "GET", "/health").status == 200
+        except OSError:
+            return False
+
+    try:
+        until(is_up)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(params=["kvatlas", "dynamo"])
+def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
+    with zmq.Context() as context:
+        if request.param == "kvatlas":
+            with running() as service:
+                subject = Subject(request.param, service.address, context)
+                yield subject
+                for publisher in subject.publishers:
+                    publisher.close()
+            return
+        subject = Subject(request.param, request.getfixturevalue("peer"), context)
+        yield subject
+        # One process serves all tests: the next finds it as this one did.
+        for worker in subject.ask("GET", "/workers").json:
+            body = {key: worker[key] for key in ("instance_id", "model_name", "routing_group")}
+            subject.ask("POST", "/unregister", body)
+        for publisher in subject.publishers:
+            publisher.close()

@@ -1,0 +1,213 @@
+"""What the tests of the HTTP side share: the service in this process, an engine's publisher, a client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+import zmq
+
+from kvatlas._native import Service
+
+DEADLINE = 30.0
+"""Long after which something that should happen has not, in seconds."""
+
+MODEL = "m"
+BLOCK_SIZE = 4
+
+
+@contextlib.contextmanager
+def running(**http: Any) -> Iterator[Service]:
+    """A service on a port of its own."""
+    settings = {"http": {"bind": "127.0.0.1:0"} | http, "log": {"level": "off"}}
+    service = Service(json.dumps(settings))
+    try:
+        yield service
+    finally:
+        service.close()
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def code(self) -> str:
+        code: str = self.json["code"]
+        return code
+
+
+class Connection:
+    """One connection, over which anything can be sent."""
+
+    def __init__(self, address: str, wrap: Any = None) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), DEADLINE)
+        if wrap is not None:
+            self.socket = wrap(self.socket)
+        self._buffer = b""
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def finish(self) -> None:
+        """Says that nothing more will be sent."""
+        # The service may have closed it already.
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
+    def ask(self, method: str, path: str, body: object = None, *, headers: dict[str, str] | None = None) -> Answer:
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        lines = {"Host": "h", "Content-Length": str(len(data)), "Content-Type": "application/json"} | (headers or {})
+        head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{key}: {value}\r\n" for key, value in lines.items())
+        self.send(head.encode() + b"\r\n" + data)
+        return self.read(head=method == "HEAD")
+
+    def read(self, *, head: bool = False) -> Answer:
+        """The next answer; EOFError if the service has closed the connection instead."""
+        while b"\r\n\r\n" not in self._buffer:
+            self._more()
+        top, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        first, *lines = top.decode("latin-1").split("\r\n")
+        headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        if head:
+            body = b""
+        elif headers.get("transfer-encoding") == "chunked":
+            body = self._chunks()
+        else:
+            body = self._take(int(headers.get("content-length", 0)))
+        return Answer(int(first.split()[1]), headers, body)
+
+    def is_closed(self) -> bool:
+        """Whether the service closes it, without a further word, before the deadline."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionError:
+            return True
+
+    def rest(self) -> bytes:
+        """All that comes until the service closes the connection."""
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            while more := self.socket.recv(1 << 16):
+                data += more
+        return data
+
+    def _chunks(self) -> bytes:
+        body = b""
+        while True:
+            while b"\r\n" not in self._buffer:
+                self._more()
+            size, _, self._buffer = self._buffer.partition(b"\r\n")
+            chunk = self._take(int(size, 16) + 2)[:-2]
+            if not chunk:
+                return body
+            body += chunk
+
+    def _take(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            self._more()
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
+
+    def _more(self) -> None:
+        data = self.socket.recv(1 << 16)
+        if not data:
+            raise EOFError
+        self._buffer += data
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ask(address: str, method: str, path: str, body: object = None, *, headers: dict[str, str] | None = None) -> Answer:
+    """One request on a connection of its own."""
+    with Connection(address) as connection:
+        return connection.ask(method, path, body, headers=headers)
+
+
+def stored(
+    hashes: Sequence[int],
+    tokens: Sequence[int],
+    *,
+    parent: int | None = None,
+    block_size: int = BLOCK_SIZE,
+    medium: str = "GPU",
+    lora: str | None = None,
+) -> dict[str, Any]:
+    """The event of vLLM that says that blocks were cached."""
+    return {
+        "type": "BlockStored",
+        "block_hashes": list(hashes),
+        "parent_block_hash": parent,
+        "token_ids": list(tokens),
+        "block_size": block_size,
+        "lora_id": None,
+        "medium": medium,
+        "lora_name": lora,
+    }
+
+
+def removed(hashes: Sequence[int], *, medium: str = "GPU") -> dict[str, Any]:
+    """The event of vLLM that says that blocks were evicted."""
+    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": medium}
+
+
+@dataclass
+class Publisher:
+    """An engine's PUB socket, which knows when somebody has subscribed to it."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    seq: int = 0
+    socket: zmq.Socket[bytes] = field(init=False)
+    endpoint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.socket = self.context.socket(zmq.XPUB)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        port = self.socket.bind_to_random_port("tcp://127.0.0.1")
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+
+    def wait_for_subscriber(self) -> None:
+        """Until somebody listens: what is published before is lost."""
+        assert self.socket.poll(int(DEADLINE * 1e3)), "nobody subscribed"
+        assert self.socket.recv().startswith(b"\x01")
+
+    def publish(self, *events: dict[str, Any], rank: int | None = None) -> None:
+        """One batch."""
+        payload = msgspec.msgpack.encode([time.time(), list(events), rank])
+        self.socket.send_multipart([b"", struct.pack(">Q", self.seq), payload])
+        self.seq += 1
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def until(condition: Any) -> Any:
+    """What the condition gives, as soon as it gives something."""
+    end = time.monotonic() + DEADLINE
+    while not (given := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+    return given

@@ -1,0 +1,96 @@
+"""A stand-in for the native service that remembers what it is told."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kvatlas.errors import ServiceError
+
+PATIENCE = 20.0
+
+
+def until(condition: Callable[[], object], what: str = "") -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what or condition
+        time.sleep(0.005)
+
+
+class FakeNative:
+    """The same calls; `refuse` makes registrations of a worker fail."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.address = "127.0.0.1:8090"
+        self.holds = set(settings["holds"])
+        self.registered: dict[tuple[str, int], dict[str, Any]] = {}
+        self.log: list[tuple[str, str, int | None]] = []
+        self.refuse: dict[str, str] = {}
+        self.closed = False
+        self.drained: float | None = None
+        self._lock = threading.Lock()
+
+    def register(self, registration: str) -> bool:
+        about = json.loads(registration)
+        name = (about["instance_id"], about["dp_rank"])
+        with self._lock:
+            if why := self.refuse.get(name[0]):
+                raise ServiceError(why, "block_size_mismatch")
+            before = self.registered.get(name)
+            if before is not None:
+                if before != about:
+                    raise ServiceError(f"{name} is registered already", "already_registered")
+                return False
+            self.registered[name] = about
+            self.log.append(("register", *name))
+            return True
+
+    def unregister(self, worker: str, rank: int | None = None) -> int:
+        with self._lock:
+            gone = [name for name in self.registered if name[0] == worker and rank in (None, name[1])]
+            if not gone:
+                raise ServiceError(f"worker {worker} is not registered", "unknown_worker")
+            for name in gone:
+                del self.registered[name]
+                self.log.append(("unregister", *name))
+            return len(gone)
+
+    def workers(self) -> str:
+        return "[]"
+
+    def ready(self) -> str | None:
+        return json.dumps({"holds": sorted(self.holds), "streams": [], "draining": False}) if self.holds else None
+
+    def release(self, hold: str) -> bool:
+        there = hold in self.holds
+        self.holds.discard(hold)
+        return there
+
+    def drain(self, timeout: float) -> bool:
+        self.drained = timeout
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def endpoints(self) -> dict[tuple[str, int], str]:
+        with self._lock:
+            return {name: about["endpoint"] for name, about in self.registered.items()}
+
+
+class Starter:
+    """Starts fakes, and has the last one."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeNative] = []
+
+    def __call__(self, settings: dict[str, Any]) -> FakeNative:
+        self.made.append(FakeNative(settings))
+        return self.made[-1]
+
+    @property
+    def native(self) -> FakeNative:
+        return self.made[-1]

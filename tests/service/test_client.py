@@ -1,0 +1,334 @@
+"""The clients: what they send, what they make of answers, how they fail. Both kinds, by the same tests."""
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import Callable
+from contextlib import closing
+from socket import create_server
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from kvatlas.client import AsyncClient, Client, Level, Query, RankDepth, Untrusted, WorkerDepth
+from kvatlas.errors import ClientError, InvalidArgumentError, InvalidTypeError, UnreachableError
+
+Handler = Callable[[httpx.Request], httpx.Response]
+Ask = Callable[[Handler, str, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def ask_sync(handler: Handler, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    with Client("http://kv:1/", key="k", transport=httpx.MockTransport(handler)) as client:
+        return getattr(client, method)(*args, **kwargs)
+
+
+def ask_async(handler: Handler, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def run() -> Any:
+        async with AsyncClient("http://kv:1/", key="k", transport=httpx.MockTransport(handler)) as client:
+            return await getattr(client, method)(*args, **kwargs)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(params=[ask_sync, ask_async], ids=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Ask:
+    chosen: Ask = request.param
+    return chosen
+
+
+def answering(body: object, status: int = 200, seen: list[httpx.Request] | None = None) -> Handler:
+    def handler(request: httpx.Request) -> httpx.Response:
+        if seen is not None:
+            seen.append(request)
+        if isinstance(body, str | bytes):
+            return httpx.Response(status, content=body)
+        return httpx.Response(status, json=body)
+
+    return handler
+
+
+ANSWER = {
+    "scores": {"b": {"0": 48}, "a": {"0": 32, "1": 64}},
+    "frequencies": [],
+    "instances": {
+        "b": {"longest_matched": 48, "gpu": 48, "dp": {"0": 48}, "cpu": 48, "disk": 48, "lag_ms": 1.5, "state": "live"},
+        "c": {"longest_matched": 80, "gpu": 0, "dp": {}, "cpu": 16, "disk": 80, "lag_ms": None, "state": None},
+        "a": {"longest_matched": 96, "gpu": 64, "dp": {"0": 32, "1": 64}, "cpu": 80, "disk": 96},
+    },
+    "tiers": "cumulative",
+    "levels": [{"tokens": 64, "workers": ["a"]}, {"tokens": 48, "workers": ["b", 7]}],
+    "upper_bound": True,
+    "untrusted": [{"instance_id": 7, "dp_rank": 1, "state": "gap"}],
+}
+
+
+def test_a_query(ask: Ask) -> None:
+    seen: list[httpx.Request] = []
+    about = {"model": "m", "lora": "l", "salt": "s", "group": "g", "top_k": 3, "workers": ["a", "7", "007"]}
+    answer = ask(answering(ANSWER, seen=seen), "query", ([1, 2],), about | {"levels": True, "age": True})
+    assert (seen[0].method, str(seen[0].url)) == ("POST", "http://kv:1/query")
+    assert seen[0].headers["authorization"] == "Bearer k"
+    assert seen[0].headers["content-type"] == "application/json"
+    assert json.loads(seen[0].content) == {
+        "token_ids": [1, 2],
+        "model_name": "m",
+        "routing_group": "g",
+        "lora_name": "l",
+        "cache_salt": "s",
+        "top_k": 3,
+        "workers": ["a", 7, "007"],
+        "levels": True,
+        "age": True,
+    }
+    assert answer.workers == (
+        WorkerDepth("a", 64, 80, 96, {0: 32, 1: 64}),
+        WorkerDepth("b", 48, 48, 48, {0: 48}, None, 1.5, "live"),
+        WorkerDepth("c", 0, 16, 80, {}),
+    )
+    assert answer.levels == (Level(64, ("a",)), Level(48, ("b", "7")))
+    assert answer.untrusted == (Untrusted("7", 1, "gap"),)
+    assert answer.upper_bound
+    assert answer.best is answer.workers[0]
+    assert answer.scores() == {"a": 64, "b": 48}
+    assert answer.best.blocks is None
+    with_size = ask(answering(ANSWER | {"block_size": 16}), "query", ([1],), {"model": "m"})
+    assert [depth.blocks for depth in with_size.workers] == [4, 3, 0]
+
+
+def test_the_least_of_a_query(ask: Ask) -> None:
+    seen: list[httpx.Request] = []
+    nothing: dict[str, Any] = {"scores": {}, "frequencies": [], "instances": {}}
+    answer = ask(answering(nothing, seen=seen), "query", ([],), {"model": "m"})
+    assert json.loads(seen[0].content) == {"token_ids": [], "model_name": "m", "routing_group": "default"}
+    assert (answer.workers, answer.best, answer.scores(), answer.untrusted) == ((), None, {}, ())
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        [1, 2, 4294967295],
+        (1, 2, 4294967295),
+        np.array([1, 2, 4294967295], "u4"),
+        np.array([1, 2, 4294967295], "i8"),
+        [np.uint32(1), np.int8(2), 4294967295],
+        np.array([1, 0, 2, 0, 4294967295], "u8")[::2],
+    ],
+)
+def test_kinds_of_tokens(ask: Ask, tokens: Any) -> None:
+    seen: list[httpx.Request] = []
+    ask(answering(ANSWER, seen=seen), "query", (tokens,), {"model": "m"})
+    assert json.loads(seen[0].content)["token_ids"] == [1, 2, 4294967295]
+
+
+def test_a_query_by_hash(ask: Ask) -> None:
+    seen: list[httpx.Request] = []
+    hashes = np.array([1, (1 << 64) - 1], np.uint64)
+    ask(answering(ANSWER, seen=seen), "query_by_hash", (hashes,), {"model": "m"})
+    assert seen[0].url.path == "/query_by_hash"
+    assert json.loads(seen[0].content)["block_hashes"] == [1, (1 << 64) - 1]
+    ask(answering(ANSWER, seen=seen), "query_by_hash", ([-(1 << 63)],), {"model": "m"})
+    assert json.loads(seen[1].content)["block_hashes"] == [-(1 << 63)]
+
+
+def test_a_batch(ask: Ask) -> None:
+    seen: list[httpx.Request] = []
+    body = {
+        "block_size": 16,
+        "workers": [{"instance_id": "a", "dp_rank": 0}, {"instance_id": 7, "dp_rank": 1}],
+        "answers": [
+            {"ranks": [1, 0], "tokens": [32, 16]},
+            {"ranks": [], "tokens": []},
+            {"ranks": [0], "tokens": [0], "any_tier": [48]},
+        ],
+        "untrusted": [{"instance_id": "z", "dp_rank": 0, "state": "stale"}],
+    }
+    queries = [[1, 2], np.arange(3), Query(hashes=[5]), Query(tokens=[1], lora="l", salt="s")]
+    answer = ask(answering(body, seen=seen), "query_batch", (queries,), {"model": "m", "top_k": 2})
+    assert json.loads(seen[0].content) == {
+        "queries": [
+            {"token_ids": [1, 2]},
+            {"token_ids": [0, 1, 2]},
+            {"block_hashes": [5]},
+            {"token_ids": [1], "lora_name": "l", "cache_salt": "s"},
+        ],
+        "model_name": "m",
+        "routing_group": "default",
+        "top_k": 2,
+    }
+    assert answer.answers == ((RankDepth("7", 1, 32, 32), RankDepth("a", 0, 16, 16)), (), (RankDepth("a", 0, 0, 48),))
+    assert (answer.block_size, answer.upper_bound, answer.untrusted) == (16, False, (Untrusted("z", 0, "stale"),))
+
+
+def test_registering(ask: Ask) -> None:
+    seen: list[httpx.Request] = []
+    least = {"model": "m", "block_size": 16}
+    assert ask(answering({"status": "ok"}, 201, seen), "register", ("7", "tcp://h:1"), least) is True
+    more = least | {"group": "g", "rank": 2, "replay": "tcp://h:2", "topic": "kv"}
+    assert ask(answering({"status": "ok"}, 200, seen), "register", ("w", "tcp://h:1"), more) is False
+    body = {"endpoint": "tcp://h:1", "model_name": "m", "block_size": 16}
+    assert json.loads(seen[0].content) == body | {"instance_id": 7, "routing_group": "default", "dp_rank": 0}
+    assert json.loads(seen[1].content) == body | {
+        "instance_id": "w",
+        "routing_group": "g",
+        "dp_rank": 2,
+        "replay_endpoint": "tcp://h:2",
+        "topic": "kv",
+    }
+    ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {})
+    ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {"model": "m", "group": "g", "rank": 0})
+    assert json.loads(seen[2].content) == {"instance_id": "w"}
+    assert json.loads(seen[3].content) == {"instance_id": "w", "model_name": "m", "routing_group": "g", "dp_rank": 0}
+
+
+def test_health_readiness_and_metrics(ask: Ask) -> None:
+    assert ask(answering({"status": "alive"}), "health", (), {}) is True
+    assert ask(answering({"status": "stuck"}, 503), "health", (), {}) is False
+    assert ask(answering("kvatlas_x 1\n"), "metrics", (), {}) == "kvatlas_x 1\n"
+    assert str(ask(answering({"ready": True}), "ready", (), {})) == "ready"
+    waiting = {"holds": ["discovery"], "streams": [{"instance_id": 7, "dp_rank": 0, "state": "replaying"}]}
+    ready = ask(answering({"ready": False, "waiting": waiting | {"draining": False}}, 503), "ready", (), {})
+    assert not ready
+    assert str(ready) == "it waits for discovery; 7, rank 0 (replaying)"
+    ready = ask(answering({"ready": False, "waiting": waiting | {"draining": True}}, 503), "ready", (), {})
+    assert str(ready) == "it is going down"
+
+
+def test_waiting_for_readiness(ask: Ask) -> None:
+    waiting = {"ready": False, "waiting": {"holds": [], "streams": [], "draining": False}}
+    whole = httpx.Response(200, json={"ready": True})
+    answers: list[httpx.Response | None] = [None, httpx.Response(503, json=waiting), whole]
+    asked = 0
+
+    def handler(_request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        answer = answers[asked - 1]
+        if answer is None:
+            raise httpx.ConnectError("refused")
+        return answer
+
+    ask(handler, "wait_ready", (20.0,), {})
+    assert asked == 3
+    with pytest.raises(ClientError, match="http://kv:1 is not ready after 0 s") as caught:
+        ask(answering(waiting, 503), "wait_ready", (0.0,), {})
+    assert caught.value.code == "not_ready"
+
+    def nobody(_request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(UnreachableError):
+        ask(nobody, "wait_ready", (0.0,), {})
+
+
+def test_refusals_keep_their_code_and_status(ask: Ask) -> None:
+    body = {"error": 'nobody has registered model "m"', "code": "unknown_keyspace"}
+    with pytest.raises(ClientError) as caught:
+        ask(answering(body, 404), "query", ([1],), {"model": "m"})
+    assert (caught.value.code, caught.value.status) == ("unknown_keyspace", 404)
+    assert str(caught.value) == ('http://kv:1/query: nobody has registered model "m" (status 404, unknown_keyspace)')
+    for other in ("<html>no</html>", b"", b"\xff", [1], {"error": "x"}):
+        with pytest.raises(ClientError) as caught:
+            ask(answering(other, 502), "workers", (), {})
+        assert (caught.value.code, caught.value.status) == ("http_502", 502)
+    with pytest.raises(ClientError) as caught:
+        ask(answering(body, 401), "ready", (), {})
+    assert caught.value.status == 401
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<html>",
+        "[]",
+        "3",
+        "null",
+        '{"instances": 3}',
+        '{"instances": {"a": 3}}',
+        '{"instances": {"a": {"gpu": "x", "cpu": 1, "longest_matched": 1, "dp": {}}}}',
+        "[" * 100_000,
+    ],
+)
+def test_answers_that_cannot_be_understood(ask: Ask, body: str) -> None:
+    with pytest.raises(ClientError, match="gave an answer that cannot be understood") as caught:
+        ask(answering(body), "query", ([1],), {"model": "m"})
+    assert caught.value.code == "bad_answer"
+    for method in ("workers", "dump", "ready"):
+        if (method, body) != ("workers", "[]"):
+            with pytest.raises(ClientError):
+                ask(answering(body), method, (), {})
+
+
+REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+    ("query", ([1.0],), {}, InvalidTypeError, "tokens[0] must be an int, got float"),
+    ("query", ([True],), {}, InvalidTypeError, "tokens[0] must be an int, got bool"),
+    ("query", ("123",), {}, InvalidTypeError, "tokens must be a list or an array of ints, got str"),
+    ("query", (3,), {}, InvalidTypeError, "tokens must be a list or an array of ints, got int"),
+    ("query", (np.array([1.0]),), {}, InvalidTypeError, "one-dimensional array of integers, got float64, shape (1,)"),
+    ("query", (np.array([[1]]),), {}, InvalidTypeError, "one-dimensional array of integers, got int64, shape (1, 1)"),
+    ("query", ([0, -1],), {}, InvalidArgumentError, "tokens[1] must be from 0 to 4294967295, got -1"),
+    ("query", ([1 << 32],), {}, InvalidArgumentError, "tokens[0] must be from 0 to 4294967295, got 4294967296"),
+    ("query", ([1],), {"workers": "a"}, InvalidTypeError, "workers must be a list of names, got str"),
+    ("query", ([1],), {"workers": [3]}, InvalidTypeError, "worker must be a str, got int"),
+    ("query_by_hash", ([1 << 64],), {}, InvalidArgumentError, "hashes[0] must be from"),
+    ("query_batch", ([Query()],), {}, InvalidArgumentError, "queries[0] must be either tokens or hashes"),
+    ("query_batch", ([[1], Query(tokens=[1], hashes=[1])],), {}, InvalidArgumentError, "queries[1] must be either"),
+    ("query_batch", ([[1], [-1]],), {}, InvalidArgumentError, "queries[1][0] must be from 0 to 4294967295, got -1"),
+]
+
+
+@pytest.mark.parametrize(("method", "args", "kwargs", "error", "message"), REFUSED)
+def test_what_is_not_sent(
+    ask: Ask, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    seen: list[httpx.Request] = []
+    with pytest.raises(error, match=re.escape(message)):
+        ask(answering(ANSWER, seen=seen), method, args, {"model": "m"} | kwargs)
+    assert not seen
+
+
+def test_nobody_answers() -> None:
+    with closing(create_server(("127.0.0.1", 0))) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with (
+            Client(url, timeout=0.05) as client,
+            pytest.raises(UnreachableError, match="did not answer in time") as late,
+        ):
+            client.workers()
+        assert (late.value.code, late.value.status) == ("timeout", None)
+    with Client(url) as client, pytest.raises(UnreachableError) as caught:
+        client.workers()
+    assert str(caught.value) == f"nobody answers at {url}: Connection refused"
+    assert caught.value.code == "unreachable"
+    assert isinstance(caught.value, ConnectionError)
+
+    async def run() -> None:
+        async with AsyncClient(url) as client:
+            with pytest.raises(UnreachableError, match="nobody answers"):
+                await client.workers()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("url", ["", "kv:8090", "ftp://kv", "http://", "http://[::1", "http://kv:x"])
+def test_addresses_that_are_none(url: str) -> None:
+    for kind in (Client, AsyncClient):
+        with pytest.raises(InvalidArgumentError, match="url must be http://HOST:PORT") as caught:
+            kind(url)
+        assert caught.value.code == "invalid_url"
+
+
+def test_both_clients_have_the_same_methods() -> None:
+    """But for `await`: the same names, arguments, and words."""
+
+    def public(kind: type) -> dict[str, Any]:
+        return {name: value for name, value in vars(kind).items() if inspect.isfunction(value) and name[0] != "_"}
+
+    one, two = public(Client), public(AsyncClient)
+    assert one.keys() == two.keys()
+    for name, method in one.items():
+        assert inspect.signature(method) == inspect.signature(two[name]), name
+        assert method.__doc__ == two[name].__doc__, name
+        assert inspect.iscoroutinefunction(two[name]), name
