@@ -1,0 +1,1 @@
+"""Our service beside another one, on one machine, in one run."""
