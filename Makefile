@@ -20,7 +20,7 @@ test: lint  ## everything that must hold, the same as in CI
 
 lint: build  ## format, lints, types, and stubs against the built extension
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --profile test -- -D warnings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy

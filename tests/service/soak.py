@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Callable
 
-from tests.service.arena import Arena
+from tests.service.arena import FORGETFUL, KINDS, Arena
 
 CHANCES = {
     "drop": 0.05,
@@ -65,10 +65,13 @@ def soak(seconds: float, seed: int, note: Callable[[str], None] = lambda _: None
     choose = random.Random(seed)
     end = time.monotonic() + seconds
     rounds = 0
-    with Arena(seed) as arena:
+    with Arena(seed, (*KINDS, *FORGETFUL)) as arena:
         while rounds == 0 or time.monotonic() < end:
             for engine in arena.engines:
-                engine.faults(**mixture(choose))
+                faults = mixture(choose)
+                if engine.settings.replay == "none":
+                    faults.pop("replay", None)
+                engine.faults(**faults)
             arena.start_load()
             time.sleep(0.5 + choose.random())
             what = act(arena, choose)
