@@ -11,35 +11,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
 
-use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::keyspace::{Keyspace, UntrustedStreams};
+pub use crate::registration::Registration;
 use crate::settings::StreamSettings;
 use crate::status::StreamStatus;
 use crate::stream::{self, StreamHandle};
 
-/// What somebody who registers an engine says.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Registration {
-    /// The worker's name.
-    pub worker: String,
-    /// The model's name.
-    pub model: String,
-    /// The routing group.
-    pub group: String,
-    /// Tokens in a block.
-    pub block_size: u32,
-    /// The data-parallel rank, unless the batches name another one that no other stream feeds.
-    pub rank: u32,
-    /// Where the events are published.
-    pub endpoint: Endpoint,
-    /// Where the engine answers for lost ones.
-    pub replay_endpoint: Option<Endpoint>,
-    /// The prefix of the topics to subscribe to; empty for all.
-    pub topic: String,
-    /// Who said so: `zmq` for a client of the HTTP interface, else the engine's URL or `worker`.
-    pub source: String,
-}
+/// So many keyspaces are kept although their last worker has left, so that queries for them are still answered.
+const KEPT_KEYSPACES: usize = 1024;
+
+/// So many ranks one stream may feed: more than any engine has behind one socket.
+const MOST_RANKS: usize = 1024;
 
 /// One engine rank's events.
 pub struct Stream {
@@ -267,12 +250,12 @@ impl Fleet {
     }
 
     fn register_now(self: &Arc<Self>, registration: Registration) -> Result<Registering, Error> {
-        check(&registration)?;
+        registration.check()?;
         let mut workers = lock(&self.workers);
         if let Some(worker) = workers.get(registration.worker.as_str()) {
             same_keyspace(worker, &registration)?;
             if let Some(other) = worker.streams.get(&registration.rank) {
-                return same_stream(&other.stream.registration, &registration);
+                return other.stream.registration.check_same(&registration).map(|()| Registering::Already);
             }
             if let Some(other) = worker.streams.values().find(|r| lock(&r.stream.ranks).contains(&registration.rank)) {
                 let message = format!(
@@ -328,6 +311,12 @@ impl Fleet {
         }
         let keyspace = Arc::new(Keyspace::new(model, group, *block_size)?);
         let mut keyspaces = Keyspaces::clone(&self.keyspaces.load());
+        if keyspaces.values().map(HashMap::len).sum::<usize>() >= KEPT_KEYSPACES {
+            keyspaces.retain(|_, groups| {
+                groups.retain(|_, keyspace| workers.values().any(|worker| Arc::ptr_eq(&worker.keyspace, keyspace)));
+                !groups.is_empty()
+            });
+        }
         keyspaces.entry(model.as_str().into()).or_default().insert(group.as_str().into(), keyspace.clone());
         self.keyspaces.store(Arc::new(keyspaces));
         Ok(keyspace)
@@ -398,8 +387,8 @@ impl Fleet {
         Ok(ending.len())
     }
 
-    /// The rank to store a batch under that names `announced`: that one, unless another stream feeds it already;
-    /// then the registered one.
+    /// The rank to store a batch under that names `announced`: that one, unless another stream feeds it already or this
+    /// one feeds too many; then the registered one.
     pub(crate) fn claim(&self, stream: &Arc<Stream>, announced: u32) -> u32 {
         let workers = lock(&self.workers);
         if lock(&stream.ranks).contains(&announced) {
@@ -409,7 +398,7 @@ impl Fleet {
             let feeds = |r: &Registered| !Arc::ptr_eq(&r.stream, stream) && lock(&r.stream.ranks).contains(&announced);
             worker.streams.values().any(feeds)
         });
-        if taken {
+        if taken || lock(&stream.ranks).len() >= MOST_RANKS {
             return stream.registration.rank;
         }
         lock(&stream.ranks).insert(announced);
@@ -432,21 +421,6 @@ fn refresh(workers: &BTreeMap<Arc<str>, Worker>, keyspace: &Arc<Keyspace>) {
     keyspace.set_untrusted(UntrustedStreams::new(untrusted, upper_bounds));
 }
 
-fn check(registration: &Registration) -> Result<(), Error> {
-    if registration.block_size == 0 {
-        let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
-        return Err(Error::invalid("invalid_block_size", message));
-    }
-    let names =
-        [("worker", &registration.worker), ("model_name", &registration.model), ("routing_group", &registration.group)];
-    for (what, name) in names {
-        if name.is_empty() {
-            return Err(Error::invalid("empty_name", format!("{what} must not be empty")));
-        }
-    }
-    Ok(())
-}
-
 fn same_keyspace(worker: &Worker, registration: &Registration) -> Result<(), Error> {
     let Keyspace { model, group, block_size, .. } = &*worker.keyspace;
     if **model == *registration.model && **group == *registration.group && *block_size == registration.block_size {
@@ -458,18 +432,6 @@ fn same_keyspace(worker: &Worker, registration: &Registration) -> Result<(), Err
         registration.worker
     );
     Err(Error::conflict(code, message))
-}
-
-fn same_stream(old: &Registration, new: &Registration) -> Result<Registering, Error> {
-    if (&old.endpoint, &old.replay_endpoint, &old.topic) == (&new.endpoint, &new.replay_endpoint, &new.topic) {
-        return Ok(Registering::Already);
-    }
-    let replay = old.replay_endpoint.as_ref().map_or_else(String::new, |replay| format!(" with replay at {replay}"));
-    let message = format!(
-        "rank {} of worker {:?} is registered at {}{replay}; unregister it first",
-        old.rank, old.worker, old.endpoint
-    );
-    Err(Error::conflict("already_registered", message))
 }
 
 /// The lock, also after a thread panicked while it held it: nothing here is left half changed.

@@ -18,6 +18,7 @@ mod http;
 pub mod keyspace;
 pub mod log;
 mod metrics;
+mod registration;
 mod service;
 pub mod settings;
 pub mod status;

@@ -72,10 +72,10 @@ impl Metrics {
         requests.buckets[bucket].fetch_add(1, Relaxed);
     }
 
-    /// A prompt was looked up.
-    pub(crate) fn queried(&self, matched: bool) {
-        self.queries.fetch_add(1, Relaxed);
-        self.queries_matched.fetch_add(u64::from(matched), Relaxed);
+    /// Prompts were looked up, and so many of them matched.
+    pub(crate) fn queried(&self, prompts: u64, matched: u64) {
+        self.queries.fetch_add(prompts, Relaxed);
+        self.queries_matched.fetch_add(matched, Relaxed);
     }
 }
 

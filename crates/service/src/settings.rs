@@ -126,7 +126,7 @@ impl Default for HttpSettings {
 impl Default for StreamSettings {
     fn default() -> Self {
         Self {
-            threads: 1,
+            threads: 2,
             stale_after: Duration::from_secs(30),
             probe_interval: Duration::from_secs(5),
             replay_timeout: Duration::from_secs(2),

@@ -104,7 +104,7 @@ counters! {
     bad_frames,
     /// Payloads that are not a batch.
     undecodable,
-    /// Batches that name a rank that another stream feeds.
+    /// Batches that name a rank that another stream feeds, or one more than a stream may feed. or one more than a stream may feed.
     rank_conflicts,
     /// Times that the task of the stream failed and began anew.
     restarts,

@@ -154,13 +154,9 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads 32-bit integers in their usual forms, at most `n`, up to the first value that is none. Returns how many.
+    /// Reads 32-bit integers in their usual forms into `slots`, up to the first value that is none. Returns how many.
     #[inline]
-    pub(crate) fn u32s(&mut self, n: usize, into: &mut Vec<u32>) -> usize {
-        let start = into.len();
-        // Every value takes a byte or more.
-        into.resize(start + n.min(self.rest.len()), 0);
-        let slots = &mut into[start..];
+    pub(crate) fn u32s(&mut self, slots: &mut [u32]) -> usize {
         let mut rest = self.rest;
         let mut read = 0;
         'values: while read < slots.len() {
@@ -178,6 +174,14 @@ impl<'a> Cursor<'a> {
             }
             let soon = slots.len().min(read + 8);
             for slot in &mut slots[read..soon] {
+                // Where ids of 16 and 32 bits mix, which comes next cannot be predicted: both are read, one is taken.
+                if let Some(&[tag @ (0xcd | 0xce), a, b, c, d]) = rest.first_chunk::<5>() {
+                    let wide = usize::from(tag == 0xce);
+                    *slot = u32::from_be_bytes([a, b, c, d]) >> (16 * (1 - wide));
+                    rest = &rest[3 + 2 * wide..];
+                    read += 1;
+                    continue;
+                }
                 let (value, after): (u32, _) = match *rest {
                     [0xcd, a, b, ref after @ ..] => (u16::from_be_bytes([a, b]).into(), after),
                     [0xce, a, b, c, d, ref after @ ..] => (u32::from_be_bytes([a, b, c, d]), after),
@@ -190,7 +194,6 @@ impl<'a> Cursor<'a> {
                 read += 1;
             }
         }
-        into.truncate(start + read);
         self.rest = rest;
         read
     }

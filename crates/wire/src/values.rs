@@ -60,16 +60,19 @@ pub(crate) fn tokens(cursor: &mut Cursor<'_>, into: &mut Vec<u32>) -> Result<Opt
 }
 
 fn ids(cursor: &mut Cursor<'_>, count: usize, into: &mut Vec<u32>) -> Result<(), Fault> {
-    let mut left = count;
-    loop {
-        left -= cursor.u32s(left, into);
-        if left == 0 {
-            return Ok(());
-        }
+    // Every value takes a byte or more.
+    into.resize(count.min(cursor.left()), 0);
+    let mut read = cursor.u32s(into);
+    while read < count {
         // Something else than the shortest forms.
-        into.push(id(cursor)?);
-        left -= 1;
+        let id = id(cursor)?;
+        if let Some(slot) = into.get_mut(read) {
+            *slot = id;
+        }
+        read += 1;
+        read += cursor.u32s(into.get_mut(read..).unwrap_or_default());
     }
+    Ok(())
 }
 
 fn id(cursor: &mut Cursor<'_>) -> Result<u32, Fault> {

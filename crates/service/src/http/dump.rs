@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kvatlas_index::{BlockHash, Event, Tier};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::found_json::Writer;
 use crate::fleet::Fleet;
@@ -19,14 +19,22 @@ const WAITING: usize = 4;
 /// The client has left.
 struct Gone;
 
-/// Writes on a thread that may wait, as the client may read slowly and an index may be large.
-pub(crate) fn start(fleet: &Fleet) -> mpsc::Receiver<Bytes> {
+/// Writes on a thread that may wait, as the client may read slowly and an index may be large. One after the other: each
+/// copies an index before it is sent.
+pub(crate) fn start(fleet: &Arc<Fleet>, turns: &Arc<Semaphore>) -> mpsc::Receiver<Bytes> {
     let (sender, pieces) = mpsc::channel(WAITING);
-    let keyspaces = fleet.keyspaces();
-    tokio::task::spawn_blocking(move || {
-        let mut out = Pieces { writer: Writer::with_capacity(PIECE + 4096), sender };
-        // A client that has left wants no more.
-        let _ = write(&mut out, &keyspaces);
+    let (fleet, turns) = (fleet.clone(), turns.clone());
+    tokio::spawn(async move {
+        let turn = tokio::select! {
+            turn = turns.acquire_owned() => turn,
+            () = sender.closed() => return,
+        };
+        tokio::task::spawn_blocking(move || {
+            let mut out = Pieces { writer: Writer::with_capacity(PIECE + 4096), sender };
+            // A client that has left wants no more.
+            let _ = write(&mut out, &fleet.keyspaces());
+            drop(turn);
+        });
     });
     pieces
 }

@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
             self.space();
             let (value, digits) = self.short_digits();
             if digits == 0 || value > u64::from(u32::MAX) || self.goes_on(digits) {
-                return Err(self.bad_integer(what, "an integer from 0 to 4294967295"));
+                return Err(self.other(what, "a list, each item an integer from 0 to 4294967295"));
             }
             self.at += digits;
             into.push(value as u32);
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
     }
 
     fn hash(&mut self, what: &str) -> Result<u64> {
-        const WANTED: &str = "an integer from -9223372036854775808 to 18446744073709551615";
+        const WANTED: &str = "a list, each item an integer from -9223372036854775808 to 18446744073709551615";
         self.space();
         let start = self.at;
         let negative = self.bytes.get(start) == Some(&b'-');
@@ -114,7 +114,7 @@ impl<'a> Reader<'a> {
             Some(value) if value <= 1 << 63 => Ok(value.wrapping_neg()),
             _ => {
                 self.at = start;
-                Err(self.bad_integer(what, WANTED))
+                Err(self.other(what, WANTED))
             }
         }
     }
@@ -122,7 +122,7 @@ impl<'a> Reader<'a> {
     /// An integer of 64 bits.
     pub(crate) fn unsigned(&mut self, what: &str) -> Result<u64> {
         self.space();
-        self.digits().ok_or_else(|| self.bad_integer(what, "an integer from 0 to 18446744073709551615"))
+        self.digits().ok_or_else(|| self.other(what, "an integer from 0 to 18446744073709551615"))
     }
 
     /// A string.
@@ -342,11 +342,6 @@ impl<'a> Reader<'a> {
             Ok(()) => Refusal::wrong_type(format!("{what} must be {wanted}, at byte {start}")),
             Err(malformed) => malformed,
         }
-    }
-
-    fn bad_integer(&mut self, what: &str, wanted: &str) -> Refusal {
-        let wanted = if what.ends_with('s') { format!("a list, each item {wanted}") } else { wanted.to_owned() };
-        self.other(what, &wanted)
     }
 }
 

@@ -24,6 +24,8 @@ mod workers;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
+use tokio::sync::Semaphore;
+
 pub(crate) use health::{Pulses, waiting};
 pub(crate) use register::registration;
 pub(crate) use route::Route;
@@ -41,11 +43,14 @@ pub(crate) struct App {
     pub(crate) settings: HttpSettings,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) pulses: Pulses,
+    /// For the one dump that may run at a time.
+    dumps: Arc<Semaphore>,
 }
 
 impl App {
     pub(crate) fn new(fleet: Arc<Fleet>, settings: HttpSettings) -> Arc<Self> {
-        Arc::new(Self { fleet, settings, metrics: Arc::new(Metrics::new()), pulses: Pulses::new() })
+        let (metrics, dumps) = (Arc::new(Metrics::new()), Arc::new(Semaphore::new(1)));
+        Arc::new(Self { fleet, settings, metrics, pulses: Pulses::new(), dumps })
     }
 
     /// How many threads answer.

@@ -21,72 +21,95 @@ pub(crate) fn single(app: &App, body: &[u8], kind: Kind) -> Result<Response<Answ
         let asked = query::single(body, kind, scratch)?;
         let scope = &asked.scope;
         let keyspace = keyspace(app, scope)?;
-        let untrusted = keyspace.untrusted();
-        let filter = filter(app, scope, &untrusted);
-        let mut rows = Vec::new();
-        asked.each(keyspace.block_size, scratch, |content| rows = found::rows(&keyspace.index.find(content), &filter));
-        app.metrics.queried(!rows.is_empty());
-
-        let groups = found::groups(&mut rows, scope.top_k);
         let block_size = u64::from(keyspace.block_size);
-        let mut out = Writer::with_capacity(128 + 128 * groups.len());
-        found_json::answer(&mut out, &rows, &groups, block_size, scope.age.then_some(&*app.fleet));
-        if scope.levels {
-            found_json::levels(&mut out, &rows, &groups, block_size);
-        }
-        if groups.iter().any(|group| is_upper_bound(&untrusted, &rows[group.ranks.clone()])) {
-            out.raw(",\"upper_bound\":true");
-        }
-        found_json::untrusted(&mut out, &untrusted, |worker| filter.allows(worker));
-        out.raw("}");
-        Ok(json(StatusCode::OK, out.done()))
+        let mut matched = false;
+        let answer = keyspace.steady(|untrusted| {
+            let filter = filter(app, scope, untrusted);
+            let mut rows = Vec::new();
+            asked.each(keyspace.block_size, scratch, |content| {
+                rows = found::rows(&keyspace.index.find(content), &filter);
+            });
+            matched = !rows.is_empty();
+
+            let groups = found::groups(&mut rows, scope.top_k);
+            let mut out = Writer::with_capacity(128 + 128 * groups.len());
+            found_json::answer(&mut out, &rows, &groups, block_size, scope.age.then_some(&*app.fleet));
+            if scope.levels {
+                found_json::levels(&mut out, &rows, &groups, block_size);
+            }
+            if groups.iter().any(|group| is_upper_bound(untrusted, &rows[group.ranks.clone()])) {
+                out.raw(",\"upper_bound\":true");
+            }
+            found_json::untrusted(&mut out, untrusted, |worker| filter.allows(worker));
+            out.raw("}");
+            out.done()
+        });
+        app.metrics.queried(1, u64::from(matched));
+        Ok(json(StatusCode::OK, answer))
     })
 }
 
 /// Answers a batch.
 pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
-        let asked: Asked<'_> = query::batch(body, scratch)?;
-        let scope = &asked.scope;
-        let keyspace = keyspace(app, scope)?;
-        let untrusted = keyspace.untrusted();
-        let filter = filter(app, scope, &untrusted);
-        let block_size = u64::from(keyspace.block_size);
-        let mut ranks = Ranks::default();
-        let mut upper_bound = false;
-        let mut answers = Writer::with_capacity(64 + 512 * asked.len());
-        let mut first = true;
-        asked.each(keyspace.block_size, scratch, |content| {
-            let mut rows = found::rows(&keyspace.index.find(content), &filter);
-            app.metrics.queried(!rows.is_empty());
-            if let Some(top_k) = scope.top_k {
-                rows = best(rows, top_k);
-            } else if !rows.is_sorted_by_key(order) {
-                rows.sort_by_key(order);
-            }
-            upper_bound |= is_upper_bound(&untrusted, &rows);
-            if !std::mem::take(&mut first) {
-                answers.raw(",");
-            }
-            ranks.answer(&mut answers, &rows, block_size);
+        let asked = query::batch(body, scratch)?;
+        let keyspace = keyspace(app, &asked.scope)?;
+        let mut matched = 0;
+        let answer = keyspace.steady(|untrusted| {
+            matched = 0;
+            answers(app, &asked, &keyspace, untrusted, scratch, &mut matched)
         });
-
-        let answers = answers.done();
-        let mut out = Writer::with_capacity(answers.len() + 128 + 48 * ranks.len());
-        out.raw("{\"block_size\":");
-        out.number(block_size);
-        out.raw(",\"workers\":[");
-        ranks.names(&mut out);
-        out.raw("],\"answers\":[");
-        out.bytes(&answers);
-        out.raw("]");
-        if upper_bound {
-            out.raw(",\"upper_bound\":true");
-        }
-        found_json::untrusted(&mut out, &untrusted, |worker| filter.allows(worker));
-        out.raw("}");
-        Ok(json(StatusCode::OK, out.done()))
+        app.metrics.queried(asked.len() as u64, matched);
+        Ok(json(StatusCode::OK, answer))
     })
+}
+
+/// The answer to a batch, and how many of its queries match.
+fn answers(
+    app: &App,
+    asked: &Asked<'_>,
+    keyspace: &Keyspace,
+    untrusted: &UntrustedStreams,
+    scratch: &mut Scratch,
+    matched: &mut u64,
+) -> Vec<u8> {
+    let scope = &asked.scope;
+    let filter = filter(app, scope, untrusted);
+    let block_size = u64::from(keyspace.block_size);
+    let mut ranks = Ranks::default();
+    let mut upper_bound = false;
+    let mut answers = Writer::with_capacity(64 + 512 * asked.len());
+    let mut first = true;
+    asked.each(keyspace.block_size, scratch, |content| {
+        let mut rows = found::rows(&keyspace.index.find(content), &filter);
+        *matched += u64::from(!rows.is_empty());
+        if let Some(top_k) = scope.top_k {
+            rows = best(rows, top_k);
+        } else if !rows.is_sorted_by_key(order) {
+            rows.sort_by_key(order);
+        }
+        upper_bound |= is_upper_bound(untrusted, &rows);
+        if !std::mem::take(&mut first) {
+            answers.raw(",");
+        }
+        ranks.answer(&mut answers, &rows, block_size);
+    });
+
+    let answers = answers.done();
+    let mut out = Writer::with_capacity(answers.len() + 128 + 48 * ranks.len());
+    out.raw("{\"block_size\":");
+    out.number(block_size);
+    out.raw(",\"workers\":[");
+    ranks.names(&mut out);
+    out.raw("],\"answers\":[");
+    out.bytes(&answers);
+    out.raw("]");
+    if upper_bound {
+        out.raw(",\"upper_bound\":true");
+    }
+    found_json::untrusted(&mut out, untrusted, |worker| filter.allows(worker));
+    out.raw("}");
+    out.done()
 }
 
 /// All ranks of the `top_k` best workers, deepest first.

@@ -412,6 +412,20 @@ mod tests {
     }
 
     #[test]
+    fn refusals_say_what_would_be_right() {
+        for (members, wanted) in [
+            (r#""workers":[1.5]"#, "an item of workers must be an integer from 0 to 18446744073709551615, at byte"),
+            (r#""top_k":"a""#, "top_k must be an integer from 0 to 18446744073709551615, at byte"),
+            (r#""token_ids":[-1]"#, "token_ids must be a list, each item an integer from 0 to 4294967295, at byte"),
+        ] {
+            let body = format!("{{{members}}}");
+            let refusal = Scratch::with(|scratch| single(body.as_bytes(), Kind::Tokens, scratch).err());
+            let message = refusal.expect("refused").message;
+            assert!(message.starts_with(wanted), "{message}");
+        }
+    }
+
+    #[test]
     fn memory_is_not_kept_for_ever() {
         Scratch::with(|scratch| scratch.tokens.resize(KEPT * 4, 0));
         Scratch::with(|scratch| assert!(scratch.tokens.is_empty() && scratch.tokens.capacity() <= KEPT));

@@ -12,6 +12,9 @@ use super::query::{DEFAULT_GROUP, check_name};
 use super::refusal::Refusal;
 use crate::fleet::{Registering, Registration};
 
+/// Bytes of any other name, endpoint or topic at most.
+const MAX_TEXT: usize = 1024;
+
 /// A worker's name: a number or a string.
 #[derive(Debug)]
 struct InstanceId(String);
@@ -75,6 +78,21 @@ struct Unregister {
 pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
     let register: Register = serde_json::from_slice(body)?;
     check_name(&register.instance_id.0)?;
+    let texts = [
+        ("model_name", Some(&register.model_name)),
+        ("routing_group", Some(&register.routing_group)),
+        ("endpoint", Some(&register.endpoint)),
+        ("replay_endpoint", register.replay_endpoint.as_ref()),
+        ("topic", register.topic.as_ref()),
+        ("source", register.source.as_ref()),
+    ];
+    // They are kept, and repeated in metrics and logs.
+    if let Some((what, text)) =
+        texts.iter().find_map(|(what, text)| Some((what, text.filter(|it| it.len() > MAX_TEXT)?)))
+    {
+        let message = format!("{what} must be a string of at most {MAX_TEXT} bytes, got {}", text.len());
+        return Err(Refusal::wrong_type(message));
+    }
     Ok(Registration {
         worker: register.instance_id.0,
         model: register.model_name,
@@ -110,4 +128,25 @@ pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer
 
 fn done(status: StatusCode) -> Response<Answer> {
     json(status, &b"{\"status\":\"ok\"}"[..])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn nothing_that_is_kept_is_long() {
+        let plain = json!({"instance_id": 1, "endpoint": "tcp://host:1", "model_name": "m", "block_size": 16});
+        for key in ["model_name", "routing_group", "endpoint", "replay_endpoint", "topic", "source"] {
+            let mut body = plain.clone();
+            body[key] = format!("tcp://{}:1", "x".repeat(MAX_TEXT - 8)).into();
+            assert!(registration(body.to_string().as_bytes()).is_ok(), "{key}");
+            body[key] = format!("tcp://{}:1", "x".repeat(MAX_TEXT - 7)).into();
+            let refusal = registration(body.to_string().as_bytes()).expect_err("too long");
+            assert_eq!((refusal.status, refusal.code), (StatusCode::UNPROCESSABLE_ENTITY, "wrong_type"), "{key}");
+            assert!(refusal.message.starts_with(key) && refusal.message.len() < 100, "{}", refusal.message);
+        }
+    }
 }

@@ -131,7 +131,7 @@ async fn dispatch(
         }
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
-        Route::Dump => Ok(json_pieces(dump::start(&app.fleet))),
+        Route::Dump => Ok(json_pieces(dump::start(&app.fleet, &app.dumps))),
         Route::Health => Ok(health::health(&app.pulses)),
         Route::Ready => Ok(health::ready(&app.fleet)),
         Route::Metrics => {

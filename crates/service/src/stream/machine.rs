@@ -227,6 +227,9 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if begins && seq == ask.from && ask.expect.is_some_and(|hash| hash != xxh3_64(payload.as_ref())) {
             return self.restarted(fx);
         }
+        if begins && self.open && self.goal == Goal::Live {
+            self.goal = Goal::Whole; // More follows it.
+        }
         if begins && ask.heal {
             if self.first <= seq {
                 self.heal_at = None; // The engine remembers no more than we do.

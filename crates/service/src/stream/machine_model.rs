@@ -51,6 +51,9 @@ impl Effects<Vec<u8>> for Reader {
     fn apply(&mut self, seq: u64, payload: &Vec<u8>, _: bool) {
         let batch = batch(payload);
         assert_eq!(batch.1, seq);
+        if let Some((_, last)) = self.held.last() {
+            assert_eq!(seq, last + 1, "each once, none left out");
+        }
         self.held.push(batch);
     }
     fn clear(&mut self) {
@@ -219,6 +222,12 @@ impl World {
         }
     }
 
+    /// What holds not only when everything is quiet.
+    fn check_always(&self) {
+        let begins_late = self.reader.held.first().is_some_and(|(_, first)| *first > 0);
+        assert!(!begins_late || self.machine.partial() || !self.machine.trusted(), "not said to be partial");
+    }
+
     fn step(&mut self) {
         match self.dice.below(200) {
             0..60 => self.publish(),
@@ -286,6 +295,7 @@ fn every_quiet_point_is_exact() {
             world.faults = true;
             for _ in 0..400 {
                 world.step();
+                world.check_always();
             }
             world.quiet();
             world.check(seed);

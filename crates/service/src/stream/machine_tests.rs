@@ -258,6 +258,16 @@ fn a_replay_that_returns_makes_it_whole() {
 }
 
 #[test]
+fn a_replay_that_returns_to_one_that_holds_nothing_is_read_to_its_end_first() {
+    for from in [0, 3] {
+        let mut bench = Bench::new(true);
+        bench.connected().pass(8.0).is(State::Live).partial(true).holds([]);
+        bench.pass(6.0).replies([from], a).is(State::Replaying);
+        bench.replies(from + 1..8, a).is(State::Replaying).end().is(State::Live).partial(from > 0).holds(from..8);
+    }
+}
+
+#[test]
 fn a_replay_that_returns_with_no_more_than_is_known_changes_nothing() {
     let mut bench = Bench::new(true);
     bench.connected().lives([3], a).pass(7.0).lives([4], a).pass(4.8).lives([5], a);

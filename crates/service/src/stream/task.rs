@@ -170,6 +170,7 @@ fn report<P: AsRef<[u8]>>(fleet: &Arc<Fleet>, stream: &Arc<Stream>, machine: &Ma
     let state = machine.state(now);
     if state != status.state() {
         status.set_state(state);
+        tell(stream, machine, state);
     }
     status.set_last_seq(machine.last());
     status.partial.store(machine.partial(), Relaxed);
@@ -186,6 +187,27 @@ fn report<P: AsRef<[u8]>>(fleet: &Arc<Fleet>, stream: &Arc<Stream>, machine: &Ma
     let absent = matches!(state, State::Connecting | State::Stale) && now >= fleet.settings().settle_timeout;
     if (trusted || absent) && !status.is_settled() {
         status.settle();
+    }
+}
+
+/// A line for each change, and one that matters more for each that costs answers.
+fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State) {
+    let (worker, rank, state, epoch) = (&*stream.worker, stream.registration.rank, state.name(), machine.counts.epochs);
+    let (seq, partial) = (machine.last(), machine.partial());
+    let resets = stream.status.counters.resets.load(Relaxed);
+    if epoch > stream.status.epoch.load(Relaxed) {
+        tracing::warn!(worker, rank, state, epoch, "the engine has restarted; what it held is forgotten");
+    } else if machine.counts.resets > resets {
+        tracing::warn!(
+            worker,
+            rank,
+            state,
+            seq,
+            partial,
+            "batches are lost for good; what the stream held is forgotten"
+        );
+    } else {
+        tracing::info!(worker, rank, state, seq, epoch, partial, "stream");
     }
 }
 

@@ -174,6 +174,17 @@ async fn batches_may_name_another_rank() {
 }
 
 #[tokio::test]
+async fn ranks_without_end_are_one_rank() {
+    let bench = Bench::new((0..1200).map(|rank| store(u64::from(rank), Some(rank))).collect()).await;
+    bench.until(|bench| bench.stream.status.is_trusted()).await;
+    assert_eq!(bench.stream.ranks(), (0..1024).collect());
+    assert_eq!(bench.stream.status.counters.rank_conflicts.load(Relaxed), 1200 - 1024);
+    let held = bench.stream.keyspace.index.ranks();
+    assert_eq!(held.len(), 1024);
+    assert_eq!(held.iter().find(|held| held.rank == 0).map(|held| held.device_blocks), Some(1 + 1200 - 1024));
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_counted_and_told() {
     let bench = Bench::new(vec![store(0, None)]).await;
     bench.until(|bench| bench.stream.status.is_trusted()).await;

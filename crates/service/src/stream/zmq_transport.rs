@@ -21,9 +21,9 @@ use crate::fleet::Registration;
 use crate::settings::StreamSettings;
 
 /// Messages that libzmq reads ahead of us. Beyond that they wait at the engine, which keeps 100,000 by default.
-const READ_AHEAD: i32 = 20_000;
+const READ_AHEAD: i32 = 1_000;
 /// Bytes of a frame at most; a peer that announces more is disconnected.
-const MAX_FRAME: i64 = 64 << 20;
+const MAX_FRAME: i64 = 16 << 20;
 /// The connection is checked this often, so that a peer that vanished is noticed without traffic.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Without a sign of the peer, the connection is given up.
