@@ -21,7 +21,7 @@ PHASES = ("queries", "ingest", "burst", "lateness", "idle", "churn")
 @click.option("--rounds", default=5, show_default=True, help="Turns that each service has.")
 @click.option("--seconds", default=5.0, show_default=True, help="Length of one load.")
 @click.option(
-    "--batches", default=300, show_default=True, help="Batches of 64 blocks that each of 32 engines publishes."
+    "--batches", default=1_000, show_default=True, help="Batches of 64 blocks that each of 32 engines publishes."
 )
 @click.option("--minutes", default=3.0, show_default=True, help="Length of the churn.")
 @click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path), help="Where to write the figures.")

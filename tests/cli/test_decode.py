@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import zmq
 
+from kvatlas.cli import decode, main
+from kvatlas.cli.console import Interrupt
 from kvatlas.wire import Cleared, Event, Removed, Stored, encode_batch
 
 from .conftest import Run
@@ -167,6 +169,7 @@ def test_wrong_input_is_named(run: Run, tmp_path: Path, content: bytes | None, a
 
 def test_wrong_endpoints(run: Run) -> None:
     for args, message in (
+        (["http://host:1"], "'http://host:1' is no endpoint: tcp://HOST:PORT or ipc://PATH is"),
         (["tcp://nowhere"], "cannot connect to tcp://nowhere"),
         (["tcp://127.0.0.1:1", "--replay", "127.0.0.1:5"], "'127.0.0.1:5' is not of the form tcp://host:port"),
         (["tcp://127.0.0.1:1", "--replay", "tcp://x"], "cannot connect to tcp://x"),
@@ -273,6 +276,42 @@ def test_ctrl_c_ends_it(context: "zmq.Context[Any]") -> None:
     finally:
         engine.close()
     assert (process.returncode, err) == (130, "")
+
+
+def test_ctrl_c_ends_a_wait_for_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Typing:
+        buffer: "Typing"
+
+        def read(self) -> bytes:
+            signal.raise_signal(signal.SIGINT)
+            return b""
+
+    stdin = Typing()
+    stdin.buffer = stdin
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(SystemExit) as ended:
+        main(["decode"])
+    assert ended.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_silence_is_told(
+    context: "zmq.Context[Any]", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class FewLooks(Interrupt):
+        looks = 0
+
+        def __call__(self) -> bool:
+            self.looks += 1
+            return self.looks > 3
+
+    monkeypatch.setattr(decode, "_QUIET_SECONDS", 0.0)
+    with context.socket(zmq.PUB) as pub:
+        port = pub.bind_to_random_port("tcp://127.0.0.1")
+        endpoint = f"tcp://127.0.0.1:{port}"
+        assert not list(decode._subscribe(endpoint, "kv", None, FewLooks()))
+    words = f"nothing has come from {endpoint} under topics that begin with 'kv' yet: still waiting\n"
+    assert capsys.readouterr().err == words
 
 
 def test_a_silent_replay_is_not_waited_for(run: Run, context: "zmq.Context[Any]") -> None:

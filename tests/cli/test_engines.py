@@ -101,7 +101,7 @@ def test_an_engine_that_ends_is_told(start: Start) -> None:
     os.kill(engines[1]["pid"], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "engine-1 ended" in err
+    assert err == "Error: engine-1 ended; all others are stopped.\n"
     assert not Path(f"/proc/{engines[0]['pid']}/cmdline").exists()
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 import kvatlas
+from kvatlas.cli import main, query
 
 from .conftest import Run
 
@@ -23,3 +24,13 @@ def test_a_wrong_command_names_the_nearest(run: Run) -> None:
     assert done.returncode == 2
     assert "No such command 'reply'. Did you mean 'replay'?" in done.stderr
     assert "Did you mean" not in run("xyz").stderr
+
+
+def test_ctrl_c_where_a_command_does_not_see_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(query, "asking", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["query", "--tokens", "1"])
+    assert ended.value.code == 130

@@ -1,5 +1,8 @@
 """`kvatlas workers`, asked of a real service."""
 
+import contextlib
+import dataclasses
+import io
 import json
 import os
 import signal
@@ -9,7 +12,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
 
+from kvatlas.cli.workers import _COUNTERS, _shown
 from kvatlas.service import HttpSettings, Service, Settings
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.live import Fleet, LiveSettings
@@ -42,7 +47,7 @@ def test_a_table(run: Run, service: Service) -> None:
     done = run("workers", "--url", service.url, "--model", "m")
     assert done.returncode == 0, done.stderr
     words, header, first, second = done.stdout.splitlines()
-    assert words.startswith("1 workers, 2 streams, 2 trusted; not ready: it waits for gone, rank 0")
+    assert words.startswith("1 worker, 2 streams, 2 trusted; not ready: it waits for gone, rank 0")
     names = ["worker", "rank", "state", "trusted", "epoch", "seq", "lag", "blocks", "gaps", "lost", "refused", "parked"]
     assert header.split() == names
     assert first.split()[:4] == ["a", "0", "live", "yes"]
@@ -55,6 +60,8 @@ def test_several_keyspaces_and_what_is_wrong(run: Run, service: Service) -> None
     assert "2 workers, 3 streams, 2 trusted" in done.stdout
     # It was tried, and its last error is told below the table.
     line, error = (line for line in done.stdout.splitlines() if line.startswith("gone"))
+    # What is not trusted comes first.
+    assert done.stdout.splitlines()[2] == line
     assert error.startswith("gone rank 0: nobody ")
     assert line.split()[:6] == ["gone", "0", "n", "(g)", "connecting", "no"]
 
@@ -69,8 +76,39 @@ def test_json(run: Run, service: Service) -> None:
 def test_nobody_registered(run: Run) -> None:
     with Service(settings=SETTINGS) as service:
         done = run("workers", "--url", service.url)
-        assert (done.returncode, done.stdout) == (0, f"{service.url} follows no workers.\n")
+        assert (done.returncode, done.stdout) == (0, f"{service.url} has no workers.\n")
         assert json.loads(run("workers", "--url", service.url, "--json").stdout) == []
+
+
+def test_nobody_of_that_name(run: Run, service: Service) -> None:
+    done = run("workers", "--url", service.url, "--model", "o")
+    assert (done.returncode, done.stdout) == (0, f"{service.url} has no workers for model 'o'; it has models m, n.\n")
+    done = run("workers", "--url", service.url, "--model", "m", "--group", "h")
+    words = "has no workers for model 'm' in routing group 'h'; it has routing groups default, g."
+    assert done.stdout == f"{service.url} {words}\n"
+
+
+def test_a_narrow_terminal(service: Service) -> None:
+    """Columns that say nothing go, and names are whole."""
+    gaps = {"gaps": 3}
+    fleet = [
+        dataclasses.replace(worker, worker=f"a-pod-{worker.worker}", group="default", model="m")
+        for worker in service.workers()
+    ]
+    streams = [dataclasses.replace(stream, counters=gaps) for stream in fleet[0].streams]
+    fleet[0] = dataclasses.replace(fleet[0], streams=tuple(streams))
+    for width, header in (
+        (70, ["worker", "rank", "state", "trusted", "epoch", "seq", "lag", "blocks", "gaps"]),
+        (120, ["worker", "rank", "state", "trusted", "epoch", "seq", "lag", "blocks", *_COUNTERS]),
+    ):
+        out = Console(width=width, file=io.StringIO())
+        out.print(_shown(out, service.client(), fleet))
+        lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert all(len(line) <= width for line in lines)
+        words, first, *rest = [line for line in lines if not line.startswith(("2 workers", "(connecting)"))]
+        assert words.split() == header
+        assert first.startswith("a-pod-gone ")
+        assert rest[0].startswith("a-pod-a ")
 
 
 def test_nobody_there_is_one_line(run: Run) -> None:
@@ -106,8 +144,11 @@ def test_watching_until_ctrl_c(service: Service, flags: tuple[str, ...]) -> None
             for _ in range(2):
                 while not process.stdout.readline().startswith("2 workers, 3 streams"):
                     assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        errors = process.stderr.read()
-        process.stdout.read()
-        assert process.wait(30) == 130
+        while True:
+            process.send_signal(signal.SIGINT)
+            # An interrupt in somebody's finalizer is lost, as ever in Python: then another one is needed.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, errors = process.communicate(timeout=10)
+                break
+        assert process.returncode == 130
         assert "Traceback" not in errors

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import closing
 from socket import create_server
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -233,6 +234,7 @@ def test_refusals_keep_their_code_and_status(ask: Ask) -> None:
         with pytest.raises(ClientError) as caught:
             ask(answering(other, 502), "workers", (), {})
         assert (caught.value.code, caught.value.status) == ("http_502", 502)
+        assert str(caught.value).startswith("http://kv:1/workers answers with status 502, but not as kvatlas does: ")
     with pytest.raises(ClientError) as caught:
         ask(answering(body, 401), "ready", (), {})
     assert caught.value.status == 401
@@ -310,6 +312,54 @@ def test_nobody_answers() -> None:
                 await client.workers()
 
     asyncio.run(run())
+
+
+def test_what_answers_is_no_service() -> None:
+    """Neither TLS nor HTTP."""
+    with closing(create_server(("127.0.0.1", 0))) as server:
+
+        def answer() -> None:
+            for _ in range(2):
+                with server.accept()[0] as connection:
+                    connection.recv(4096)
+                    connection.sendall(b"\xff" * 10 + b"\r\n\r\n")
+
+        thread = Thread(target=answer)
+        thread.start()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        for scheme, words in (("http", "gave no answer in HTTP"), ("https", "it does not speak TLS")):
+            with Client(f"{scheme}://{address}", timeout=30) as client, pytest.raises(UnreachableError, match=words):
+                client.workers()
+        thread.join()
+
+
+def test_after_its_end() -> None:
+    client = Client()
+    client.close()
+    with pytest.raises(ClientError, match=r"the client of http://127\.0\.0\.1:8090 is closed") as caught:
+        client.workers()
+    assert caught.value.code == "closed"
+
+    async def run() -> None:
+        async with AsyncClient() as other:
+            pass
+        with pytest.raises(ClientError, match="is closed"):
+            await other.workers()
+
+    asyncio.run(run())
+
+
+def test_what_a_client_cannot_be_made_of() -> None:
+    for kind in (Client, AsyncClient):
+        for key in ("a b", "a\nb", "ä"):
+            with pytest.raises(InvalidArgumentError, match="key must be visible ASCII") as caught:
+                kind(key=key)
+            assert key not in str(caught.value)
+        for timeout in (0, -1, float("nan")):
+            with pytest.raises(InvalidArgumentError, match="timeout must be above 0"):
+                kind(timeout=timeout)
+        with pytest.raises(InvalidTypeError, match="url must be a str, got NoneType"):
+            kind(None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["", "kv:8090", "ftp://kv", "http://", "http://[::1", "http://kv:x"])

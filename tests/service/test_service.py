@@ -86,6 +86,7 @@ def test_what_cannot_be_used_is_an_error_before_anything_starts(tmp_path: Path) 
         lambda: Service(["host:8000"], start=start),
         lambda: Service(workers=["a=tcp://h:1"], start=start),
         lambda: Service(["a=http://h", "a=http://g"], start=start),
+        lambda: Service("http://h:8000", start=start),
         lambda: Service(settings=Settings(http=HttpSettings(key_file=tmp_path / "none")), start=start),
     ]
     for make in makes:
@@ -111,6 +112,14 @@ def test_registering_and_unregistering() -> None:
             service.register("a", "h:1")
     with Service(start=start) as service, pytest.raises(SettingsError, match="model is missing"):
         service.register("a", "tcp://h:1")
+
+
+def test_no_client_after_its_end() -> None:
+    with Service(start=Starter()) as service:
+        service.client()
+    with pytest.raises(ServiceError, match="closed") as caught:
+        service.client()
+    assert caught.value.code == "closed"
 
 
 def test_waiting_too_long_says_for_what() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from typing import Any
 
 import click
 
 import kvatlas
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 COMMANDS = ("decode", "engines", "live", "query", "replay", "serve", "workers")
 
@@ -32,6 +35,13 @@ class _Commands(click.Group):
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            # Wherever a command does not see to Ctrl-C itself: while it starts, while it waits for an answer.
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

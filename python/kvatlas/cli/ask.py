@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 
 from kvatlas.client import DEFAULT_URL, Client
 from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError
@@ -63,8 +64,25 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
         with Client(url, key=key, timeout=timeout, ssl_context=_trust(ca)) as client:
             yield client
     except KvatlasError as error:
-        click.echo(f"Error: {error}", err=True)
+        refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
+        hint = ": set KVATLAS_KEY or --key-file" if refused else ""
+        click.echo(f"Error: {error}{hint}", err=True)
         sys.exit(1 if isinstance(error, ClientError) else 2)
+
+
+def no_workers(client: Client, model: str | None, group: str | None) -> str:
+    """That there are none for these, and for what there are."""
+    words = "no workers"
+    if model is not None:
+        words += f" for model {model!r}"
+    if group is not None:
+        words += f" in routing group {group!r}"
+    fleet = client.workers()
+    models = sorted({worker.model for worker in fleet})
+    groups = sorted({worker.group for worker in fleet})
+    if model not in (None, *models):
+        return f"{words}; it has models {', '.join(models)}" if models else words
+    return f"{words}; it has routing groups {', '.join(groups)}" if groups else words
 
 
 def _trust(ca: Path | None) -> ssl.SSLContext | None:

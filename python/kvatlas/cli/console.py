@@ -12,7 +12,6 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _WIDTH = 110  # when the output is not a terminal
 
 
@@ -25,17 +24,32 @@ def console(*, stderr: bool = False) -> Console:
     return made if made.is_terminal else Console(stderr=stderr, width=_WIDTH)
 
 
+def counted(number: int, word: str) -> str:
+    """`1 worker`, `2 workers`."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 class Interrupt:
     """True once Ctrl-C was pressed. A second one stops at once (KeyboardInterrupt)."""
 
     def __init__(self) -> None:
         self.pressed = False
+        self._at_once = False
 
     def __call__(self) -> bool:
         return self.pressed
 
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Within, the first Ctrl-C stops at once, too: for reads that nothing else would end."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
     def handle(self, _signal: int, _frame: FrameType | None) -> None:
-        if self.pressed:
+        if self.pressed or self._at_once:
             raise KeyboardInterrupt
         self.pressed = True
 

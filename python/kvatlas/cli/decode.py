@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvatlas.cli.console import INTERRUPTED, Interrupt, on_interrupt
+from kvatlas.cli import INTERRUPTED
+from kvatlas.cli.console import Interrupt, on_interrupt
 from kvatlas.errors import DecodeError
 from kvatlas.wire import Batch, Cleared, Event, Removed, Stored, decode_batch
 
@@ -30,6 +31,7 @@ _END = b"\xff" * 8  # the sequence number that ends a replay
 _SHOWN = 4  # names of blocks shown to people
 _POLL_MS = 100
 _REPLAY_SECONDS = 3.0
+_QUIET_SECONDS = 5.0  # until it is said that nothing comes
 
 
 class _Failed(click.ClickException):
@@ -60,9 +62,12 @@ def decode(
     is one payload as it is, in hexadecimal digits or in base64; or a recording: JSON lines, gzipped or not, whose
     objects of type "frames" have three base64 frames each.
 
-    Exits with 1 if something was no batch, and with 2 if there was nothing to read.
+    Exit status: 0; 1 if something was no batch; 2 if there was nothing to read, or something given cannot be used; 130
+    after Ctrl-C.
     """
     live = source.startswith(_SCHEMES)
+    if not live and "://" in source:
+        raise click.UsageError(f"{source!r} is no endpoint: tcp://HOST:PORT or ipc://PATH is.")
     if not live and (replay or topic):
         raise click.UsageError("--replay and --topic are for an endpoint, as in tcp://host:5557.")
     if replay and not replay.startswith(_SCHEMES):
@@ -70,7 +75,7 @@ def decode(
     show = _json_line if as_json else _lines
     done = wrong = 0
     with on_interrupt() as interrupt:
-        messages = _subscribe(source, topic, replay, interrupt) if live else _read(source)
+        messages = _subscribe(source, topic, replay, interrupt) if live else _read(source, interrupt)
         for message in messages:
             try:
                 batch = decode_batch(message.payload)
@@ -91,10 +96,11 @@ def decode(
         sys.exit(1)
 
 
-def _read(source: str) -> Iterator[_Message]:
+def _read(source: str, interrupt: Interrupt) -> Iterator[_Message]:
     name = "standard input" if source == "-" else source
     try:
-        data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
+        with interrupt.at_once():  # whoever types sees nothing until the end
+            data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         if data.startswith(_GZIP):
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
@@ -167,9 +173,14 @@ def _subscribe(endpoint: str, topic: str, replay: str | None, interrupt: Interru
                 if message.topic.startswith(topic):
                     yield message
         last = None if kept < 0 else kept
+        quiet: float | None = time.monotonic() + _QUIET_SECONDS
         while not interrupt():
             if not live.poll(_POLL_MS):
+                if quiet is not None and time.monotonic() > quiet:
+                    click.echo(f"nothing has come from {_named(endpoint, topic)} yet: still waiting", err=True)
+                    quiet = None
                 continue
+            quiet = None
             frames = live.recv_multipart()
             if len(frames) != 3 or len(frames[1]) != 8:
                 click.echo(f"{len(frames)} frames are no message: topic, sequence number and payload are", err=True)
@@ -184,6 +195,10 @@ def _subscribe(endpoint: str, topic: str, replay: str | None, interrupt: Interru
                 click.echo(f"batch {message.seq} after {last}: the engine has begun again", err=True)
             last = message.seq
             yield message
+
+
+def _named(endpoint: str, topic: str) -> str:
+    return f"{endpoint} under topics that begin with {topic!r}" if topic else endpoint
 
 
 def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> Iterator[_Message]:

@@ -15,6 +15,7 @@ import click
 from rich.table import Table
 
 from kvatlas.cli.console import console
+from kvatlas.cli.engine_options import POSITIVE, engine_options
 from kvatlas.errors import KvatlasError
 from kvatlas.sim.engine import EngineConfig
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from kvatlas.sim.live import Fleet
 
 _CONFIG = EngineConfig()
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 _CHANCE = click.FloatRange(0, 1)
 _SECONDS = click.FloatRange(0, 3600)
 _PORT = click.IntRange(0, 65_535)
@@ -80,36 +80,9 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens in a block."
 )
+@engine_options
 @click.option(
-    "--prefill-rate",
-    type=_POSITIVE,
-    default=_CONFIG.prefill_rate,
-    show_default=True,
-    help="Prompt tokens that a rank computes a second.",
-)
-@click.option(
-    "--decode-rate",
-    type=_POSITIVE,
-    default=_CONFIG.decode_rate,
-    show_default=True,
-    help="Tokens that each running request generates a second.",
-)
-@click.option(
-    "--max-running",
-    type=click.IntRange(1),
-    default=_CONFIG.max_running,
-    show_default=True,
-    help="Requests that a rank runs at once.",
-)
-@click.option(
-    "--chunk",
-    type=click.IntRange(0),
-    default=_CONFIG.chunk,
-    show_default=True,
-    help="Prompt tokens of one prefill step; 0: all at once.",
-)
-@click.option(
-    "--speed", type=_POSITIVE, default=1.0, show_default=True, help="Run the engines' clocks so many times as fast."
+    "--speed", type=POSITIVE, default=1.0, show_default=True, help="Run the engines' clocks so many times as fast."
 )
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to bind.")
 @click.option(
@@ -127,7 +100,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Send themselves this trace, in turns.")
 @click.option("--skip-bad", is_flag=True, help="Leave out malformed lines of the trace.")
 @click.option(
-    "--requests-per-second", type=_POSITIVE, metavar="RATE", help="Send themselves a generated workload, all together."
+    "--requests-per-second", type=POSITIVE, metavar="RATE", help="Send themselves a generated workload, all together."
 )
 @click.option("--idle", is_flag=True, help="Send themselves nothing.  [default]")
 @_faults
@@ -161,7 +134,7 @@ def engines(**options: Any) -> None:
             while not stop.wait(0.5):
                 if fleet.dead:
                     names = ", ".join(engine.name for engine in fleet.dead[:5])
-                    click.echo(f"Error: {names} ended.", err=True)
+                    click.echo(f"Error: {names} ended; all others are stopped.", err=True)
                     sys.exit(1)
     except KvatlasError as error:
         click.echo(f"Error: {error}", err=True)

@@ -14,8 +14,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvatlas.cli.ask import asking, asks
-from kvatlas.cli.console import console
+from kvatlas.cli.ask import asking, asks, no_workers
+from kvatlas.cli.console import console, counted
 from kvatlas.client import Answer, Client
 from kvatlas.errors import ClientError, InvalidArgumentError
 
@@ -47,7 +47,7 @@ def query(
 ) -> None:
     """Ask a service which worker holds how much of a prompt: one of --tokens, --tokens-file, --text or --hashes.
 
-    Exit status: 0; 1 if the service does not answer or refuses; 2 if something given cannot be used.
+    Exit status: 0; 1 if the service does not answer or refuses; 2 if something given cannot be used; 130 after Ctrl-C.
     """
     with asking(url, key_file, ca, timeout, os.environ) as client:
         tokens, hashes = _prompt(asked)
@@ -117,6 +117,8 @@ def _numbers(text: str, flag: str) -> list[int]:
         if not re.fullmatch(r"-?[0-9]{1,20}", word, re.ASCII):
             raise InvalidArgumentError(f"{flag} must be integers apart by commas or white space, got {word[:40]!r}")
         numbers.append(int(word))
+    if not numbers:
+        raise InvalidArgumentError(f"{flag} must have at least one integer, got none")
     return numbers
 
 
@@ -128,6 +130,8 @@ def _tokenized(text: str, name: str) -> list[int]:
     path = Path(name)
     if path.is_dir():
         path /= "tokenizer.json"
+        if not path.exists():
+            raise InvalidArgumentError(f"--tokenizer: there is no {path}")
     try:
         tokenizer = Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
     except Exception as error:
@@ -149,18 +153,7 @@ def _keyspace(client: Client, model: str | None, group: str | None) -> tuple[str
     if found:
         groups = ", ".join(sorted(its_group for _model, its_group in found))
         raise InvalidArgumentError(f"model {model!r} is in several routing groups: say which by --group: {groups}")
-    raise ClientError(f"{client.url} has no workers{_for(model, group)}{_others(client)}", "no_workers")
-
-
-def _for(model: str | None, group: str | None) -> str:
-    return (f" for model {model!r}" if model is not None else "") + (
-        f" in routing group {group!r}" if group is not None else ""
-    )
-
-
-def _others(client: Client) -> str:
-    names = sorted({worker.model for worker in client.workers()})
-    return f"; it has models {', '.join(names)}" if names else ""
+    raise ClientError(f"{client.url} has {no_workers(client, model, group)}", "no_workers")
 
 
 # The table
@@ -168,17 +161,20 @@ def _others(client: Client) -> str:
 
 def _print(answer: Answer, model: str, length: int, block_size: int) -> None:
     out = console()
-    out.print(f"{length:,} tokens for {model}, in blocks of {block_size}", highlight=False, markup=False)
+    words = f"{counted(length, 'token')} for {model}, in blocks of {block_size}"
+    out.print(words, highlight=False, markup=False, soft_wrap=True)
     untrusted: set[tuple[str, int | None]] = {(each.worker, each.rank) for each in answer.untrusted}
     if answer.workers:
         out.print(_table(answer, length, block_size, untrusted))
+    elif length < block_size:
+        out.print("They do not fill a block, and nobody holds less.")
     else:
-        out.print("No worker holds the first block.")
+        out.print(f"No {'trusted ' if answer.untrusted else ''}worker holds the first block.")
     if answer.upper_bound:
         out.print("Depths are upper bounds: the model has layers with a window or a state.", highlight=False)
     if answer.untrusted:
         names = ", ".join(f"{each.worker} rank {each.rank} ({each.state})" for each in answer.untrusted)
-        out.print(f"Not trusted now: {names}", highlight=False, markup=False)
+        out.print(f"Not trusted now: {names}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(answer: Answer, length: int, block_size: int, untrusted: set[tuple[str, int | None]]) -> Table:

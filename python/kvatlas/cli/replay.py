@@ -17,14 +17,15 @@ from kvatlas.bench.report import print_report
 from kvatlas.bench.results import ReplayResult, as_json
 from kvatlas.bench.runner import replay as run_replay
 from kvatlas.bench.settings import ReplaySettings
-from kvatlas.cli.console import INTERRUPTED, console, on_interrupt, progress_bar
+from kvatlas.cli import INTERRUPTED
+from kvatlas.cli.console import console, on_interrupt, progress_bar
+from kvatlas.cli.engine_options import POSITIVE, engine_options
 from kvatlas.errors import KvatlasError
 from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, generate, read_trace, write_trace
 
 _FLEET = ReplaySettings()
 _WORK = WorkloadConfig()
 _BLOCK_SIZES = [size for size in range(1, TRACE_BLOCK + 1) if TRACE_BLOCK % size == 0]
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int:
@@ -55,34 +56,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     show_default=True,
     help="Tokens of KV that each engine has room for.",
 )
-@click.option(
-    "--prefill-rate",
-    type=_POSITIVE,
-    default=_FLEET.prefill_rate,
-    show_default=True,
-    help="Prompt tokens that an engine computes a second.",
-)
-@click.option(
-    "--decode-rate",
-    type=_POSITIVE,
-    default=_FLEET.decode_rate,
-    show_default=True,
-    help="Tokens that each running request generates a second.",
-)
-@click.option(
-    "--max-running",
-    type=click.IntRange(1),
-    default=_FLEET.max_running,
-    show_default=True,
-    help="Requests that an engine runs at once.",
-)
-@click.option(
-    "--chunk",
-    type=click.IntRange(0),
-    default=_FLEET.chunk,
-    show_default=True,
-    help="Prompt tokens of one prefill step; 0: all at once.",
-)
+@engine_options
 @click.option("--own-names", is_flag=True, help="Every engine names blocks in its own way (random hash seeds).")
 @click.option(
     "--policy",
@@ -93,7 +67,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
 )
 @click.option(
     "--speedup",
-    type=_POSITIVE,
+    type=POSITIVE,
     default=_FLEET.speedup,
     show_default=True,
     help="Run the trace's clock this many times as fast.",
@@ -103,7 +77,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     type=click.IntRange(1),
     help=f"Only the first so many of TRACE; or how many to generate.  [default: all; {_WORK.requests}]",
 )
-@click.option("--rate", type=_POSITIVE, help=f"Generated requests a second.  [default: {_WORK.rate:g}]")
+@click.option("--rate", type=POSITIVE, help=f"Generated requests a second.  [default: {_WORK.rate:g}]")
 @click.option(
     "--agents",
     type=click.FloatRange(0, 1),

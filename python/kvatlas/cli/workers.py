@@ -7,20 +7,23 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvatlas.cli.ask import asking, asks
-from kvatlas.cli.console import INTERRUPTED, console
+from kvatlas.cli import INTERRUPTED
+from kvatlas.cli.ask import asking, asks, no_workers
+from kvatlas.cli.console import console, counted
 from kvatlas.cli.query import lag
 from kvatlas.client import Client, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 
+_COUNTERS = ("gaps", "lost", "refused", "parked")
 _COLORS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow", "stale": "red"}
 
 
@@ -54,12 +57,19 @@ def workers(
     gaps: times that batches were missing. lost: batches that no replay brought. refused: events that could not be
     used. parked: blocks that wait for the one before them. lag: from the engine's clock to being visible here.
 
+    Streams that are not trusted come first. Where the columns do not fit, gaps, lost, refused and parked are left out
+    if they are 0 throughout.
+
     Exit status: 0; 1 if the service does not answer or refuses; 2 if something given cannot be used; 130 after Ctrl-C.
     """
     with asking(url, key_file, ca, timeout, os.environ) as client:
+        out = console()
 
         def look() -> list[WorkerStatus]:
             return client.workers(model=model, group=group)
+
+        def shown() -> RenderableType:
+            return _shown(out, client, look()) or Text(f"{client.url} has {no_workers(client, model, group)}.")
 
         try:
             if as_json:
@@ -69,8 +79,7 @@ def workers(
                     if not watch:
                         return
                     time.sleep(interval)
-            out = console()
-            first = _shown(client, look())
+            first = shown()
             if not watch:
                 out.print(first)
                 return
@@ -80,7 +89,7 @@ def workers(
                         out.print(first)  # a table after the other
                     time.sleep(interval)
                     try:
-                        first = _shown(client, look())
+                        first = shown()
                     except UnreachableError as error:
                         first = Text(str(error), "red")
                     live.update(first, refresh=True)
@@ -88,44 +97,55 @@ def workers(
             sys.exit(INTERRUPTED)
 
 
-def _shown(client: Client, fleet: list[WorkerStatus]) -> RenderableType:
+def _shown(out: Console, client: Client, fleet: list[WorkerStatus]) -> RenderableType | None:
+    """The fleet in words and as a table; None if there is nobody."""
     streams = [(worker, stream) for worker in fleet for stream in worker.streams]
     if not streams:
-        return Text(f"{client.url} follows no workers.")
+        return None
+    streams.sort(key=lambda pair: pair[1].trusted)  # what needs a look stays on the screen
     ready = client.ready()
     trusted = sum(stream.trusted for _worker, stream in streams)
     state = "ready" if ready else f"not ready: {ready}"
-    words = f"{len(fleet)} workers, {len(streams)} streams, {trusted} trusted; {state}"
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    keyspaces = {(worker.model, worker.group) for worker in fleet}
-    table.add_column("worker")
-    table.add_column("rank", justify="right")
-    if len(keyspaces) > 1:
-        table.add_column("model")
-    table.add_column("state")
-    table.add_column("trusted")
-    for name in ("epoch", "seq", "lag", "blocks", "gaps", "lost", "refused", "parked"):
-        table.add_column(name, justify="right")
-    errors = []
-    for worker, stream in streams:
-        table.add_row(*_row(worker, stream, with_model=len(keyspaces) > 1))
-        if stream.last_error and not stream.trusted:
-            errors.append(f"{worker.worker} rank {stream.rank}: {stream.last_error}")
+    words = f"{counted(len(fleet), 'worker')}, {counted(len(streams), 'stream')}, {trusted:,} trusted; {state}"
+    with_model = len({(worker.model, worker.group) for worker in fleet}) > 1
+    table = _table(streams, _COUNTERS, with_model=with_model)
+    if out.measure(table, options=out.options.update(max_width=1_000)).maximum > out.width:
+        told = [name for name in _COUNTERS if any(_counters(stream)[name] for _worker, stream in streams)]
+        table = _table(streams, told, with_model=with_model)
+    errors = [
+        f"{worker.worker} rank {stream.rank}: {stream.last_error}"
+        for worker, stream in streams
+        if stream.last_error and not stream.trusted
+    ]
     return Group(Text(words), table, *(Text(error, "yellow") for error in errors[:8]))
 
 
-def _row(worker: WorkerStatus, stream: StreamStatus, *, with_model: bool) -> list[Text]:
+def _table(streams: list[tuple[WorkerStatus, StreamStatus]], counters: Sequence[str], *, with_model: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("worker", overflow="fold")
+    table.add_column("rank", justify="right", no_wrap=True)
+    if with_model:
+        table.add_column("model", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("trusted", no_wrap=True)
+    for name in ("epoch", "seq", "lag", "blocks", *counters):
+        table.add_column(name, justify="right", no_wrap=True)
+    for worker, stream in streams:
+        table.add_row(*_row(worker, stream, counters, with_model=with_model))
+    return table
+
+
+def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *, with_model: bool) -> list[Text]:
     model = worker.model if worker.group == "default" else f"{worker.model} ({worker.group})"
     trust = "no" if not stream.trusted else "partial" if stream.partial else "yes"
+    counts = _counters(stream)
     cells = [worker.worker, str(stream.rank), *([model] if with_model else [])]
     numbers = [
         f"{stream.epoch:,}",
         "" if stream.seq is None else f"{stream.seq:,}",
         lag(stream.lag_ms),
         f"{stream.blocks:,}",
-        *(f"{stream.counters.get(name, 0):,}" for name in ("gaps", "lost_batches")),
-        f"{sum(stream.refused.values()):,}",
-        f"{stream.parked:,}",
+        *(f"{counts[name]:,}" for name in counters),
     ]
     return [
         *map(Text, cells),
@@ -133,3 +153,13 @@ def _row(worker: WorkerStatus, stream: StreamStatus, *, with_model: bool) -> lis
         Text(trust, "green" if trust == "yes" else "yellow" if trust == "partial" else "red"),
         *map(Text, numbers),
     ]
+
+
+def _counters(stream: StreamStatus) -> dict[str, int]:
+    counters = (
+        stream.counters.get("gaps", 0),
+        stream.counters.get("lost_batches", 0),
+        sum(stream.refused.values()),
+        stream.parked,
+    )
+    return dict(zip(_COUNTERS, counters, strict=True))

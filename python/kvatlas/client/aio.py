@@ -45,9 +45,12 @@ class AsyncClient:
             timeout: Seconds that connecting, sending and each part of an answer may take.
             ssl_context: What certificates to trust; those of the system if not given.
             transport: Sends the requests instead of httpx's own.
+
+        Raises:
+            InvalidArgumentError: The URL, the key or the timeout cannot be used.
         """
-        self.url = url.strip().rstrip("/")
         self._http = httpx.AsyncClient(**options(url, key, timeout, ssl_context), transport=transport)
+        self.url = url.strip().rstrip("/")
 
     async def query(
         self,
@@ -212,6 +215,6 @@ class AsyncClient:
         await self.close()
 
     async def _send(self, call: Call[T]) -> T:
-        with errors(self.url):
+        with errors(self.url, closed=self._http.is_closed):
             answer = await self._http.request(call.method, call.path, content=call.content, headers=call.headers)
         return call.finish(answer)

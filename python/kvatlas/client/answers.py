@@ -244,7 +244,9 @@ def refused(answer: httpx.Response) -> ClientError:
         body = json.loads(answer.content)
         code, message = str(body["code"]), str(body["error"])
     except (ValueError, LookupError, TypeError):
-        code, message = f"http_{status}", answer.text.strip()[:200] or answer.reason_phrase
+        said = " ".join(answer.text.split())[:200] or answer.reason_phrase
+        words = f"{answer.request.url} answers with status {status}, but not as kvatlas does: {said}"
+        return ClientError(words, f"http_{status}", status)
     return ClientError(f"{answer.request.url}: {message} (status {status}, {code})", code, status)
 
 

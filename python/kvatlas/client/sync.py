@@ -44,9 +44,12 @@ class Client:
             timeout: Seconds that connecting, sending and each part of an answer may take.
             ssl_context: What certificates to trust; those of the system if not given.
             transport: Sends the requests instead of httpx's own.
+
+        Raises:
+            InvalidArgumentError: The URL, the key or the timeout cannot be used.
         """
-        self.url = url.strip().rstrip("/")
         self._http = httpx.Client(**options(url, key, timeout, ssl_context), transport=transport)
+        self.url = url.strip().rstrip("/")
 
     def query(
         self,
@@ -211,6 +214,6 @@ class Client:
         self.close()
 
     def _send(self, call: Call[T]) -> T:
-        with errors(self.url):
+        with errors(self.url, closed=self._http.is_closed):
             answer = self._http.request(call.method, call.path, content=call.content, headers=call.headers)
         return call.finish(answer)

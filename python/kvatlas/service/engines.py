@@ -17,6 +17,7 @@ _PORT = Integer(1, 65_535)
 _RANK = Integer(0, (1 << 32) - 1)
 _BLOCK_SIZE = Integer(1, 1 << 20)
 _NAMED_URL = re.compile(r"([^=/?#]+)=(\w+://.*)", re.DOTALL)
+_ENDPOINT = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
 _MAX_NAME = 256
 
 
@@ -188,7 +189,7 @@ class Worker(_Entry):
         super().__post_init__()
         for name in ("endpoint", "replay"):
             address = getattr(self, name)
-            if address is not None and not address.startswith(("tcp://", "ipc://")):
+            if address is not None and not _ENDPOINT.fullmatch(address):
                 raise SettingsError(
                     f"{self._called()}: {name} must be tcp://HOST:PORT or ipc://PATH, got {shown(address)}"
                 )

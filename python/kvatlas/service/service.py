@@ -15,10 +15,11 @@ from typing import Any, Self
 
 from kvatlas.client import Client, WorkerStatus
 from kvatlas.client.answers import worker_statuses
-from kvatlas.errors import ServiceError
+from kvatlas.errors import ServiceError, SettingsError
 from kvatlas.service import native
 from kvatlas.service.discovery.watch import HOLD, Discovery
 from kvatlas.service.engines import Engine, Worker
+from kvatlas.service.kinds import shown
 from kvatlas.service.settings import Settings
 
 logger = logging.getLogger("kvatlas.service")
@@ -60,6 +61,9 @@ class Service:
             ServiceError: The service cannot be started: the port is in use, a certificate cannot be read.
         """
         given = settings or Settings()
+        for name, items in (("engines", engines), ("workers", workers)):
+            if isinstance(items, str):
+                raise SettingsError(f"{name} must be a list, got a string: [{shown(items)}]")
         more = {
             "engines": (*given.engines, *map(Engine.of, engines)),
             "workers": (*given.workers, *map(Worker.of, workers)),
@@ -104,15 +108,22 @@ class Service:
         return self._discovery.entries
 
     def client(self, *, timeout: float = 30.0) -> Client:
-        """A client of it, that is closed with it."""
+        """A client of it, that is closed with it.
+
+        Raises:
+            ServiceError: The service is closed (code "closed").
+        """
         context: ssl.SSLContext | None = None
         if self._settings.http.tls_cert is not None:
             context = ssl.create_default_context(cafile=str(self._settings.http.tls_cert))
             context.check_hostname = False  # it is asked by its address; the certificate is its own
         made = Client(self.url, key=self._settings.http.bearer(), timeout=timeout, ssl_context=context)
         with self._lock:
-            self._clients.append(made)
-        return made
+            if not self._closed:
+                self._clients.append(made)
+                return made
+        made.close()
+        raise ServiceError("the service is closed", "closed")
 
     def register(
         self,

@@ -164,7 +164,7 @@ class StreamSettings(_Section):
 
     section: ClassVar[str] = "streams"
 
-    threads: int = field(default=1, metadata=_about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
+    threads: int = field(default=2, metadata=_about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
     stale_after: float = field(
         default=30.0,
         metadata=_about(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from statistics import fmean, quantiles
+from dataclasses import dataclass
+from statistics import fmean
 
 import aiohttp
 
@@ -15,11 +16,12 @@ from kvatlas.bench.live.side import Side, settle
 from kvatlas.bench.policies import PolicyFactory, find_policy
 from kvatlas.bench.settings import SettingsError
 from kvatlas.client import AsyncClient
-from kvatlas.service import Engine, Service
+from kvatlas.service import Engine, HttpSettings, Service, Settings
 from kvatlas.sim import EngineConfig, Trace, TraceRequest, WorkloadConfig, generate
 from kvatlas.sim.live import Fleet, LiveSettings, prompt_tokens
 
 REFRESH = 1.0  # seconds
+LONGEST = 1_000_000  # requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,17 @@ class LiveOptions:
         if not 1 <= self.engines <= 64:
             raise SettingsError(f"engines must be from 1 to 64, got {self.engines}: each is a process, once a policy")
         for name in ("seconds", "speed", "rate"):
-            if not getattr(self, name) > 0:
-                raise SettingsError(f"{name} must be above 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise SettingsError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if (requests := self.seconds * self.speed * self.rate) > LONGEST:
+            raise SettingsError(f"seconds x speed x rate are {requests:,.0f} requests: {LONGEST:,} at most")
+        if self.seed < 0:
+            raise SettingsError(f"seed must not be negative, got {self.seed}")
         if self.pool_tokens < self.block_size:
             raise SettingsError(f"pool_tokens must be at least one block of {self.block_size}, got {self.pool_tokens}")
 
     def workload(self) -> Trace:
-        """Requests for the whole run."""
+        """Requests for the whole run, and more: they come at random."""
         count = max(16, int(self.seconds * self.speed * self.rate * 1.5))
         return generate(WorkloadConfig(requests=count, seed=self.seed, rate=self.rate))
 
@@ -64,6 +70,7 @@ class PolicyStanding:
     name: str
     done: int
     failed: int
+    failure: str | None  # the last one
     in_flight: int
     hit_rate: float  # of all prompt tokens so far
     hit_rate_now: float | None  # of the last seconds
@@ -79,35 +86,43 @@ class Standing:
     lookups: int
     lookups_per_second: float
     lookup_p50: float | None  # seconds, over HTTP, as the router sees it
-    lookup_p99: float | None
     lag: float | None  # seconds from an engine's batch to its being visible: the worst engine's last
     blocks: int  # held, over all engines
     streams: int
     live: int  # of those, trusted
-    log: list[str] = field(default_factory=list)
 
 
 class Race:
     """Runs the policies; tells `show` how they stand every second."""
 
-    def __init__(self, options: LiveOptions, show: Callable[[Standing], None], stop: Callable[[], bool]) -> None:
+    def __init__(self, options: LiveOptions, show: Callable[[Standing], None]) -> None:
+        """Nothing is started yet.
+
+        Raises:
+            SettingsError: There is no such policy.
+        """
         self._options = options
         self._show = show
-        self._stop = stop
+        self._factories = [(name, find_policy(name)) for name in options.policies]
+        self._stop: Callable[[], bool] = lambda: False
         self._began = 0.0
         self._before = (0.0, 0)
 
-    def run(self) -> Standing:
-        """The whole of it. Raises `KvatlasError` if an engine or the service does not start."""
+    def run(self, stop: Callable[[], bool]) -> Standing:
+        """The whole of it, or until `stop`. Raises `KvatlasError` if an engine or the service does not start."""
         options = self._options
+        self._stop = stop
         trace = options.workload()
-        factories = [(name, find_policy(name)) for name in options.policies]
+        # A free port: there may be a service where they usually are.
+        settings = Settings(http=HttpSettings(bind="127.0.0.1:0"))
         with ExitStack() as stack:
-            fleets = [(name, make, Fleet(options.engines, options.engine(f"sim/{name}"))) for name, make in factories]
+            fleets = [
+                (name, make, Fleet(options.engines, options.engine(f"sim/{name}"))) for name, make in self._factories
+            ]
             for *_, fleet in fleets:
                 stack.enter_context(fleet)
             engines = [Engine(url=url) for *_, fleet in fleets for url in fleet.urls]
-            service = stack.enter_context(Service(engines=engines))
+            service = stack.enter_context(Service(engines=engines, settings=settings))
             service.wait_ready(30.0)
             return asyncio.run(self._run(trace, service.url, fleets))
 
@@ -130,6 +145,7 @@ class Race:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
                 await settle(tasks, 3.0)
+            self._before = (self._began, 0)  # the last one is about all of it
             return await self._standing(sides, client)
 
     async def _send(
@@ -173,7 +189,6 @@ class Race:
             lookups=lookups,
             lookups_per_second=(lookups - before) / (now - then) if then else 0.0,
             lookup_p50=times[len(times) // 2] if times else None,
-            lookup_p99=quantiles(times, n=100)[98] if len(times) > 1 else None,
             lag=max(lags, default=None),
             blocks=sum(stream.blocks for stream in streams),
             streams=len(streams),
@@ -187,6 +202,7 @@ class Race:
             name=side.name,
             done=side.done,
             failed=side.failed,
+            failure=side.failure,
             in_flight=sum(load.in_flight for load in side.loads),
             hit_rate=side.cached_tokens / max(side.prompt_tokens, 1),
             hit_rate_now=sum(done.cached_tokens for done in recent) / prompts if prompts else None,

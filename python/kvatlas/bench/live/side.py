@@ -58,8 +58,8 @@ class Side:
         self.policy = policy
         self.model = model
         self.loads = [Load() for _ in urls]
-        self.sent = 0
         self.failed = 0
+        self.failure: str | None = None  # the last one
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.done = 0
@@ -76,8 +76,8 @@ class Side:
         prompt = Prompt(len(tokens), content_hashes(tokens, self._block_size), self._block_size)
         try:
             match = await self._look_up(prompt)
-        except KvatlasError:
-            self.failed += 1
+        except KvatlasError as error:
+            self._fail(str(error))
             return
         chosen = self.policy.choose(prompt, self.loads, match)
         depth = match.scores().get(self._workers[chosen], 0) if self.policy.uses_index else 0
@@ -85,14 +85,16 @@ class Side:
         load = self.loads[chosen]
         load.in_flight += 1
         load.queued_tokens += queued
-        self.sent += 1
         body = {"prompt": tokens, "max_tokens": max(output, 1), "stream": True}
         body["stream_options"] = {"include_usage": True}
         began = time.monotonic()
         try:
             first, usage = await self._complete(session, self._urls[chosen], body, load, queued)
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            self.failed += 1
+        except aiohttp.ClientResponseError as error:
+            self._fail(f"{self._urls[chosen]} answers with status {error.status}, {error.message}")
+            return
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            self._fail(f"{self._urls[chosen]}: {str(error) or type(error).__name__}")
             return
         finally:
             load.in_flight -= 1
@@ -130,6 +132,10 @@ class Side:
         if not first:
             raise ValueError("an answer without a token")
         return first, cached
+
+    def _fail(self, why: str) -> None:
+        self.failed += 1
+        self.failure = why
 
     def _count(self, done: Done) -> None:
         self.done += 1

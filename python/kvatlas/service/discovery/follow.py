@@ -48,7 +48,7 @@ class Follower(ABC):
                     return
                 delay = await self.apply(found)
                 if self._problem is not None:
-                    logger.info("%s: registered; it was: %s", self.shown, self._problem)
+                    logger.info("%s: it is well again; before, %s", self.shown, self._problem)
                 self._problem, retry = None, 0.0
                 self.settled.set()
             except Problem as problem:
