@@ -31,32 +31,37 @@ def ingest(python: str, rounds: int, batches: int, note: Callable[[str], None]) 
     last = Chain.random(choose, BLOCKS)  # of every engine, so that one query tells of all
     for row in payloads:
         row.append(last.payload())
-    found: dict[str, list[tuple[float, int, float]]] = defaultdict(list)
+    found: dict[str, list[tuple[float, int, float, float]]] = defaultdict(list)
     for _ in range(rounds):
         for server in (start_ours(), theirs(python)):
             with server, Engines(WORKERS, [server], buffer_steps=batches) as engines:
-                before = server.memory()
+                before, busy = server.memory(), server.cpu_seconds()
                 seconds = _drain(server, engines, payloads, last)
+                busy = server.cpu_seconds() - busy
+                size = server.memory() - before
                 held = server.blocks()
                 lost = WORKERS * batches - held // BLOCKS
-                found[server.name].append((held / seconds, lost, (server.memory() - before) / held))
+                found[server.name].append((held / seconds, lost, size / held, busy / held))
                 note(
                     f"ingest, {server.name}: {held / seconds:,.0f} blocks/s, "
                     f"{lost} of {WORKERS * batches:,} batches lost"
                 )
     mine, other = found["kvatlas"], found["dynamo.indexer"]
     result = {
-        "rate": median(rate for rate, _, _ in mine),
-        "rate_theirs": median(rate for rate, _, _ in other),
-        "lost": max(lost for _, lost, _ in mine),
-        "lost_theirs": max(lost for _, lost, _ in other),
-        "bytes_a_block": median(size for *_, size in mine),
-        "bytes_a_block_theirs": median(size for *_, size in other),
+        "rate": median(rate for rate, *_ in mine),
+        "rate_theirs": median(rate for rate, *_ in other),
+        "lost": max(lost for _, lost, *_ in mine),
+        "lost_theirs": max(lost for _, lost, *_ in other),
+        "bytes_a_block": median(size for *_, size, _ in mine),
+        "bytes_a_block_theirs": median(size for *_, size, _ in other),
+        "cpu_a_block": median(busy for *_, busy in mine),
+        "cpu_a_block_theirs": median(busy for *_, busy in other),
     }
     result["rate_ratio"] = result["rate"] / result["rate_theirs"]
     note(
         f"ingest: {result['rate_ratio']:.1f}x; bytes a block {result['bytes_a_block']:.0f}, "
-        f"theirs {result['bytes_a_block_theirs']:.0f}"
+        f"theirs {result['bytes_a_block_theirs']:.0f}; CPU a block {result['cpu_a_block'] * 1e9:.0f} ns, "
+        f"theirs {result['cpu_a_block_theirs'] * 1e9:.0f}"
     )
     return result
 
