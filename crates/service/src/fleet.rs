@@ -54,6 +54,14 @@ struct Worker {
     streams: BTreeMap<u32, Registered>,
 }
 
+impl Worker {
+    /// What feeds a rank: no two streams of a worker feed the same one.
+    fn feeder(&self, rank: u32) -> Option<&Registered> {
+        let feeds = || self.streams.values().find(|r| lock(&r.stream.ranks).contains(&rank));
+        self.streams.get(&rank).or_else(feeds)
+    }
+}
+
 struct Registered {
     stream: Arc<Stream>,
     handle: Option<StreamHandle>,
@@ -161,9 +169,7 @@ impl Fleet {
     #[must_use]
     pub fn stream(&self, worker: &str, rank: u32) -> Option<Arc<Stream>> {
         let workers = lock(&self.workers);
-        let streams = &workers.get(worker)?.streams;
-        let feeds = || streams.values().find(|r| lock(&r.stream.ranks).contains(&rank));
-        streams.get(&rank).or_else(feeds).map(|r| r.stream.clone())
+        workers.get(worker)?.feeder(rank).map(|r| r.stream.clone())
     }
 
     /// What readiness waits for.
@@ -257,7 +263,7 @@ impl Fleet {
             if let Some(other) = worker.streams.get(&registration.rank) {
                 return other.stream.registration.check_same(&registration).map(|()| Registering::Already);
             }
-            if let Some(other) = worker.streams.values().find(|r| lock(&r.stream.ranks).contains(&registration.rank)) {
+            if let Some(other) = worker.feeder(registration.rank) {
                 let message = format!(
                     "rank {} of worker {:?} is fed already by {}, whose batches name that rank",
                     registration.rank, registration.worker, other.stream.registration.endpoint
@@ -345,14 +351,11 @@ impl Fleet {
             let ranks: Vec<u32> = match rank {
                 None => worker.streams.keys().copied().collect(),
                 Some(rank) => {
-                    let feeds = |r: &Registered| lock(&r.stream.ranks).contains(&rank);
-                    let registered = worker.streams.contains_key(&rank).then_some(rank);
-                    let fed = || worker.streams.iter().find(|(_, r)| feeds(r)).map(|(registered, _)| *registered);
-                    let Some(rank) = registered.or_else(fed) else {
+                    let Some(feeder) = worker.feeder(rank) else {
                         let message = format!("worker {name:?} has no rank {rank}");
                         return Err(Error::unknown("unknown_rank", message));
                     };
-                    vec![rank]
+                    vec![feeder.stream.registration.rank]
                 }
             };
             for rank in ranks {
@@ -394,10 +397,7 @@ impl Fleet {
         if lock(&stream.ranks).contains(&announced) {
             return announced;
         }
-        let taken = workers.get(&stream.worker).is_some_and(|worker| {
-            let feeds = |r: &Registered| !Arc::ptr_eq(&r.stream, stream) && lock(&r.stream.ranks).contains(&announced);
-            worker.streams.values().any(feeds)
-        });
+        let taken = workers.get(&stream.worker).is_some_and(|worker| worker.feeder(announced).is_some());
         if taken || lock(&stream.ranks).len() >= MOST_RANKS {
             return stream.registration.rank;
         }

@@ -83,7 +83,6 @@ class Standing:
 
     elapsed: float  # seconds
     policies: list[PolicyStanding]
-    lookups: int
     lookups_per_second: float
     lookup_p50: float | None  # seconds, over HTTP, as the router sees it
     lag: float | None  # seconds from an engine's batch to its being visible: the worst engine's last
@@ -133,7 +132,7 @@ class Race:
         async with AsyncClient(url) as client, aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             sides = []
             for name, make, fleet in fleets:
-                workers = [url.partition("://")[2] for url in fleet.urls]
+                workers = [Engine(url=url).worker for url in fleet.urls]
                 policy = make(workers, options.seed)
                 sides.append(Side(name, policy, fleet.urls, workers, f"sim/{name}", options.block_size, client))
             self._began = time.monotonic()
@@ -186,7 +185,6 @@ class Race:
         return Standing(
             elapsed=now - self._began,
             policies=[self._policy(side) for side in sides],
-            lookups=lookups,
             lookups_per_second=(lookups - before) / (now - then) if then else 0.0,
             lookup_p50=times[len(times) // 2] if times else None,
             lag=max(lags, default=None),
