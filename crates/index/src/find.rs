@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::reclaim::{Pin, Readers};
 use crate::roster::{Member, Roster};
 use crate::runs::ROOT;
-use crate::sets::{Members, OwnedMembers, SetWord};
+use crate::sets::{Members, OwnedMembers, Seen, SetWord};
 use crate::shared::{Children, Held, Published};
 use crate::types::View;
 use crate::writer::common_prefix;
@@ -229,10 +229,7 @@ fn each<'m>(
 ) -> ControlFlow<()> {
     let mut seen = Seen::default();
     for (depth, members) in reached {
-        members.try_for_each(&mut |holder| {
-            if !seen.insert(holder) {
-                return Continue(());
-            }
+        members.try_for_each_new(&mut seen, &mut |holder| {
             // A holder that is not in the roster came after the lookup, or is being made.
             let Some(member) = roster.get(holder) else { return Continue(()) };
             let counts = member.views & (1 << view as u8) != 0;
@@ -240,22 +237,4 @@ fn each<'m>(
         })?;
     }
     Continue(())
-}
-
-/// Holders met. (Sets shrink with depth, but a writer may have been at work between two of them.)
-#[derive(Default)]
-struct Seen(SmallVec<[u64; 4]>);
-
-impl Seen {
-    /// Whether it is new.
-    fn insert(&mut self, holder: u32) -> bool {
-        let word = holder as usize / 64;
-        if word >= self.0.len() {
-            self.0.resize(word + 1, 0);
-        }
-        let bit = 1 << (holder % 64);
-        let new = self.0[word] & bit == 0;
-        self.0[word] |= bit;
-        new
-    }
 }

@@ -184,7 +184,7 @@ impl Writer {
             shrink(&mut books.copies);
             names = &left;
         }
-        let mut gone = Vec::new();
+        let mut gone = Vec::with_capacity(names.len());
         self.del(device, names, &mut gone);
         self.counters.unknown_removals += (names.len() - gone.len()) as u64;
         self.narrow(worker, rank, &gone);
