@@ -19,7 +19,7 @@ pub struct Settings {
     /// Engines.
     pub streams: StreamSettings,
     /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
-    /// [`Fleet::release`](crate::Fleet::release).
+    /// [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
     /// How much is logged. The first service of a process decides.
     pub log: LogSettings,

@@ -1,36 +1,13 @@
 //! Random streams of events with everything that can go wrong in them, and the comparison with the reference.
 #![allow(unreachable_pub, dead_code, reason = "several tests share this, none uses all of it")]
 
+#[path = "../random/mod.rs"]
+pub mod random;
+
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Tier, View};
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    pub fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-
-    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
-        &from[self.below(from.len() as u64) as usize]
-    }
-}
-
-fn mix(x: u64) -> u64 {
-    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
+use random::{Random, mix};
 
 /// What kind of fleet a stream comes from.
 struct Fleet {

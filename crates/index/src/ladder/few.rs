@@ -1,0 +1,83 @@
+//! A map that mostly has one entry.
+//!
+//! The inner dictionaries of rungs 1 and 3 map a content hash to the blocks that have it, which is one block unless
+//! prompts repeat themselves or each other. A hash map for each would cost ten times the entry, so the first entry
+//! lies in place and a hash map is made for the second.
+
+use std::hash::Hash;
+
+use hashbrown::HashMap;
+
+#[derive(Debug)]
+pub(super) enum Few<K, V> {
+    One(K, V),
+    /// Never empty, but for a moment inside of a change.
+    Many(Box<HashMap<K, V>>),
+}
+
+impl<K: Copy + Eq + Hash, V> Few<K, V> {
+    pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        match self {
+            Self::One(only, value) => (only == key).then_some(value),
+            Self::Many(map) => map.get_mut(key),
+        }
+    }
+
+    /// Sets the value of a key.
+    pub(super) fn insert(&mut self, key: K, value: V) {
+        match self {
+            Self::One(only, old) if *only == key => *old = value,
+            Self::One(..) => {
+                let first = std::mem::replace(self, Self::Many(Box::new(HashMap::with_capacity(2))));
+                let Self::Many(map) = self else { return };
+                map.insert(key, value);
+                if let Self::One(key, value) = first {
+                    map.insert(key, value);
+                }
+            }
+            Self::Many(map) => {
+                map.insert(key, value);
+            }
+        }
+    }
+
+    /// Takes a key out. True if none is left: the caller then forgets the map itself.
+    pub(super) fn remove(&mut self, key: &K) -> bool {
+        match self {
+            Self::One(only, _) => only == key,
+            Self::Many(map) => {
+                map.remove(key);
+                map.is_empty()
+            }
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        let (one, many) = match self {
+            Self::One(key, value) => (Some((key, value)), None),
+            Self::Many(map) => (None, Some(map.iter())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grows_and_shrinks() {
+        let mut few = Few::One(1, 'a');
+        few.insert(1, 'b');
+        assert_eq!((few.get_mut(&1).copied(), few.get_mut(&2)), (Some('b'), None));
+        few.insert(2, 'c');
+        few.insert(3, 'd');
+        *few.get_mut(&3).unwrap() = 'e';
+        let mut all: Vec<_> = few.iter().map(|(&key, &value)| (key, value)).collect();
+        all.sort_unstable();
+        assert_eq!(all, [(1, 'b'), (2, 'c'), (3, 'e')]);
+        assert!(!few.remove(&1) && !few.remove(&9) && !few.remove(&2));
+        assert!(few.remove(&3));
+        assert!(Few::One(7, ()).remove(&7) && !Few::One(7, ()).remove(&8));
+    }
+}

@@ -1,0 +1,92 @@
+//! What stands at one (position, content hash): one or several prefixes, each with the workers that hold it.
+
+use hashbrown::HashMap;
+
+use super::set::WorkerSet;
+
+/// The prefixes under which one content is held at one position, and by whom.
+///
+/// With a single prefix a lookup may take it on trust; that is the *lazy* hash. Once there were several the entry
+/// stays a map until it is empty, so that what has been told apart once stays told apart.
+#[derive(Debug)]
+pub(crate) enum Entry {
+    Single(u64, WorkerSet),
+    Multi(Box<HashMap<u64, WorkerSet>>),
+}
+
+/// What an insertion changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Added {
+    /// The member was not there.
+    pub(crate) fresh: bool,
+    /// Nobody was there under this prefix.
+    pub(crate) first: bool,
+}
+
+/// What a removal changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Taken {
+    /// Nobody is left under this prefix.
+    pub(crate) last: bool,
+    /// Nobody is left at all.
+    pub(crate) empty: bool,
+}
+
+impl Entry {
+    pub(crate) fn new(prefix: u64, member: u32) -> Self {
+        Self::Single(prefix, WorkerSet::of(member))
+    }
+
+    /// Who holds it under `prefix`.
+    pub(crate) fn under(&self, prefix: u64) -> Option<&WorkerSet> {
+        match self {
+            Self::Single(known, set) => (*known == prefix).then_some(set),
+            Self::Multi(sets) => sets.get(&prefix),
+        }
+    }
+
+    pub(crate) fn insert(&mut self, prefix: u64, member: u32) -> Added {
+        match self {
+            Self::Single(known, set) if *known == prefix => Added { fresh: set.insert(member), first: false },
+            Self::Single(known, set) => {
+                let sets = [(*known, std::mem::take(set)), (prefix, WorkerSet::of(member))];
+                *self = Self::Multi(Box::new(HashMap::from_iter(sets)));
+                Added { fresh: true, first: true }
+            }
+            Self::Multi(sets) => {
+                let mut first = false;
+                let set = sets.entry(prefix).or_insert_with(|| {
+                    first = true;
+                    WorkerSet::default()
+                });
+                Added { fresh: set.insert(member), first }
+            }
+        }
+    }
+
+    /// `None` if the member was not there.
+    pub(crate) fn remove(&mut self, prefix: u64, member: u32) -> Option<Taken> {
+        match self {
+            Self::Single(known, set) => {
+                if *known != prefix || !set.remove(member) {
+                    return None;
+                }
+                Some(Taken { last: set.is_empty(), empty: set.is_empty() })
+            }
+            Self::Multi(sets) => {
+                let set = sets.get_mut(&prefix)?;
+                if !set.remove(member) {
+                    return None;
+                }
+                let last = set.is_empty();
+                if last {
+                    sets.remove(&prefix);
+                    if sets.capacity() > 64 && sets.len() < sets.capacity() / 8 {
+                        sets.shrink_to(2 * sets.len());
+                    }
+                }
+                Some(Taken { last, empty: sets.is_empty() })
+            }
+        }
+    }
+}

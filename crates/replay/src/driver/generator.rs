@@ -1,0 +1,168 @@
+//! The generator: issues every operation at its deadline, or as soon after as it can, and waits for nobody.
+//!
+//! Two processors have to do for this thread, an event thread and a query thread, so it must cost little: an event is
+//! a move into the index's queue, a lookup is a number one higher, the clock is read once for up to [`BATCH`]
+//! operations, how late they were is worked out after the end. When nothing is due it sleeps, and at least for a
+//! burst: a wake-up costs some microseconds, more than many operations.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::lanes::Shared;
+use super::schedule::Schedule;
+use crate::clock::nanoseconds;
+use crate::subject::Subject;
+
+/// Operations between two readings of the clock while everything is due already.
+const BATCH: usize = 32;
+/// Between two looks at how many events are queued.
+const LOOK: u64 = 1_000_000;
+/// Between two looks at whether the queues are empty.
+const POLL: Duration = Duration::from_micros(50);
+/// From now to the first deadline: time for all threads to be there.
+const LEAD: Duration = Duration::from_millis(5);
+
+/// For tests: what to do before an operation is issued.
+#[derive(Default)]
+pub(crate) struct Hooks {
+    #[cfg(test)]
+    pub(crate) before: Option<Box<dyn Fn(usize) + Send>>,
+}
+
+pub(crate) struct Generator<S: Subject> {
+    pub(crate) subject: Arc<S>,
+    pub(crate) messages: Vec<S::Message>,
+    pub(crate) lanes: Arc<Shared>,
+    pub(crate) interrupt: Arc<AtomicBool>,
+    pub(crate) schedule: Schedule,
+    pub(crate) burst: Duration,
+    #[cfg_attr(not(test), expect(dead_code, reason = "nothing happens in between but in tests"))]
+    pub(crate) hooks: Hooks,
+}
+
+/// What the generator saw. All in ns from the origin.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    /// (number of operations issued before, by when).
+    pub(crate) batches: Vec<(u32, u64)>,
+    pub(crate) lookups: u64,
+    pub(crate) events: u64,
+    pub(crate) applied: u64,
+    pub(crate) answered: u64,
+    /// Events and lookups applied and answered when the window closed.
+    pub(crate) at_close: (u64, u64),
+    pub(crate) max_queued: u64,
+    /// When all queues were empty.
+    pub(crate) drained_at: Option<u64>,
+    pub(crate) trouble: Option<String>,
+}
+
+impl<S: Subject> Generator<S> {
+    pub(crate) fn run(mut self, patience: u64) -> (Schedule, Outcome) {
+        let mut out = Outcome { batches: Vec::with_capacity(self.schedule.due.len()), ..Outcome::default() };
+        let origin = Instant::now() + LEAD;
+        self.lanes.begin(origin);
+        std::thread::sleep(LEAD);
+        self.issue_all(origin, &mut out);
+        self.drain(origin, patience, &mut out);
+        self.lanes.stop();
+        (self.schedule, out)
+    }
+
+    fn issue_all(&mut self, origin: Instant, out: &mut Outcome) {
+        let mut messages = std::mem::take(&mut self.messages).into_iter();
+        let due = &self.schedule.due[..];
+        let (mut next, mut lookups) = (0, 0);
+        let mut look = 0;
+        let mut at_close = None;
+        while next < due.len() {
+            let now = nanoseconds(origin);
+            if now >= self.schedule.close() && at_close.is_none() {
+                at_close = Some((self.subject.applied(), self.lanes.done()));
+            }
+            if due[next] > now {
+                if self.interrupt.load(Ordering::Relaxed) || self.lanes.broken() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_nanos(due[next] - now).max(self.burst));
+                continue;
+            }
+            let upto = due.len().min(next + BATCH);
+            let before = lookups;
+            while next < upto && due[next] <= now {
+                #[cfg(test)]
+                if let Some(before) = &self.hooks.before {
+                    before(next);
+                }
+                if self.schedule.lookups[next] {
+                    lookups += 1;
+                } else if let Some(message) = messages.next() {
+                    if lookups > before {
+                        // A lookup that is due before an event must not wait for its sending.
+                        self.lanes.issue(lookups);
+                    }
+                    self.subject.send(message);
+                    out.events += 1;
+                }
+                next += 1;
+            }
+            if lookups > before {
+                self.lanes.issue(lookups);
+            }
+            out.batches.push((next as u32, nanoseconds(origin)));
+            if now >= look {
+                look = now + LOOK;
+                out.max_queued = out.max_queued.max(out.events.saturating_sub(self.subject.applied()));
+                if self.interrupt.load(Ordering::Relaxed) || self.lanes.broken() {
+                    break;
+                }
+            }
+        }
+        out.lookups = lookups as u64;
+        if let Some(at_close) = at_close {
+            out.at_close = at_close;
+            return;
+        }
+        if next == due.len() {
+            let left = self.schedule.close().saturating_sub(nanoseconds(origin));
+            self.pause(Duration::from_nanos(left));
+        }
+        out.at_close = (self.subject.applied(), self.lanes.done());
+    }
+
+    /// Waits until all that was issued has been applied and answered, or patience ends.
+    fn drain(&self, origin: Instant, patience: u64, out: &mut Outcome) {
+        let last = self.schedule.close().saturating_add(patience);
+        loop {
+            out.applied = self.subject.applied();
+            out.answered = self.lanes.done();
+            let now = nanoseconds(origin);
+            if self.lanes.broken() {
+                out.answered = 0;
+                out.trouble = Some("a query thread ended before its time".to_owned());
+                return;
+            }
+            if out.applied >= out.events && out.answered >= out.lookups {
+                self.subject.flush();
+                out.applied = self.subject.applied();
+                out.drained_at = Some(nanoseconds(origin));
+                return;
+            }
+            out.max_queued = out.max_queued.max(out.events.saturating_sub(out.applied));
+            if now > last || self.interrupt.load(Ordering::Relaxed) {
+                return;
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// Sleeps, and wakes early if interrupted.
+    fn pause(&self, time: Duration) {
+        let start = Instant::now();
+        while !self.interrupt.load(Ordering::Relaxed) {
+            let Some(left) = time.checked_sub(start.elapsed()) else { return };
+            std::thread::sleep(left.min(Duration::from_millis(20)));
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! One replay from its beginning to its end: make everything, let it run, wait, compare, judge.
+//!
+//! Threads: the generator issues operations at their deadlines and then watches the queues run empty; query threads
+//! look up; the index has event threads of its own. This file's own thread waits for the generator. What is handed
+//! between them is counted, never locked.
+
+mod generator;
+mod lanes;
+mod schedule;
+mod verdict;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::clock::Clock;
+use crate::compare;
+use crate::error::Error;
+use crate::machine;
+use crate::options::Options;
+use crate::plan::{Op, Plan};
+use crate::result::{Memory, Replay};
+use crate::subject::Subject;
+use generator::{Generator, Hooks, Outcome};
+use lanes::Lanes;
+use schedule::Schedule;
+
+/// How an index is called in its result.
+#[derive(Clone, Debug)]
+pub struct Label {
+    /// Its name.
+    pub name: String,
+    /// What is measured, in a few words.
+    pub about: String,
+    /// What it comes from, with its version.
+    pub version: String,
+}
+
+/// How long the end of a thread is waited for that should have ended: a lookup that never returns must not keep the
+/// result from being told.
+const LAST_LOOKUP: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
+
+/// Replays a plan against the index that `build` makes.
+///
+/// `build` runs on a thread that is pinned to the processors of the event threads, so that threads it starts are, too.
+/// `interrupt` may be set at any time; the replay then ends soon, all its threads with it.
+///
+/// # Errors
+/// [`Error::Options`] if the options are impossible, [`Error::Index`] if the index cannot be made,
+/// [`Error::Interrupted`]. Whatever goes wrong in the replay itself is said in the result.
+pub fn run<S: Subject>(
+    plan: &Plan,
+    options: &Options,
+    label: Label,
+    interrupt: &Arc<AtomicBool>,
+    build: impl FnOnce() -> Result<S, Error> + Send,
+) -> Result<Replay, Error> {
+    run_with(plan, options, label, interrupt, build, Hooks::default())
+}
+
+pub(crate) fn run_with<S: Subject>(
+    plan: &Plan,
+    options: &Options,
+    label: Label,
+    interrupt: &Arc<AtomicBool>,
+    build: impl FnOnce() -> Result<S, Error> + Send,
+    hooks: Hooks,
+) -> Result<Replay, Error> {
+    options.check()?;
+    let beginning = (options.until < 1.0).then(|| plan.beginning(options.until));
+    let plan = beginning.as_ref().unwrap_or(plan);
+    let schedule = Schedule::new(plan, options)?;
+    let rss_before = machine::resident_bytes();
+    let subject = Arc::new(built(options, build)?);
+
+    let mut messages = Vec::with_capacity(plan.facts().events() as usize);
+    let mut queries = Vec::with_capacity(plan.facts().lookups as usize);
+    for op in plan.ops() {
+        if interrupt.load(Ordering::Relaxed) {
+            bury(subject);
+            return Err(Error::Interrupted);
+        }
+        match op {
+            Op::Lookup { contents, .. } => queries.push(subject.query(contents)),
+            _ => messages.extend(op.change().map(|change| subject.message(change))),
+        }
+    }
+    let rss_ready = machine::resident_bytes();
+    let clock = Clock::measure();
+
+    let lanes = Lanes::start(&subject, queries, &schedule, options)?;
+    let generator = Generator {
+        subject: Arc::clone(&subject),
+        messages,
+        lanes: Arc::clone(&lanes.shared),
+        interrupt: Arc::clone(interrupt),
+        schedule,
+        burst: Duration::from_nanos(options.burst_ns),
+        hooks,
+    };
+    let (schedule, outcome) = on_generator_thread(generator, options, &lanes)?;
+    let (times, mut trouble) = lanes.finish(LAST_LOOKUP);
+    trouble.extend(outcome.trouble.clone());
+    if interrupt.load(Ordering::Relaxed) {
+        subject.give_up();
+        bury(subject);
+        return Err(Error::Interrupted);
+    }
+
+    let rss_end = machine::resident_bytes();
+    let memory = (|| Some(Memory { rss_before: rss_before?, rss_ready: rss_ready?, rss_end: rss_end? }))();
+    let drained = outcome.drained_at.is_some() && times.is_some();
+    let comparison = if drained && options.check_seconds > 0.0 {
+        Some(compare::compare(plan, &*subject, options, interrupt)?)
+    } else {
+        None
+    };
+    let counts = if drained { subject.counts() } else { Default::default() };
+    if drained {
+        drop(subject);
+    } else {
+        subject.give_up();
+        bury(subject);
+    }
+    Ok(verdict::verdict(verdict::Run {
+        plan,
+        options,
+        label,
+        schedule: &schedule,
+        outcome,
+        times: times.unwrap_or_default(),
+        trouble,
+        clock,
+        counts,
+        memory,
+        comparison,
+    }))
+}
+
+/// Makes the index on a thread of its own, pinned to where its threads shall be.
+fn built<S: Subject>(options: &Options, build: impl FnOnce() -> Result<S, Error> + Send) -> Result<S, Error> {
+    let cpus = options.pin.get(1 + options.query_threads..).unwrap_or_default();
+    let make = || {
+        machine::pin(cpus)?;
+        build()
+    };
+    std::thread::scope(|scope| scope.spawn(make).join())
+        .unwrap_or_else(|_| Err(Error::Index("the index panicked while it was made".to_owned())))
+}
+
+fn on_generator_thread<S: Subject>(
+    generator: Generator<S>,
+    options: &Options,
+    lanes: &Lanes<S>,
+) -> Result<(Schedule, Outcome), Error> {
+    let (cpu, patience) = (options.pin.first().copied(), options.patience(generator.schedule.window));
+    let work = move || {
+        machine::pin(cpu.as_slice())?;
+        machine::sleep_exactly();
+        Ok::<_, Error>(generator.run(patience))
+    };
+    let thread = std::thread::Builder::new().name("kvatlas-generate".to_owned()).spawn(work);
+    let ran = thread.map_err(|error| Error::Index(format!("no thread for the generator: {error}")))?.join();
+    let failed = match ran {
+        Ok(Ok(outcome)) => return Ok(outcome),
+        Ok(Err(error)) => error,
+        Err(_) => Error::Index("the index panicked while it took an event".to_owned()),
+    };
+    lanes.shared.stop();
+    Err(failed)
+}
+
+/// Drops an index that may take long to end, or never does, without waiting for more than a moment.
+fn bury<S: Subject>(subject: Arc<S>) {
+    let grave = std::thread::Builder::new().name("kvatlas-bury".to_owned()).spawn(move || drop(subject));
+    if let Ok(grave) = grave {
+        wait_for(&grave, LAST_LOOKUP);
+    }
+}
+
+/// Whether the thread ended in time.
+fn wait_for<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
+    let start = Instant::now();
+    while !thread.is_finished() {
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;

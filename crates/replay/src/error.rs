@@ -1,0 +1,52 @@
+//! What can be wrong before a replay begins.
+
+use std::io;
+
+/// Why a plan or a replay cannot be had. What goes wrong *during* a replay is in its result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A column of a plan is not as it must be.
+    #[error("{0}")]
+    Plan(String),
+    /// A file is no plan, not the whole of one, or not what was saved.
+    #[error("{path}: {what}")]
+    File {
+        /// Which file.
+        path: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file could not be read or written.
+    #[error("{path}: {source}")]
+    Io {
+        /// Which file.
+        path: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// An option is unknown or impossible.
+    #[error("{0}")]
+    Options(String),
+    /// The index could not be made.
+    #[error("{0}")]
+    Index(String),
+    /// The replay was told to stop. Its threads have ended.
+    #[error("the replay was interrupted")]
+    Interrupted,
+}
+
+impl Error {
+    /// A name that stays the same in every release, for programs to test.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Plan(_) => "plan",
+            Self::File { .. } => "plan_file",
+            Self::Io { .. } => "io",
+            Self::Options(_) => "options",
+            Self::Index(_) => "index",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}

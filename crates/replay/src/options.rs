@@ -1,0 +1,169 @@
+//! How a plan is to be replayed.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::plan::Facts;
+
+/// The options of a replay, as they come (JSON) and as they are reported. Unknown ones are refused.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Length of the measured part, in ns. Either this or `rate`.
+    pub window_ns: Option<u64>,
+    /// Block operations a second: the window is what the measured ones then take.
+    pub rate: Option<f64>,
+    /// Share of the plan's operations that are replayed first, at the same pace, and not measured.
+    pub warm_up: f64,
+    /// Share of the plan's operations at which the replay ends: the rest of the plan might as well not be there.
+    pub until: f64,
+    /// Threads that look up.
+    pub query_threads: usize,
+    /// Threads that apply events, where a design has a choice.
+    pub event_threads: usize,
+    /// Positions a positional index jumps over; `None` leaves it to the index.
+    pub jump_size: Option<usize>,
+    /// Actors of the sharded tree; `None` leaves it to the index.
+    pub shards: Option<usize>,
+    /// Workers of a group of the grouped index; `None` leaves it to the index.
+    pub group_size: Option<usize>,
+    /// Whether a rung is to mend what its original gets wrong.
+    pub strict: bool,
+    /// Processors: the generator's, one for each query thread, and the others for the event threads together. What
+    /// is not named is not pinned.
+    pub pin: Vec<usize>,
+    /// Chooses what is compared afterwards.
+    pub seed: u64,
+    /// Lookups whose answers are compared.
+    pub samples: usize,
+    /// Seconds for each of the two comparisons of answers; 0: nothing at all is compared.
+    pub check_seconds: f64,
+    /// The generator sleeps at least so long, in ns, when nothing is due: fewer wake-ups, more lag.
+    pub burst_ns: u64,
+    /// How late the generator may be, at its p99, in ns. `None`: 1 % of the window, at least 1 ms.
+    pub lag_limit_ns: Option<u64>,
+    /// A replay is given up so many windows (at least a second) after the window's close.
+    pub drain_windows: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            window_ns: None,
+            rate: None,
+            warm_up: 0.0,
+            until: 1.0,
+            query_threads: 1,
+            event_threads: 1,
+            jump_size: None,
+            shards: None,
+            group_size: None,
+            strict: false,
+            pin: Vec::new(),
+            seed: 0,
+            samples: 200,
+            check_seconds: 2.0,
+            burst_ns: 50_000,
+            lag_limit_ns: None,
+            drain_windows: 10.0,
+        }
+    }
+}
+
+/// More threads than any machine this runs on has use for; a larger number is a slip.
+const THREADS: usize = 1_024;
+/// An hour: longer windows are a slip, too.
+const LONGEST_NS: u64 = 3_600_000_000_000;
+
+impl Options {
+    /// Reads options, and checks them.
+    ///
+    /// # Errors
+    /// [`Error::Options`] names the option and says what would be right.
+    pub fn from_json(json: &str) -> Result<Self, Error> {
+        let options = Self::parse(json)?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// Reads options, and leaves it to whoever uses them to check them.
+    ///
+    /// # Errors
+    /// [`Error::Options`] if they are not JSON, or not options.
+    pub fn parse(json: &str) -> Result<Self, Error> {
+        serde_json::from_str(json).map_err(|error| Error::Options(format!("options: {error}")))
+    }
+
+    /// Checks what can be checked without a plan.
+    ///
+    /// # Errors
+    /// [`Error::Options`].
+    pub fn check(&self) -> Result<(), Error> {
+        let wrong = |what: String| Err(Error::Options(what));
+        match (self.window_ns, self.rate) {
+            (Some(window), None) if (1..=LONGEST_NS).contains(&window) => {}
+            (Some(window), None) => return wrong(format!("window_ns must be from 1 to {LONGEST_NS}, got {window}")),
+            (None, Some(rate)) if rate.is_finite() && rate > 0.0 => {}
+            (None, Some(rate)) => {
+                return wrong(format!("rate must be a number of block operations a second, got {rate}"));
+            }
+            (Some(_), Some(_)) => return wrong("give either window_ns or rate, not both".to_owned()),
+            (None, None) => return wrong("a replay needs either window_ns or rate".to_owned()),
+        }
+        if !(0.0..1.0).contains(&self.warm_up) {
+            return wrong(format!("warm_up must be a share from 0 to less than 1, got {}", self.warm_up));
+        }
+        if !(self.until > self.warm_up && self.until <= 1.0) {
+            return wrong(format!("until must be a share above warm_up and at most 1, got {}", self.until));
+        }
+        for (name, threads) in [("query_threads", self.query_threads), ("event_threads", self.event_threads)] {
+            if !(1..=THREADS).contains(&threads) {
+                return wrong(format!("{name} must be from 1 to {THREADS}, got {threads}"));
+            }
+        }
+        let sizes = [("jump_size", self.jump_size), ("shards", self.shards), ("group_size", self.group_size)];
+        for (name, size) in sizes {
+            if size == Some(0) {
+                return wrong(format!("{name} must be at least 1"));
+            }
+        }
+        for (name, number) in [("check_seconds", self.check_seconds), ("drain_windows", self.drain_windows)] {
+            if !(0.0..=1e6).contains(&number) {
+                return wrong(format!("{name} must be from 0 to 1,000,000, got {number}"));
+            }
+        }
+        if self.burst_ns > 1_000_000_000 {
+            return wrong(format!("burst_ns must be at most a second, got {}", self.burst_ns));
+        }
+        Ok(())
+    }
+
+    /// The window for a measured part.
+    ///
+    /// # Errors
+    /// [`Error::Options`] if a rate makes a window longer than an hour.
+    pub(crate) fn window(&self, measured: &Facts) -> Result<u64, Error> {
+        if let Some(window) = self.window_ns {
+            return Ok(window);
+        }
+        let rate = self.rate.unwrap_or(1.0);
+        let window = measured.block_ops() as f64 / rate * 1e9;
+        if window > LONGEST_NS as f64 {
+            return Err(Error::Options(format!(
+                "rate {rate}: {} block operations would take {:.0} s; at most an hour",
+                measured.block_ops(),
+                window / 1e9
+            )));
+        }
+        Ok((window as u64).max(1))
+    }
+
+    pub(crate) fn lag_limit(&self, window: u64) -> u64 {
+        self.lag_limit_ns.unwrap_or_else(|| (window / 100).max(1_000_000))
+    }
+
+    /// ns after the window's close.
+    pub(crate) fn patience(&self, window: u64) -> u64 {
+        ((window as f64 * self.drain_windows) as u64).max(1_000_000_000)
+    }
+}
