@@ -41,6 +41,7 @@
 //! ```
 
 mod error;
+pub mod family;
 mod find;
 pub mod hash;
 mod index;

@@ -1,0 +1,232 @@
+//! A table of small numbers by hash, where a look-up waits for one cache line.
+//!
+//! A line has room for twelve numbers and an eighth-of-a-hash tag of each, so that all there is to see of a key is in the
+//! line that its hash names, or, as seldom as that is full, in the next ones. What an event asks for can be fetched
+//! before it is needed ([`Lines::touch`]): the waits for sixteen blocks overlap instead of following each other. Two
+//! general tables (hashbrown's: tags and numbers each in a place of its own) take 4.1 us instead of 2.4 for an event of 16
+//! new blocks in a context that grows to a million (medians), but 1.1 instead of 1.4 in one of 10,000, which is in the
+//! caches anyway, and 45 us instead of 50 for a full hit of 2,048 blocks.
+
+/// Numbers in a line.
+const ROOM: usize = 12;
+/// Numbers for each line at which a table is full.
+const LOAD: usize = 8;
+/// Where among the tags a line says how many numbers belong to it or to lines before it and stand behind it.
+const PASSED: usize = 12;
+/// Not counted any more: only a new table knows better.
+const MANY: u8 = u8::MAX;
+
+#[derive(Debug, Clone)]
+#[repr(align(64))]
+struct Line {
+    /// 0 for no number.
+    tags: [u8; 16],
+    numbers: [u32; ROOM],
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    lines: Vec<Line>,
+    len: usize,
+}
+
+impl Lines {
+    /// An empty table for so many numbers.
+    pub(super) fn with_capacity(numbers: usize) -> Self {
+        let empty = Line { tags: [0; 16], numbers: [0; ROOM] };
+        Self { lines: vec![empty; numbers.div_ceil(LOAD)], len: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// How many numbers it may have.
+    pub(super) fn capacity(&self) -> usize {
+        self.lines.len() * LOAD
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.lines.capacity() * size_of::<Line>()
+    }
+
+    fn home(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.lines.len() as u128) >> 64) as usize
+    }
+
+    fn tag(hash: u64) -> u8 {
+        (hash as u8).max(1)
+    }
+
+    fn after(&self, line: usize) -> usize {
+        if line + 1 == self.lines.len() { 0 } else { line + 1 }
+    }
+
+    /// Reads something of the line that a hash names. Depends on nothing but the hash, so that many of these wait for
+    /// memory at the same time.
+    #[inline]
+    pub(super) fn touch(&self, hash: u64) -> u8 {
+        self.lines.get(self.home(hash)).map_or(0, |line| line.tags[PASSED])
+    }
+
+    /// All numbers that may have been put in with this hash.
+    #[inline]
+    pub(super) fn of(&self, hash: u64) -> Candidates<'_> {
+        let at = self.home(hash);
+        let tag = Self::tag(hash);
+        Candidates {
+            table: self,
+            at,
+            tag,
+            found: self.lines.get(at).map_or(0, |line| line.found(tag)),
+            place: 0,
+            left: self.lines.len(),
+        }
+    }
+
+    /// Puts a number in. There must be room.
+    #[inline]
+    pub(super) fn insert(&mut self, hash: u64, number: u32) {
+        debug_assert!(self.len < self.capacity());
+        let mut at = self.home(hash);
+        loop {
+            let line = &mut self.lines[at];
+            let vacant = line.found(0);
+            if vacant != 0 {
+                let free = place(vacant);
+                line.tags[free] = Self::tag(hash);
+                line.numbers[free] = number;
+                self.len += 1;
+                return;
+            }
+            line.tags[PASSED] = line.tags[PASSED].saturating_add(1);
+            at = self.after(at);
+        }
+    }
+
+    /// Takes a number out that was put in with this hash; whether it was there.
+    #[inline]
+    pub(super) fn remove(&mut self, hash: u64, number: u32) -> bool {
+        let mut candidates = self.of(hash);
+        if !candidates.any(|found| found == number) {
+            return false;
+        }
+        let (end, place) = (candidates.at, candidates.place);
+        let mut at = self.home(hash);
+        while at != end {
+            let passed = &mut self.lines[at].tags[PASSED];
+            if *passed != MANY {
+                *passed -= 1;
+            }
+            at = self.after(at);
+        }
+        self.lines[end].tags[place] = 0;
+        self.len -= 1;
+        true
+    }
+}
+
+impl Line {
+    /// The places that have this tag, as bits: see [`place`].
+    #[inline]
+    fn found(&self, tag: u8) -> u64 {
+        // Eight tags at a time: a byte of `other` is 0 where they are equal, and the highest bit of each byte of the result
+        // says so. Left to the compiler, the comparison of bytes takes a tenth of an event longer.
+        const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+        let [low, high] = [0, 1].map(|half| {
+            let other = u64::from_le_bytes(self.tags.as_chunks().0[half]) ^ (0x0101_0101_0101_0101 * u64::from(tag));
+            !(((other & LOW) + LOW) | other | LOW)
+        });
+        (low >> 7) | ((high & 0x8080_8080) >> 6)
+    }
+}
+
+/// The place of the lowest bit that is set: 8 bits for each of the first 8 places, the next ones between them.
+#[inline]
+fn place(bits: u64) -> usize {
+    let bit = bits.trailing_zeros() as usize;
+    bit / 8 + bit % 8 * 8
+}
+
+/// See [`Lines::of`].
+pub(super) struct Candidates<'a> {
+    table: &'a Lines,
+    at: usize,
+    tag: u8,
+    found: u64,
+    /// Where in the line the last number stands.
+    place: usize,
+    /// Lines not looked at, this one among them: where every line counts as passed, all are looked at once.
+    left: usize,
+}
+
+impl Iterator for Candidates<'_> {
+    type Item = u32;
+
+    #[inline]
+    fn next(&mut self) -> Option<u32> {
+        while self.found == 0 {
+            if self.left <= 1 || self.table.lines[self.at].tags[PASSED] == 0 {
+                return None;
+            }
+            self.left -= 1;
+            self.at = self.table.after(self.at);
+            self.found = self.table.lines[self.at].found(self.tag);
+        }
+        self.place = place(self.found);
+        self.found &= self.found - 1;
+        Some(self.table.lines[self.at].numbers[self.place])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Against a set of pairs; hashes of few values, so that lines overflow and counts go to their end.
+    fn random_run(seed: u64) {
+        let mut state = seed;
+        let mut below = |limit: u64| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (state >> 33) % limit
+        };
+        let room = 1 + below(600) as usize;
+        let hashes = [1, 3, 50, 1 << 20][below(4) as usize];
+        let mut table = Lines::with_capacity(room);
+        let mut model = BTreeSet::new();
+        for number in 0..3000_u32 {
+            let hash = below(hashes).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            if below(5) < 3 && table.len() < table.capacity() {
+                table.insert(hash, number);
+                model.insert((hash, number));
+            } else if let Some(&(hash, number)) = model.range((hash, 0)..).next() {
+                assert!(table.remove(hash, number), "seed {seed}");
+                assert!(!table.remove(hash, number), "seed {seed}");
+                model.remove(&(hash, number));
+            }
+            assert_eq!(table.len(), model.len(), "seed {seed}");
+            let mut found: Vec<u32> = table.of(hash).collect();
+            found.sort_unstable();
+            found.dedup();
+            let expected: Vec<u32> = model.range((hash, 0)..=(hash, u32::MAX)).map(|&(_, number)| number).collect();
+            assert!(expected.iter().all(|number| found.binary_search(number).is_ok()), "seed {seed}");
+        }
+        for &(hash, number) in &model {
+            assert_eq!(table.of(hash).filter(|&found| found == number).count(), 1, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn has_what_was_put_in_and_not_taken_out() {
+        (0..200).for_each(random_run);
+    }
+
+    #[test]
+    fn an_empty_table_has_nothing() {
+        let mut table = Lines::default();
+        assert_eq!((table.capacity(), table.of(7).count(), table.touch(7)), (0, 0, 0));
+        assert!(!table.remove(7, 0));
+    }
+}

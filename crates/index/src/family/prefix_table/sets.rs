@@ -1,0 +1,188 @@
+//! Sets of pods, each kept once: a prefix says which set with one small number.
+//!
+//! In a fleet few different sets of pods hold thousands of prefixes each, so equal sets are one object. A member is a
+//! pod with the ways in which it holds; a change of one member is one look-up of the changed set, or none while the
+//! same change is made to prefix after prefix, as an event does.
+
+use std::hash::{BuildHasher, RandomState};
+
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+
+/// The pod announced the prefix under the name that stands in the entry.
+pub(super) const NAMED: u32 = 1;
+/// The pod announced it under another name, which stands beside.
+pub(super) const OTHER: u32 = 2;
+/// The router sent a prompt there and expects that the pod has it.
+pub(super) const ADDED: u32 = 4;
+const WAYS: u32 = 3;
+
+/// The empty set.
+pub(super) const EMPTY: u32 = 0;
+
+/// A pod, and the ways in which it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Member(u32);
+
+impl Member {
+    pub(super) fn pod(self) -> u32 {
+        self.0 >> WAYS
+    }
+
+    pub(super) fn ways(self) -> u32 {
+        self.0 & ((1 << WAYS) - 1)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Set {
+    /// Rising.
+    members: Box<[Member]>,
+    hash: u64,
+    references: u32,
+    /// All ways in which any member holds.
+    ways: u32,
+}
+
+/// All sets in use.
+#[derive(Debug)]
+pub(super) struct Sets {
+    sets: Vec<Set>,
+    vacant: Vec<u32>,
+    by_members: HashTable<u32>,
+    state: RandomState,
+    /// The last change: from which set, of which pod, to which ways, and what came of it.
+    last: Option<(u32, u32, u32, u32)>,
+}
+
+/// A pod became a member of some set, or of none any more.
+pub(super) trait Watch {
+    fn joined(&mut self, pod: u32);
+    fn left(&mut self, pod: u32);
+}
+
+impl Default for Sets {
+    fn default() -> Self {
+        Self {
+            sets: vec![Set::default()],
+            vacant: Vec::new(),
+            by_members: HashTable::new(),
+            state: RandomState::new(),
+            last: None,
+        }
+    }
+}
+
+impl Sets {
+    pub(super) fn members(&self, set: u32) -> &[Member] {
+        &self.sets[set as usize].members
+    }
+
+    /// In which ways a pod is a member; 0 if it is none.
+    pub(super) fn ways(&self, set: u32, pod: u32) -> u32 {
+        let members = self.members(set);
+        members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
+    }
+
+    /// Whether any member holds in this way.
+    pub(super) fn any(&self, set: u32, way: u32) -> bool {
+        self.sets[set as usize].ways & way != 0
+    }
+
+    /// Sets in use, the empty one not counted.
+    pub(super) fn len(&self) -> usize {
+        self.by_members.len()
+    }
+
+    /// Bytes that the sets take.
+    pub(super) fn bytes(&self) -> usize {
+        let members: usize = self.sets.iter().map(|set| size_of_val::<[Member]>(&set.members)).sum();
+        members
+            + self.sets.capacity() * size_of::<Set>()
+            + self.by_members.allocation_size()
+            + self.vacant.capacity() * 4
+    }
+
+    /// Makes a reference to `set` one to the set in which the pod is a member in `ways` instead; 0 is no member.
+    #[inline]
+    pub(super) fn change(&mut self, set: u32, pod: u32, ways: u32, watch: &mut impl Watch) -> u32 {
+        let to = match self.last {
+            Some((from, whose, to_ways, to)) if (from, whose, to_ways) == (set, pod, ways) => to,
+            _ => self.changed(set, pod, ways, watch),
+        };
+        self.hold(to);
+        self.release(set, watch);
+        to
+    }
+
+    fn changed(&mut self, set: u32, pod: u32, ways: u32, watch: &mut impl Watch) -> u32 {
+        let mut members: SmallVec<[Member; 32]> = SmallVec::from_slice(self.members(set));
+        let member = Member(pod << WAYS | ways);
+        match (members.binary_search_by_key(&pod, |member| member.pod()), ways) {
+            (Ok(at), 0) => _ = members.remove(at),
+            (Ok(at), _) => members[at] = member,
+            (Err(_), 0) => {}
+            (Err(at), _) => members.insert(at, member),
+        }
+        let to = self.intern(&members, watch);
+        self.last = Some((set, pod, ways, to));
+        to
+    }
+
+    fn intern(&mut self, members: &[Member], watch: &mut impl Watch) -> u32 {
+        if members.is_empty() {
+            return EMPTY;
+        }
+        let hash = self.state.hash_one(members);
+        let found = self.by_members.find(hash, |&set| &*self.sets[set as usize].members == members);
+        if let Some(&found) = found {
+            return found;
+        }
+        members.iter().for_each(|member| watch.joined(member.pod()));
+        let ways = members.iter().fold(0, |all, member| all | member.ways());
+        let set = Set { members: members.into(), hash, references: 0, ways };
+        let index = match self.vacant.pop() {
+            Some(index) => {
+                self.sets[index as usize] = set;
+                index
+            }
+            None => {
+                self.sets.push(set);
+                (self.sets.len() - 1) as u32
+            }
+        };
+        self.by_members.insert_unique(hash, index, |&set| self.sets[set as usize].hash);
+        index
+    }
+
+    fn hold(&mut self, set: u32) {
+        if set != EMPTY {
+            self.sets[set as usize].references += 1;
+        }
+    }
+
+    /// Gives one reference back.
+    pub(super) fn release(&mut self, set: u32, watch: &mut impl Watch) {
+        if set == EMPTY {
+            return;
+        }
+        let found = &mut self.sets[set as usize];
+        found.references -= 1;
+        if found.references > 0 {
+            return;
+        }
+        let gone = std::mem::take(found);
+        if let Ok(entry) = self.by_members.find_entry(gone.hash, |&other| other == set) {
+            entry.remove();
+        }
+        self.vacant.push(set);
+        self.last = None;
+        gone.members.iter().for_each(|member| watch.left(member.pod()));
+    }
+
+    /// How many references each set has, by set.
+    #[cfg(test)]
+    pub(super) fn references(&self) -> Vec<u32> {
+        self.sets.iter().map(|set| set.references).collect()
+    }
+}

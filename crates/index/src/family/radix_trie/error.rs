@@ -1,0 +1,65 @@
+//! What can be wrong with a call to a trie.
+
+/// Why a call was refused. A refused call has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The trie was asked for pages of no tokens.
+    #[error("page_size must be at least 1, got {got}")]
+    PageSize {
+        /// What was asked for.
+        got: u64,
+    },
+    /// The tokens of an insert are not whole pages.
+    #[error("{tokens} tokens are not whole pages of {page_size}: insert full pages only, and keep the rest")]
+    Unaligned {
+        /// Number of tokens.
+        tokens: usize,
+        /// Tokens in a page.
+        page_size: usize,
+    },
+    /// An insert needs one block for each page.
+    #[error("{blocks} blocks for {tokens} tokens: pages of {page_size} tokens need exactly {}", tokens / page_size)]
+    BlockCount {
+        /// Number of tokens.
+        tokens: usize,
+        /// Tokens in a page.
+        page_size: usize,
+        /// Number of blocks.
+        blocks: usize,
+    },
+    /// No tokens at all.
+    #[error("tokens must not be empty")]
+    Empty,
+    /// The handle speaks of a node whose end is not in the trie any more.
+    #[error("the node was evicted, at least its last page: match the tokens again to find what is left")]
+    EvictedNode,
+    /// The sequence has not marked this node.
+    #[error("sequence {sequence} does not use the node: mark it first, and release it once")]
+    NotInUse {
+        /// The sequence.
+        sequence: i64,
+    },
+    /// The trie cannot number any more nodes.
+    #[error("the trie is full: it has {nodes} nodes")]
+    Full {
+        /// How many there are.
+        nodes: usize,
+    },
+}
+
+impl Error {
+    /// A name that stays the same in every release, for programs to test.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::PageSize { .. } => "invalid_page_size",
+            Self::Unaligned { .. } => "token_count",
+            Self::BlockCount { .. } => "length_mismatch",
+            Self::Empty => "no_tokens",
+            Self::EvictedNode => "evicted_node",
+            Self::NotInUse { .. } => "not_in_use",
+            Self::Full { .. } => "index_full",
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Where the tokens of a call lie: read in place, 32 bits wide or 64, without a copy of the whole prompt.
+
+/// A sequence of tokens. A trie keeps 32 bits of each.
+pub trait Tokens {
+    /// How many there are.
+    fn len(&self) -> usize;
+
+    /// The token at a position below [`Tokens::len`].
+    fn at(&self, position: usize) -> u32;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many tokens from `start` on equal those of `kept`, one after the other.
+    fn common(&self, start: usize, kept: &[u32]) -> usize;
+
+    /// Adds the tokens from `start` to before `end` to `kept`.
+    fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>);
+}
+
+/// Tokens compared at once before anybody looks at which one differs: the loop over them has no branch, so it
+/// vectorizes.
+const STRIDE: usize = 32;
+
+fn common<T: Copy>(tokens: &[T], kept: &[u32], equal: impl Fn(T, u32) -> bool) -> usize {
+    let length = tokens.len().min(kept.len());
+    let (tokens, kept) = (&tokens[..length], &kept[..length]);
+    let strides = tokens.chunks_exact(STRIDE).zip(kept.chunks_exact(STRIDE));
+    let same = strides.take_while(|(a, b)| a.iter().zip(*b).fold(true, |all, (&a, &b)| all & equal(a, b))).count();
+    let start = same * STRIDE;
+    let rest = tokens[start..].iter().zip(&kept[start..]);
+    start + rest.take_while(|&(&a, &b)| equal(a, b)).count()
+}
+
+impl Tokens for [u32] {
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    #[inline]
+    fn at(&self, position: usize) -> u32 {
+        self[position]
+    }
+
+    fn common(&self, start: usize, kept: &[u32]) -> usize {
+        common(&self[start..], kept, |a, b| a == b)
+    }
+
+    fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>) {
+        kept.extend_from_slice(&self[start..end]);
+    }
+}
+
+/// Tokens in 64-bit integers.
+///
+/// The caller has seen to it that each is below 2^32; of one that is not, only the low half counts when it is kept.
+#[derive(Debug, Clone, Copy)]
+pub struct Wide<'a>(pub &'a [u64]);
+
+impl Tokens for Wide<'_> {
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    fn at(&self, position: usize) -> u32 {
+        self.0[position] as u32
+    }
+
+    fn common(&self, start: usize, kept: &[u32]) -> usize {
+        common(&self.0[start..], kept, |a, b| a == u64::from(b))
+    }
+
+    fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>) {
+        kept.extend(self.0[start..end].iter().map(|&token| token as u32));
+    }
+}

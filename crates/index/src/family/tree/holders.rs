@@ -1,0 +1,144 @@
+//! The tenants of a node, by number, and what each did there.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use smallvec::SmallVec;
+
+/// One tenant on one node.
+#[derive(Debug)]
+pub(crate) struct Holder {
+    pub(crate) tenant: u32,
+    /// Children of the node that the tenant holds, too: none makes the node one of its leaves.
+    pub(crate) kids: u32,
+    /// Tick at which it came to hold the node.
+    pub(crate) since: u64,
+    accessed: AtomicU64,
+    hits: AtomicU32,
+    pub(crate) priority: i32,
+}
+
+impl Holder {
+    pub(crate) fn new(tenant: u32, kids: u32, since: u64) -> Self {
+        Self { tenant, kids, since, accessed: AtomicU64::new(0), hits: AtomicU32::new(0), priority: i32::MIN }
+    }
+
+    pub(crate) fn restored(tenant: u32, since: u64, accessed: u64, hits: u32, priority: i32) -> Self {
+        Self { tenant, kids: 0, since, accessed: accessed.into(), hits: hits.into(), priority }
+    }
+
+    /// The holder of the upper part of a split: nothing ended there yet, so it has no hits of its own.
+    fn above(&self) -> Self {
+        Self {
+            tenant: self.tenant,
+            kids: 1,
+            since: self.since,
+            accessed: self.accessed().into(),
+            hits: AtomicU32::new(0),
+            priority: self.priority,
+        }
+    }
+
+    /// Tick of the last access that ended here.
+    pub(crate) fn accessed(&self) -> u64 {
+        self.accessed.load(Relaxed)
+    }
+
+    /// Accesses that ended here.
+    pub(crate) fn hits(&self) -> u32 {
+        self.hits.load(Relaxed)
+    }
+
+    /// An access that ends here. Needs no exclusive access: matches do this beside each other.
+    pub(crate) fn access(&self, tick: u64) {
+        self.accessed.fetch_max(tick, Relaxed);
+        // Stays at the largest number there is rather than begin again.
+        if self.hits.fetch_add(1, Relaxed) == u32::MAX {
+            self.hits.store(u32::MAX, Relaxed);
+        }
+    }
+
+    /// Takes over what a leaf below leaves behind, so that this holder is as fresh, as often used and as dear as if
+    /// every access had been written on the whole path.
+    pub(crate) fn inherit(&mut self, leaf: &Self) {
+        self.accessed.fetch_max(leaf.accessed(), Relaxed);
+        let hits = self.hits().saturating_add(leaf.hits());
+        *self.hits.get_mut() = hits;
+        self.priority = self.priority.max(leaf.priority);
+    }
+}
+
+/// The holders of a node, by tenant number.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    sorted: SmallVec<[Holder; 1]>,
+    /// Number of the one that came first: the answer of a match.
+    first: u32,
+}
+
+impl Holders {
+    pub(crate) fn len(&self) -> usize {
+        self.sorted.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sorted.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Holder> {
+        self.sorted.iter()
+    }
+
+    /// The tenant that has held the node longest.
+    pub(crate) fn first(&self) -> Option<&Holder> {
+        self.get(self.first)
+    }
+
+    fn place(&self, tenant: u32) -> Result<usize, usize> {
+        self.sorted.binary_search_by_key(&tenant, |h| h.tenant)
+    }
+
+    pub(crate) fn get(&self, tenant: u32) -> Option<&Holder> {
+        self.place(tenant).ok().map(|at| &self.sorted[at])
+    }
+
+    pub(crate) fn get_mut(&mut self, tenant: u32) -> Option<&mut Holder> {
+        self.place(tenant).ok().map(|at| &mut self.sorted[at])
+    }
+
+    /// Adds a tenant that is not there yet.
+    pub(crate) fn add(&mut self, holder: Holder) {
+        if self.first().is_none_or(|f| holder.since < f.since) {
+            self.first = holder.tenant;
+        }
+        if let Err(at) = self.place(holder.tenant) {
+            // One more holder is the usual growth of a node: exactly one place for each of the first few.
+            if self.sorted.len() == self.sorted.capacity() {
+                let more = self.sorted.len().div_ceil(4).max(1);
+                self.sorted.reserve_exact(more);
+            }
+            self.sorted.insert(at, holder);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, tenant: u32) -> Option<Holder> {
+        let at = self.place(tenant).ok()?;
+        let gone = self.sorted.remove(at);
+        if self.sorted.len() * 4 <= self.sorted.capacity() && self.sorted.spilled() {
+            self.sorted.shrink_to_fit();
+        }
+        if self.first == tenant {
+            self.first = self.sorted.iter().min_by_key(|h| h.since).map_or(0, |h| h.tenant);
+        }
+        Some(gone)
+    }
+
+    /// The holders of the upper part of a split of this node.
+    pub(crate) fn above(&self) -> Self {
+        Self { sorted: self.sorted.iter().map(Holder::above).collect(), first: self.first }
+    }
+
+    /// Bytes on the heap.
+    pub(crate) fn heap_bytes(&self) -> usize {
+        if self.sorted.spilled() { self.sorted.capacity() * size_of::<Holder>() } else { 0 }
+    }
+}

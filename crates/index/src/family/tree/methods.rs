@@ -1,0 +1,265 @@
+//! The methods both trees have, written once.
+
+/// Defines a tree: its docs, name, units, key, owned key, how to get items of a key and a key of items, the names of
+/// its inserts, and its kind in snapshots.
+macro_rules! tree_methods {
+    (
+        $(#[$docs:meta])*
+        $name:ident, $units:ty, $key:ty, $owned:ty, |$arg:ident| $items:expr, $own:expr,
+        $insert:ident, $insert_with_priority:ident, $kind:expr
+    ) => {
+        $(#[$docs])*
+        pub struct $name {
+            tree: SharedTree<$units>,
+        }
+
+        /// A place in an iteration of a tree, for those who cannot keep the tree borrowed.
+        pub struct EntryCursor(Cursor<<$units as super::tree::Units>::Item>);
+
+        impl EntryCursor {
+            /// The next node of the tree this came from; `None` at the end.
+            pub fn next(&mut self, tree: &$name) -> Option<Entry<$owned>> {
+                self.0.next(&tree.tree).map(|entry| Entry { path: ($own)(entry.path), tenants: entry.tenants })
+            }
+        }
+
+        impl $name {
+            /// Puts `key` in the tree for `tenant`, as an access. Nothing happens for a key without a whole unit (page).
+            ///
+            /// O(length of the key); the tree is locked only to splice what is new.
+            pub fn $insert(&self, key: &$key, tenant: &str) {
+                self.$insert_with_priority(key, tenant, 0);
+            }
+
+            /// The same with a priority: that of a node is the largest of its tenant's inserts that went through it.
+            /// Only [`EvictionPolicy::Priority`] asks for it.
+            pub fn $insert_with_priority(&self, key: &$key, tenant: &str, priority: i32) {
+                let $arg = key;
+                self.tree.insert($items, tenant, priority);
+            }
+
+            /// The tenant with the longest prefix of `key`, `None` iff nothing matches. Of several that hold the deepest
+            /// node, the one that has held it longest: hits stay where they are, and copies nobody is sent to age.
+            /// An access of that tenant.
+            #[must_use]
+            pub fn prefix_match(&self, key: &$key) -> Option<TenantId> {
+                let $arg = key;
+                self.tree.prefix($items).1
+            }
+
+            /// As [`prefix_match`](Self::prefix_match), with the lengths.
+            #[must_use]
+            pub fn match_prefix_with_counts(&self, key: &$key) -> PrefixMatch {
+                let $arg = key;
+                self.tree.match_prefix($items)
+            }
+
+            /// A match, then an insert for `tenant`, in one descent; the match as of before the insert.
+            pub fn match_and_insert(&self, key: &$key, tenant: &str) -> PrefixMatch {
+                self.match_and_insert_with(key, |_| Some(tenant))
+            }
+
+            /// A match, then an insert for whom `select` names, if anybody, in one descent. `select` is called once,
+            /// while no lock is held: it may take its time, and call the tree.
+            pub fn match_and_insert_with<S: AsRef<str>>(
+                &self,
+                key: &$key,
+                select: impl FnOnce(&PrefixMatch) -> Option<S>,
+            ) -> PrefixMatch {
+                let done = self.try_match_and_insert_with(key, |found| Ok::<_, std::convert::Infallible>(select(found)));
+                match done {
+                    Ok(found) => found,
+                    Err(never) => match never {},
+                }
+            }
+
+            /// The same with a `select` that may fail.
+            ///
+            /// # Errors
+            /// What `select` returns; then nothing is inserted.
+            pub fn try_match_and_insert_with<S: AsRef<str>, E>(
+                &self,
+                key: &$key,
+                select: impl FnOnce(&PrefixMatch) -> Result<Option<S>, E>,
+            ) -> Result<PrefixMatch, E> {
+                let $arg = key;
+                self.tree.match_and_insert_with($items, select)
+            }
+
+            /// How deep `tenant` holds `key`, in units. An access of it, if at all.
+            #[must_use]
+            pub fn prefix_match_tenant(&self, key: &$key, tenant: &str) -> usize {
+                let $arg = key;
+                self.tree.match_tenant($items, tenant)
+            }
+
+            /// How deep each tenant holds `key`, in units: the deepest first, equal depths by name; those that hold
+            /// nothing of it are left out. No access of anybody.
+            #[must_use]
+            pub fn match_all(&self, key: &$key) -> Vec<(TenantId, usize)> {
+                let $arg = key;
+                self.tree.match_all($items)
+            }
+
+            /// Units `tenant` holds. O(1).
+            #[must_use]
+            pub fn tenant_size(&self, tenant: &str) -> usize {
+                self.tree.size(tenant)
+            }
+
+            /// Units each tenant holds, by name.
+            #[must_use]
+            pub fn tenant_sizes(&self) -> Vec<(TenantId, usize)> {
+                self.tree.sizes()
+            }
+
+            /// The same, counted anew by a walk of the whole tree: for tests.
+            #[must_use]
+            pub fn recount(&self) -> Vec<(TenantId, usize)> {
+                self.tree.recount()
+            }
+
+            /// Units held by all tenants together.
+            #[must_use]
+            pub fn total_size(&self) -> usize {
+                self.tree.total()
+            }
+
+            /// Tenants that hold something, by name.
+            #[must_use]
+            pub fn tenants(&self) -> Vec<TenantId> {
+                self.tree.sizes().into_iter().map(|(name, _)| name).collect()
+            }
+
+            /// Number of tenants that hold something.
+            #[must_use]
+            pub fn tenant_count(&self) -> usize {
+                self.tree.tenant_count()
+            }
+
+            /// Whether a tenant holds something.
+            #[must_use]
+            pub fn contains_tenant(&self, tenant: &str) -> bool {
+                self.tree.contains_tenant(tenant)
+            }
+
+            /// Number of nodes, the root not counted.
+            #[must_use]
+            pub fn node_count(&self) -> usize {
+                self.tree.node_count()
+            }
+
+            /// Bytes of memory the tree holds, as it counts them itself: what the allocator adds is not known to it.
+            #[must_use]
+            pub fn bytes(&self) -> usize {
+                self.tree.bytes()
+            }
+
+            /// The policy evictions follow.
+            #[must_use]
+            pub fn eviction_policy(&self) -> EvictionPolicy {
+                self.tree.policy()
+            }
+
+            /// Evicts whole leaves of `tenant` by the policy until it holds at most `max_units`; the units evicted.
+            ///
+            /// O(log n) for each leaf evicted and each access since the eviction before. Others get their turn between
+            /// slices of a long eviction.
+            pub fn evict_tenant(&self, tenant: &str, max_units: usize) -> usize {
+                self.tree.evict_tenant(tenant, max_units)
+            }
+
+            /// [`evict_tenant`](Self::evict_tenant) for every tenant that holds more than `max_units`.
+            pub fn evict_tenant_by_size(&self, max_units: usize) -> usize {
+                self.tree.evict_each(max_units)
+            }
+
+            /// Evicts leaves, of whichever tenants have the first by the policy, until all tenants together hold at most
+            /// `max_units`; the units evicted.
+            pub fn evict_to_size(&self, max_units: usize) -> usize {
+                self.tree.evict_to_size(max_units)
+            }
+
+            /// The same until [`bytes`](Self::bytes) is at most `max_bytes`, or the tree is empty.
+            pub fn evict_to_bytes(&self, max_bytes: usize) -> usize {
+                self.tree.evict_to_bytes(max_bytes)
+            }
+
+            /// Limits [`bytes`](Self::bytes): at once, and at the end of each insert that goes over the limit, which
+            /// then evicts down to 31/32 of it.
+            pub fn set_budget_bytes(&self, bytes: Option<usize>) {
+                self.tree.set_budget(bytes);
+            }
+
+            /// The limit of [`bytes`](Self::bytes).
+            #[must_use]
+            pub fn budget_bytes(&self) -> Option<usize> {
+                self.tree.budget()
+            }
+
+            /// Evicts the node whose whole path has this hash, and all below it, for a tenant or for everybody; the
+            /// units evicted, 0 if no node ends there. [`GLOBAL_EVICTION_HASH`](super::GLOBAL_EVICTION_HASH) names all
+            /// the tenant or everybody holds.
+            ///
+            /// O(bytes stored), in a walk beside which matches go on.
+            pub fn evict_by_path_hash(&self, hash: u64, tenant: Option<&str>) -> usize {
+                self.tree.evict_path(hash, tenant)
+            }
+
+            /// Takes everything from a tenant, and forgets it; the units it held. O(n log n) for its n nodes.
+            pub fn remove_tenant(&self, tenant: &str) -> usize {
+                self.tree.evict_tenant(tenant, 0)
+            }
+
+            /// Empties the tree.
+            pub fn clear(&self) {
+                self.tree.clear();
+            }
+
+            /// All nodes, each before its children, siblings by their first unit (page). Each entry is right at the
+            /// moment it is given; nodes that others add or evict meanwhile may or may not be there.
+            pub fn iter_entries(&self) -> impl Iterator<Item = Entry<$owned>> + '_ {
+                let mut cursor = self.entries();
+                std::iter::from_fn(move || cursor.next(self))
+            }
+
+            /// The same for those who cannot keep the tree borrowed.
+            #[must_use]
+            pub fn entries(&self) -> EntryCursor {
+                EntryCursor(Cursor::new())
+            }
+
+            /// The tree as bytes: the same tree gives the same bytes. The budget is not part of it.
+            #[must_use]
+            pub fn snapshot(&self) -> Vec<u8> {
+                self.tree.snapshot()
+            }
+
+            /// The tree of a snapshot.
+            ///
+            /// # Errors
+            /// [`TreeError::Snapshot`] if these are not the bytes of one.
+            pub fn from_snapshot(bytes: &[u8]) -> Result<Self, TreeError> {
+                let header = snapshot_header(bytes, $kind)?;
+                Ok(Self { tree: SharedTree::restore(Self::units(header.page)?, &header)? })
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+
+        impl std::fmt::Debug for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("tenants", &self.tenant_count())
+                    .field("nodes", &self.node_count())
+                    .field("units", &self.total_size())
+                    .field("policy", &self.eviction_policy())
+                    .finish_non_exhaustive()
+            }
+        }
+    };
+}

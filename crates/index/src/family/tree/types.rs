@@ -1,0 +1,85 @@
+//! Answers, entries and refusals of both trees.
+
+use std::sync::Arc;
+
+/// The name of a tenant: a worker, usually by its URL.
+pub type TenantId = Arc<str>;
+
+/// The answer to a match.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PrefixMatch {
+    /// Of the tenants that hold the matched prefix, the one that has held its last node longest; `None` iff nothing matched.
+    pub tenant: Option<TenantId>,
+    /// Units matched: characters (Unicode scalar values) or tokens.
+    pub matched: usize,
+    /// Units of the input.
+    pub input: usize,
+    /// Units of the input that could match: whole pages only. The same as `input` for text.
+    pub paged: usize,
+}
+
+impl PrefixMatch {
+    /// The share of the input that matched; 0 for an empty input.
+    #[must_use]
+    pub fn hit_ratio(&self) -> f64 {
+        ratio(self.matched, self.input)
+    }
+
+    /// The share of the whole pages of the input that matched; 0 when it has none.
+    #[must_use]
+    pub fn paged_ratio(&self) -> f64 {
+        ratio(self.matched, self.paged)
+    }
+}
+
+fn ratio(part: usize, of: usize) -> f64 {
+    if of == 0 { 0.0 } else { part as f64 / of as f64 }
+}
+
+/// A node, as iteration gives it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry<P> {
+    /// All units from the root to the end of the node.
+    pub path: P,
+    /// Its holders by name, each with the tick of the last access that ended at this node (or below it, in a part
+    /// evicted since).
+    pub tenants: Vec<(TenantId, u64)>,
+}
+
+/// Why a tree refused. A refused call has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TreeError {
+    /// No such page size.
+    #[error("page_size must be a power of two from 1 to 128, got {got}")]
+    PageSize {
+        /// What was asked for.
+        got: usize,
+    },
+    /// No such policy.
+    #[error(
+        "unknown eviction policy {name:?}: it is one of \"lru\", \"lfu\", \"fifo\", \"mru\", \"filo\", \"priority\""
+    )]
+    UnknownPolicy {
+        /// What was given.
+        name: String,
+    },
+    /// The bytes are not a snapshot of such a tree.
+    #[error("not a snapshot: {why}")]
+    Snapshot {
+        /// What is wrong with them.
+        why: &'static str,
+    },
+}
+
+impl TreeError {
+    /// A name that stays the same in every release, for programs to test.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::PageSize { .. } => "invalid_page_size",
+            Self::UnknownPolicy { .. } => "unknown_policy",
+            Self::Snapshot { .. } => "invalid_snapshot",
+        }
+    }
+}
