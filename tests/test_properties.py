@@ -121,6 +121,7 @@ def streams(draw: st.DrawFn) -> list[Step]:
 
 def same_answer(index: BlockIndex, model: ReferenceIndex, query: list[int]) -> None:
     found, wanted = index.find(query), model.find(query)
+    assert found.length == found.any_tier.length == wanted.length == len(query)
     for ours, theirs in (
         (found, wanted),
         (found.within("cpu"), wanted.within("cpu")),

@@ -10,8 +10,10 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidTypeError",
     "KvatlasError",
+    "RungError",
     "ServiceError",
     "SettingsError",
+    "UnknownParentError",
     "UnreachableError",
 ]
 
@@ -36,7 +38,10 @@ class InvalidArgumentError(KvatlasError, ValueError):
     """A value of the right type that cannot be used: out of range, unknown, or not fitting another.
 
     Codes: "out_of_range", "length_mismatch", "token_count", "token_bytes", "wrong_shape", "unknown_tier",
-    "invalid_block_size", "invalid_string", "missing_argument", "conflicting_arguments", "unknown_dialect".
+    "invalid_block_size", "invalid_string", "missing_argument", "conflicting_arguments", "unknown_dialect",
+    "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size", "plan", "plan_file",
+    "options", "index", "unknown_policy", "invalid_page_size", "invalid_snapshot", "no_tokens", "evicted_node",
+    "not_in_use", "foreign_node", "no_thread".
     """
 
     code = "invalid_argument"
@@ -67,6 +72,24 @@ class SettingsError(InvalidArgumentError):
     """A setting that is unknown, of the wrong type or of no use. Code: "invalid_settings"."""
 
     code = "invalid_settings"
+
+
+class UnknownParentError(InvalidArgumentError, LookupError):
+    """A store continues a block that its worker does not hold, and the design has no place for it.
+
+    Code: "unknown_parent".
+    """
+
+    code = "unknown_parent"
+
+
+class RungError(KvatlasError, RuntimeError):
+    """A rung of the ladder could not be started, or a defect of it has shown, so that its answers are worth nothing.
+
+    Codes: "not_started", "broken".
+    """
+
+    code = "broken"
 
 
 class ServiceError(KvatlasError, RuntimeError):

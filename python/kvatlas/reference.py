@@ -82,8 +82,9 @@ def linked(children: Children) -> set[Name | None]:
 class ReferenceMatch:
     """The answer to a query: see `kvatlas.Match`."""
 
-    def __init__(self, views: dict[str, dict[tuple[str, int], int]], tier: str = "gpu") -> None:
+    def __init__(self, views: dict[str, dict[tuple[str, int], int]], length: int, tier: str = "gpu") -> None:
         self._views = views
+        self.length = length
         self._by_rank = {holder: depth for holder, depth in views[tier].items() if depth > 0}
         self.depth = max(self._by_rank.values(), default=0)
 
@@ -92,7 +93,7 @@ class ReferenceMatch:
         return self.within("external")
 
     def within(self, tier: str) -> "ReferenceMatch":
-        return ReferenceMatch(self._views, tier)
+        return ReferenceMatch(self._views, self.length, tier)
 
     def by_rank(self) -> dict[tuple[str, int], int]:
         return dict(self._by_rank)
@@ -209,7 +210,7 @@ class ReferenceIndex:
         for worker, rank, held in self._each_rank():
             for tier, children in held.children().items():
                 views[tier][worker, rank] = depth(children, query)
-        return ReferenceMatch(views)
+        return ReferenceMatch(views, len(query))
 
     def find_tokens(self, tokens: Ints, *, lora: str | None = None, salt: str | None = None) -> ReferenceMatch:
         return self.find(hash_contents(tokens, self.block_size, lora, salt).tolist())

@@ -1,6 +1,6 @@
 //! Arrays of integers read where they lie, through Python's buffer protocol, and lists of plain ints.
 //!
-//! This is the only file with `unsafe`. Copying an array instead would cost a find of 770 blocks about as much as
+//! This is, with `layout.rs`, the only file with `unsafe`. Copying an array instead would cost a find of 770 blocks about as much as
 //! the find itself; asking for the buffer costs about 50 ns, whatever its length. A list of 32,768 tokens takes
 //! 0.15 ms by borrowed items and 0.44 ms by PyO3's counted ones.
 
@@ -17,6 +17,7 @@ use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyList;
 
 use crate::errors;
+use crate::layout::Layout;
 
 /// What an object offers to those who look for an array of integers.
 pub(crate) enum Offer {
@@ -108,6 +109,9 @@ pub(crate) fn plain_ints<T>(
     from_negative: impl Fn(i64) -> Option<T>,
 ) -> Option<Vec<T>> {
     let py = list.py();
+    if let Some(items) = Layout::of(py).and_then(|layout| layout.ints(list, &from)) {
+        return Some(items);
+    }
     with_critical_section(list, || {
         let mut items = Vec::with_capacity(list.len());
         for at in 0..list.len() {

@@ -11,6 +11,12 @@ pub(crate) fn argument(code: &str, message: &str) -> PyErr {
     raise(&CLASS, "InvalidArgumentError", code, message)
 }
 
+/// A setting of no use.
+pub(crate) fn settings(code: &str, message: &str) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    raise(&CLASS, "SettingsError", code, message)
+}
+
 /// The value is of the wrong type.
 pub(crate) fn wrong_type(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -24,6 +30,18 @@ pub(crate) fn index(error: &Error) -> PyErr {
         Error::Full { .. } => raise(&FULL, "IndexFullError", error.code(), &error.to_string()),
         _ => argument(error.code(), &error.to_string()),
     }
+}
+
+/// A store of the ladder continues a block that is not held.
+pub(crate) fn unknown_parent(message: &str) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    raise(&CLASS, "UnknownParentError", "unknown_parent", message)
+}
+
+/// A rung of the ladder cannot go on.
+pub(crate) fn rung(code: &str, message: &str) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    raise(&CLASS, "RungError", code, message)
 }
 
 /// A refusal of the service's.

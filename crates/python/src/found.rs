@@ -18,6 +18,7 @@ use crate::scalars::{Best, TierName, describe, string};
 pub(crate) struct Match {
     answer: Answer,
     view: View,
+    length: usize,
 }
 
 enum Answer {
@@ -27,8 +28,9 @@ enum Answer {
 }
 
 impl Match {
-    pub(crate) fn new(found: OwnedMatch) -> Self {
-        Self { answer: Answer::Own(found), view: View::Device }
+    /// The answer to a query of that many blocks.
+    pub(crate) fn new(found: OwnedMatch, length: usize) -> Self {
+        Self { answer: Answer::Own(found), view: View::Device, length }
     }
 
     fn seen(slf: &Bound<'_, Self>, view: View) -> Self {
@@ -36,7 +38,7 @@ impl Match {
             Answer::Own(_) => slf.clone().unbind(),
             Answer::Of(other) => other.clone_ref(slf.py()),
         };
-        Self { answer: Answer::Of(answer), view }
+        Self { answer: Answer::Of(answer), view, length: slf.get().length }
     }
 
     fn found(&self) -> &OwnedMatch {
@@ -53,6 +55,12 @@ impl Match {
     #[getter]
     fn depth(&self) -> u32 {
         self.found().depth(self.view)
+    }
+
+    /// int: The blocks that were asked for: what a depth is out of.
+    #[getter]
+    fn length(&self) -> usize {
+        self.length
     }
 
     /// Match: The same answer, with blocks in any tier counted: within("external"). A worker's depth here is at least its
@@ -143,7 +151,7 @@ fn strings(workers: &[Arc<str>]) -> Vec<&str> {
     workers.iter().map(|worker| &**worker).collect()
 }
 
-fn workers(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+pub(crate) fn workers(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     let wanted = || errors::wrong_type(&format!("among must be an iterable of str, got {}", describe(among)));
     if among.is_instance_of::<pyo3::types::PyString>() {
         return Err(wanted());

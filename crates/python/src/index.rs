@@ -229,7 +229,8 @@ impl BlockIndex {
     fn find(&self, py: Python<'_>, content_hashes: &Bound<'_, PyAny>) -> PyResult<Match> {
         let contents = contents(content_hashes)?;
         let contents = contents.as_slice();
-        Ok(Match::new(detach_if(py, contents.len() >= LONG_FIND, || self.core.find(contents).to_owned())))
+        let found = detach_if(py, contents.len() >= LONG_FIND, || self.core.find(contents).to_owned());
+        Ok(Match::new(found, contents.len()))
     }
 
     /// Who holds how many leading blocks of a prompt, by its tokens. A trailing partial block is left out.
@@ -256,9 +257,10 @@ impl BlockIndex {
         let tokens = convert(tokens)?;
         let (lora, salt) = (optional_string(lora, "lora")?, optional_string(salt, "salt")?);
         let (tokens, block_size) = (tokens.as_slice(), self.block_size() as usize);
-        Ok(Match::new(detach_if(py, size_of_val(tokens) >= LONG_BYTES, || {
+        let found = detach_if(py, size_of_val(tokens) >= LONG_BYTES, || {
             self.core.find(&hash::content_hashes(tokens, block_size, lora, salt)).to_owned()
-        })))
+        });
+        Ok(Match::new(found, tokens.len() / block_size))
     }
 
     /// Numbers about the contents, the memory and the events so far.

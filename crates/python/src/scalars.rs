@@ -78,6 +78,16 @@ argument! {
     Flag(bool) = |value| flag(value, "count_copies");
     /// How many workers at most.
     Best(usize) = |value| count(value, "k");
+    /// Whether a rung's deviations are mended.
+    Strict(bool) = |value| flag(value, "strict");
+    /// Threads that apply a rung's events.
+    EventThreads(usize) = |value| size(value, "event_threads");
+    /// How far a positional rung jumps.
+    JumpSize(usize) = |value| size(value, "jump_size");
+    /// Actors of a sharded rung.
+    Shards(usize) = |value| size(value, "shards");
+    /// Workers in a group.
+    GroupSize(usize) = |value| size(value, "group_size");
 }
 
 /// A data-parallel rank.
@@ -110,6 +120,15 @@ fn count(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     let value = int(value, || what.to_owned())?;
     if value.lt(0)? {
         return Err(errors::argument("out_of_range", &format!("{what} must be at least 0, got {value}")));
+    }
+    Ok(value.extract().unwrap_or(usize::MAX))
+}
+
+/// A number of things, at least 1.
+fn size(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
+    let value = int(value, || what.to_owned())?;
+    if value.lt(1)? {
+        return Err(errors::argument("out_of_range", &format!("{what} must be at least 1, got {value}")));
     }
     Ok(value.extract().unwrap_or(usize::MAX))
 }

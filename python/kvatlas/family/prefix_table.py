@@ -1,0 +1,69 @@
+"""The events that a SyncPrefixHashTable is told, under the names of AIBrix's.
+
+Anything with the same fields does as well.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvatlas._native import SyncPrefixHashTable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "SyncPrefixHashTable"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockStored:
+    """An engine has cached consecutive blocks of one prompt.
+
+    Attributes:
+        block_hashes: The engine's names of the blocks: ints of any width and sign, or bytes.
+        model_name: The model.
+        lora_id: The adapter's number, -1 for none.
+        source_pod: The pod whose engine it is.
+        parent_block_hash: The engine's name of the block before the first; None at the beginning of a prompt.
+        tokens: One item for each block: bytes, 4 big-endian ones for each token, or token ids.
+    """
+
+    block_hashes: "Sequence[int | bytes] | NDArray[np.integer[Any]]"
+    model_name: str
+    lora_id: int = -1
+    source_pod: str
+    parent_block_hash: int | bytes | None = None
+    tokens: "Sequence[bytes | bytearray | memoryview | Sequence[int] | NDArray[np.integer[Any]]]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRemoved:
+    """An engine has evicted blocks.
+
+    Attributes:
+        block_hashes: The engine's names of the blocks.
+        model_name: The model.
+        lora_id: The adapter's number, -1 for none.
+        source_pod: The pod whose engine it is.
+    """
+
+    block_hashes: "Sequence[int | bytes] | NDArray[np.integer[Any]]"
+    model_name: str
+    lora_id: int = -1
+    source_pod: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllBlocksCleared:
+    """An engine has dropped its whole cache.
+
+    Attributes:
+        source_pod: The pod whose engine it is.
+        model_name: The model; None for every model and adapter.
+        lora_id: The adapter's number, -1 for none.
+    """
+
+    source_pod: str
+    model_name: str | None = None
+    lora_id: int = -1
