@@ -12,7 +12,7 @@ import kvatlas
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
-COMMANDS = ("decode", "engines", "live", "query", "replay", "serve", "workers")
+COMMANDS = ("bench", "decode", "engines", "live", "query", "replay", "serve", "workers")
 
 
 class _Commands(click.Group):

@@ -120,6 +120,14 @@ class Engine:
             else:
                 self._block_done(request, now)
 
+    @property
+    def due(self) -> float | None:
+        """The virtual time of the next thing to happen by itself; None if there is none."""
+        timers = self._timers
+        while timers and timers[0][2] != timers[0][3].generation:
+            heapq.heappop(timers)
+        return timers[0][0] if timers else None
+
     def drain(self) -> None:
         """Run until nothing is left to do."""
         self.run_until(math.inf)

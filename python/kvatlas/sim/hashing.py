@@ -36,8 +36,12 @@ def expand(ids: Hashes, parts: int) -> Hashes:
 
 def output_blocks(request: int, start: int, count: int) -> Hashes:
     """Content of `count` blocks that hold generated tokens of request number `request`: nobody else's."""
-    seed = mix(np.array([request], dtype=np.uint64) ^ _OUTPUT)
-    return mix(seed + np.arange(start + 1, start + count + 1, dtype=np.uint64) * _GOLDEN)
+    return output_content(np.array([request], dtype=np.uint64), np.arange(start, start + count, dtype=np.uint64))
+
+
+def output_content(requests: Hashes, places: Hashes) -> Hashes:
+    """`output_blocks` for many at once: block `places[i]` of request number `requests[i]` (arrays that broadcast)."""
+    return mix(mix(requests ^ _OUTPUT) + (places + np.uint64(1)) * _GOLDEN)
 
 
 def rename(block_hashes: Hashes, engine: int) -> Hashes:

@@ -3,7 +3,8 @@
     {"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14, 15, ...]}
 
 `timestamp` is in milliseconds and does not go back; lengths are in tokens; `hash_ids` names the prompt's blocks of 512
-tokens, the last of which may be partial. Equal ids mean equal blocks. A smaller `block_size` cuts each trace block into
+tokens, the last of which may be partial. Equal ids mean equal blocks. A line may have a `session_id`, a string or a
+number: the conversation that the prompt belongs to. A smaller `block_size` cuts each trace block into
 equal parts, each with content of its own.
 
 Two things the format cannot say, so no replay of it can know: where two prompts part *inside* a trace block (the part
@@ -47,6 +48,7 @@ class TraceRequest:
     input_length: int  # tokens
     output_length: int  # tokens
     hash_ids: tuple[int, ...]
+    session_id: str | int | None = None  # what it belongs to, in traces that say
 
 
 @dataclass(slots=True)
@@ -164,19 +166,24 @@ def parse_line(line: bytes) -> TraceRequest:
         raise TraceError(
             f"{len(ids)} hash_ids for input_length {input_length}, which has {needed} blocks of {TRACE_BLOCK}"
         )
-    return TraceRequest(timestamp, input_length, output_length, tuple(ids))
+    session = row.get("session_id")
+    if session is not None and type(session) not in (str, int):
+        raise TraceError(f"session_id must be a string or a whole number, not {_show(session)}")
+    return TraceRequest(timestamp, input_length, output_length, tuple(ids), session)
 
 
 def write_trace(path: str | os.PathLike[str], requests: Sequence[TraceRequest]) -> None:
     """Write a trace. Raises `OSError`."""
     with Path(path).open("w", encoding="utf-8") as file:
         for r in requests:
-            row = {
+            row: dict[str, object] = {
                 "timestamp": r.timestamp,
                 "input_length": r.input_length,
                 "output_length": r.output_length,
                 "hash_ids": list(r.hash_ids),
             }
+            if r.session_id is not None:
+                row["session_id"] = r.session_id
             file.write(json.dumps(row) + "\n")
 
 

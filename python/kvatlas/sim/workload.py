@@ -180,7 +180,8 @@ def generate(config: WorkloadConfig | None = None) -> Trace:
             continue
         prompt, output, ids = turn
         if now >= config.warm_up:
-            requests.append(TraceRequest(round((now - config.warm_up) * 1000), prompt, output, ids))
+            when = round((now - config.warm_up) * 1000)
+            requests.append(TraceRequest(when, prompt, output, ids, session.number))
             started.add(session.number)
             turns_of_agents += session.agent
         if session.turns:

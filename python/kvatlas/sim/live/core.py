@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -89,14 +88,6 @@ class Core(Engine):
         super().__init__(worker, config, sink, listener)
         self.storing: LiveRequest | None = None
         sink.core = self
-
-    @property
-    def due(self) -> float | None:
-        """The virtual time of the next thing to happen by itself; None if there is none."""
-        timers = self._timers
-        while timers and timers[0][2] != timers[0][3].generation:
-            heapq.heappop(timers)
-        return timers[0][0] if timers else None
 
     def abort(self, request: Request, now: float) -> None:
         """Give a request up, as engines do when the client is gone. What it computed stays cached until reused."""

@@ -1,0 +1,1 @@
+"""Load: plans, the open-loop replay of them, threshold throughput, and how designs grow."""

@@ -1,0 +1,125 @@
+"""`kvatlas bench grow`: how the cost of a lookup grows with each design."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvatlas.cli import INTERRUPTED
+from kvatlas.cli.bench.options import FILE, index_names
+from kvatlas.cli.bench.running import (
+    CONTEXT,
+    Ended,
+    check_folder,
+    draw_pictures,
+    exit_status,
+    progress_bar,
+    same_command,
+)
+from kvatlas.cli.console import console
+
+
+@click.command(context_settings=CONTEXT, short_help="How the cost of a lookup grows with each design.")
+@click.option(
+    "--index", "indexes", default="all", show_default=True, metavar="NAMES", help="all, or names with commas between."
+)
+@click.option("--out", type=FILE, default=Path("grow"), show_default=True, metavar="DIR", help="Where results go.")
+@click.option("--short", is_flag=True, help="A quick look at small sizes.")
+@click.option(
+    "--build-seconds", type=click.FloatRange(0.01), default=20.0, show_default=True, help="To build an index."
+)
+@click.option("--lookup-seconds", type=click.FloatRange(0.01), default=2.0, show_default=True, help="To look up.")
+@click.option("--memory", type=click.FloatRange(0), default=4.0, show_default=True, metavar="GB", help="0: any.")
+@click.option("--fresh", is_flag=True, help="Measure again what is in DIR already.")
+@click.option("--seed", type=click.IntRange(0, 1 << 20), default=0, show_default=True)
+@exit_status
+def grow(indexes: str, **options: Any) -> None:
+    """Measure one lookup, in service, against depth, workers, holders of a block, and blocks stored.
+
+    No load: an index is built, then one thread looks up. A design that takes longer than --build-seconds or more than
+    --memory is left out from that size on. DIR gets points.jsonl, grow.json, grow.html and grow.png.
+
+    Exit status: 0; 1 if nothing could be measured; 2 if something given cannot be used; 130 after Ctrl-C.
+    """
+    from dataclasses import asdict  # noqa: PLC0415
+
+    from kvatlas.bench.load.designs import choose_designs  # noqa: PLC0415 - needs the extension
+    from kvatlas.bench.load.grow import Growth, Shape, series  # noqa: PLC0415
+    from kvatlas.bench.load.grow import grow as run_grow  # noqa: PLC0415
+    from kvatlas.bench.load.grow_plot import draw_growth, growth_page, growth_rows, skipped  # noqa: PLC0415
+    from kvatlas.bench.load.journal import Journal  # noqa: PLC0415
+    from kvatlas.bench.load.machine import machine  # noqa: PLC0415
+    from kvatlas.bench.load.point import Result, run_child  # noqa: PLC0415
+
+    designs = choose_designs(index_names(indexes))
+    out: Path = options["out"]
+    check_folder(out)
+    journal_path = out / "points.jsonl"
+    if options["fresh"]:
+        journal_path.unlink(missing_ok=True)
+    settings: dict[str, object] = {
+        "build_seconds": options["build_seconds"],
+        "lookup_seconds": options["lookup_seconds"],
+        "memory": round(options["memory"] * 1e9),
+        "seed": options["seed"],
+        "replay": {},
+    }
+
+    def probe(shape: Shape, index: str) -> Result:
+        command = [
+            sys.executable,
+            "-m",
+            "kvatlas.bench.load.probe",
+            json.dumps(asdict(shape)),
+            index,
+            json.dumps(settings),
+        ]
+        return run_child(command, index, 120 + 4 * options["build_seconds"] + 2 * options["lookup_seconds"])
+
+    every = series(short=options["short"])
+    growth = Growth([], list(every), machine(), options["seed"])
+    interrupted = False
+    with progress_bar("") as bar:
+        try:
+            run_grow(
+                [design.index for design in designs],
+                every,
+                probe,
+                growth,
+                settings=settings,
+                journal=Journal(journal_path),
+                progress=lambda name, index, size, share: bar(f"{name} {size:,}: {index}", share, 1.0),
+            )
+        except KeyboardInterrupt:
+            interrupted = True
+    again = same_command()
+    (out / "grow.json").write_text(
+        json.dumps({**growth.as_json(), "command": again}, indent=2) + "\n", encoding="utf-8"
+    )
+    draw_pictures(out, "grow", lambda: draw_growth(growth), lambda: growth_page(growth, again))
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    screen = console()
+    for one in every:
+        columns, rows = growth_rows(growth, one.name)
+        table = Table(
+            box=box.SIMPLE_HEAD, pad_edge=False, title=f"{one.name}: {one.label} (p50 / p99)", title_justify="left"
+        )
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="right" if number else "left")
+        for row in rows:
+            table.add_row(*row)
+        screen.print(table)
+    for line in skipped(growth):
+        screen.print(f"left out: {line}", highlight=False)
+    if interrupted:
+        click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
+        raise Ended(INTERRUPTED)
+    if not any(point.p50 for point in growth.points):
+        click.echo("Error: nothing could be measured.", err=True)
+        raise Ended(1)

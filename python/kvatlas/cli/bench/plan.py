@@ -1,0 +1,83 @@
+"""`kvatlas bench plan`, and how the other commands come by their plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvatlas.bench.load.settings import PlanSettings
+from kvatlas.cli.bench.options import FILE, plan_options, plan_settings
+from kvatlas.cli.bench.running import CONTEXT, check_file, exit_status, progress_bar
+from kvatlas.cli.console import console
+
+
+def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
+    """TRACE, or a generated workload."""
+    from kvatlas.sim import WorkloadConfig, generate, read_trace  # noqa: PLC0415 - slow to import
+
+    if trace is not None:
+        read = read_trace(trace, skip_bad=options["skip_bad"], limit=options["requests"])
+        if read.skipped:
+            click.echo(f"{read.skipped} malformed lines were left out; the first: {read.first_skipped}", err=True)
+        return read
+    if options["skip_bad"]:
+        raise click.UsageError("--skip-bad is for traces from a file: name TRACE.")
+    return generate(WorkloadConfig(seed=int(options["seed"] or 0), requests=options["requests"] or 4_000))
+
+
+def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> tuple[Any, Path]:
+    """The plan and the file it is in: processes read it from there."""
+    from kvatlas._native import Plan  # noqa: PLC0415
+    from kvatlas.bench.load.plan import cached_plan, make_plan, save_plan  # noqa: PLC0415
+
+    if (path := options["plan"]) is not None:
+        given = [name for name in (*PlanSettings.__dataclass_fields__, "requests") if options[name] is not None]
+        if trace is not None or options["skip_bad"] or given or options.get("save_plan"):
+            what = "TRACE" if trace is not None else f"--{(given or ['skip_bad'])[0].replace('_', '-')}"
+            raise click.UsageError(f"--plan is a whole plan: {what} has no say in it.")
+        return Plan.load(str(path)), path
+    settings = plan_settings(options)
+    source = load_trace(trace, options)
+    with progress_bar("requests") as bar:
+
+        def progress(done: int, of: int) -> None:
+            bar("plan", done, of)
+
+        if (save := options["save_plan"]) is not None:
+            check_file(save)
+            plan = make_plan(source, settings, progress=progress)
+            save_plan(plan, save)
+            click.echo(f"Wrote {save}.", err=True)
+            return plan, save
+        folder = keep or Path()
+        return cached_plan(source, settings, folder, progress=progress)
+
+
+def plan_facts(plan: Any) -> dict[str, Any]:
+    """What results say of the plan they are of."""
+    return {"digest": plan.digest, "facts": plan.facts(), "meta": json.loads(plan.meta)}
+
+
+@click.command(context_settings=CONTEXT, short_help="Make a plan and keep it.")
+@click.argument("trace", required=False, type=FILE, metavar="[TRACE]")
+@click.option("--save-plan", type=FILE, required=True, metavar="FILE", help="Where.")
+@plan_options
+@exit_status
+def plan(trace: Path | None, **options: Any) -> None:
+    """Make the plan of a trace, for `replay --plan`, `sweep --plan` and kvatlas-replay-peers, and say what is in it."""
+    from kvatlas.bench.load.report import about_plan  # noqa: PLC0415 - needs the extension
+
+    made, _ = get_plan(trace, {**options, "plan": None}, None)
+    out = console()
+    facts = plan_facts(made)
+    out.print(about_plan(facts), highlight=False)
+    meta = facts["meta"]
+    out.print(
+        f"Engines {meta['engine_speed']:.3g} times as fast as the default; "
+        f"{meta['refused_requests']:,} requests refused, {meta['preemptions']:,} preemptions. "
+        f"Digest {facts['digest']}.",
+        highlight=False,
+    )

@@ -1,0 +1,112 @@
+"""What the commands of `kvatlas bench` share while they run: how they end, progress, files, pictures."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from kvatlas.cli import INTERRUPTED
+from kvatlas.errors import KvatlasError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+CONTEXT = {"max_content_width": 110}
+
+
+class Ended(Exception):  # noqa: N818 - not an error
+    """End with an exit status; everything has been said."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+def exit_status(function: _F) -> _F:
+    """Errors in one line, exit statuses."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except Ended as end:
+            sys.exit(end.status)
+        except KvatlasError as error:
+            click.echo(f"Error: {error}", err=True)
+            sys.exit(2)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            name = f"{error.filename}: " if error.filename else ""
+            click.echo(f"Error: {name}{error.strerror or error}", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            sys.exit(INTERRUPTED)
+
+    return command  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def progress_bar(unit: str) -> Iterator[Callable[[str, float, float], None]]:
+    """A bar on stderr: (what, done, of). Nothing if stderr is not a terminal."""
+    made = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[shown]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        disable=not sys.stderr.isatty(),
+        transient=True,
+    )
+    with made:
+        task = made.add_task("", total=1.0, shown="")
+
+        def update(what: str, done: float, of: float) -> None:
+            shown = f"{done:,.0f} of {of:,.0f} {unit}" if unit else f"{done / of:.0%}"
+            made.update(task, description=what, completed=done / of if of else 0.0, shown=shown)
+
+        yield update
+
+
+def check_file(path: Path) -> None:
+    """Refuses, before the work, a file that could not be written after it."""
+    if path.is_dir():
+        raise click.UsageError(f"Cannot write {path}: it is a directory.")
+    if not path.absolute().parent.is_dir():
+        raise click.UsageError(f"Cannot write {path}: there is no directory {path.absolute().parent}.")
+
+
+def check_folder(path: Path) -> None:
+    """Makes the folder for results."""
+    if path.exists() and not path.is_dir():
+        raise click.UsageError(f"{path} is not a directory.")
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def same_command() -> str:
+    """The command line as it was given."""
+    return shlex.join(["kvatlas", *sys.argv[1:]])
+
+
+def draw_pictures(out: Path, name: str, draw: Callable[[], Any], page: Callable[[], str]) -> None:
+    """Pictures, if matplotlib is there: results must not be lost for want of it."""
+    from kvatlas.bench.load.pictures import save_png  # noqa: PLC0415
+    from kvatlas.bench.plots import PlotError, check_plot  # noqa: PLC0415
+
+    try:
+        check_plot(out / f"{name}.png")
+    except PlotError as error:
+        click.echo(f"No pictures: {error}", err=True)
+        click.echo(f"Wrote {out}/{name}.json.", err=True)
+        return
+    save_png(draw(), out / f"{name}.png")
+    (out / f"{name}.html").write_text(page(), encoding="utf-8")
+    click.echo(f"Wrote {name}.json, {name}.html and {name}.png in {out}.", err=True)

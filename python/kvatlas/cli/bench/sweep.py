@@ -1,0 +1,141 @@
+"""`kvatlas bench sweep`: threshold throughput and curves of many designs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvatlas.bench.load.verdict import Limit, parse_time
+from kvatlas.cli import INTERRUPTED
+from kvatlas.cli.bench.options import FILE, index_names, limit_options, plan_options, replay_options, run_options
+from kvatlas.cli.bench.plan import get_plan, plan_facts
+from kvatlas.cli.bench.running import (
+    CONTEXT,
+    Ended,
+    check_folder,
+    draw_pictures,
+    exit_status,
+    progress_bar,
+    same_command,
+)
+from kvatlas.cli.console import console
+
+
+@click.command(context_settings=CONTEXT, short_help="Threshold throughput and curves of many designs.")
+@click.argument("trace", required=False, type=FILE, metavar="[TRACE]")
+@click.option(
+    "--index", "indexes", default="all", show_default=True, metavar="NAMES", help="all, or names with commas between."
+)
+@click.option("--out", type=FILE, default=Path("sweep"), show_default=True, metavar="DIR", help="Where results go.")
+@click.option(
+    "--repeats", type=click.IntRange(1, 1000), metavar="N", help="Of searches and points.  [default: 3; short: 1]"
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 3600),
+    metavar="S",
+    help="Longest window of a point.  [default: 2; short: 0.3]",
+)
+@click.option("--short", is_flag=True, help="A quick look: one repeat, short windows, three points a curve.")
+@click.option("--start", type=float, default=500_000.0, show_default=True, metavar="OPS", help="First rate tried.")
+@click.option(
+    "--width", type=click.FloatRange(0.005, 1), metavar="SHARE", help="Precision.  [default: 0.06; short: 0.2]"
+)
+@click.option("--no-curves", is_flag=True, help="Thresholds only.")
+@click.option("--fresh", is_flag=True, help="Measure again what is in DIR already.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Replay this plan.")
+@click.option("--save-plan", type=FILE, metavar="FILE", help="Keep the plan there instead of in DIR.")
+@limit_options
+@plan_options
+@run_options
+@exit_status
+def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
+    """Find the threshold throughput of designs and draw their throughput-latency curves.
+
+    Threshold throughput: the highest offered rate, in block operations a second, at which a run is valid, keeps up,
+    is right, and has its p99 within the limit. Every point is a fresh process; designs take turns.
+
+    DIR gets points.jsonl (each point as soon as it is measured), sweep.json, sweep.html and sweep.png. The same
+    command again goes on where Ctrl-C stopped it.
+
+    Exit status: 0; 1 if no design has a threshold; 2 if something given cannot be used; 130 after Ctrl-C.
+    """
+    from kvatlas.bench.load.curve import draw_sweep, sweep_page  # noqa: PLC0415 - needs the extension
+    from kvatlas.bench.load.designs import choose_designs  # noqa: PLC0415
+    from kvatlas.bench.load.journal import Journal  # noqa: PLC0415
+    from kvatlas.bench.load.machine import machine  # noqa: PLC0415
+    from kvatlas.bench.load.point import Result, run_point  # noqa: PLC0415
+    from kvatlas.bench.load.report import about_plan, print_sweep  # noqa: PLC0415
+    from kvatlas.bench.load.sweep import FRACTIONS, Step, Sweeper, SweepSettings  # noqa: PLC0415
+
+    short = options["short"]
+    fractions = () if options["no_curves"] else (0.25, 0.5, 1.0) if short else FRACTIONS
+    settings = SweepSettings(
+        repeats=options["repeats"] or (1 if short else 3),
+        seconds=options["seconds"] or (0.3 if short else 2.0),
+        width=options["width"] or (0.2 if short else 0.06),
+        fractions=fractions,
+        start=options["start"],
+        limit=Limit(parse_time(options["p99_limit"]), options["p99_of"]),
+        options=replay_options(options),
+        seed=int(options["seed"] or 0),
+    )
+    designs = {design.name: design for design in choose_designs(index_names(indexes), options["peers"])}
+    out: Path = options["out"]
+    check_folder(out)
+    plan, path = get_plan(trace, options, out)
+    facts = plan_facts(plan)
+    del plan
+    journal_path = out / "points.jsonl"
+    if options["fresh"]:
+        journal_path.unlink(missing_ok=True)
+    journal = Journal(journal_path)
+    screen = console()
+    screen.print(about_plan(facts), highlight=False)
+    if len(journal):
+        screen.print(f"{len(journal):,} points are in {journal_path} already: those that fit are not measured again.")
+
+    def measure(index: str, asked: dict[str, object], seconds: float) -> Result:
+        return run_point(designs[index].program, path, designs[index].index, asked, seconds=seconds)
+
+    with progress_bar("") as bar:
+
+        def progress(step: Step) -> None:
+            from kvatlas.bench.load.pictures import count_tick  # noqa: PLC0415
+
+            bar(f"{step.phase} {step.repeat + 1}: {step.index} at {count_tick(step.rate)}/s", step.share, 1.0)
+
+        sweeper = Sweeper(
+            list(designs),
+            settings,
+            facts,
+            measure,
+            machine(),
+            journal=journal,
+            deviates=lambda name: designs[name].deviates,
+            progress=progress,
+        )
+        interrupted = False
+        try:
+            sweeper.run()
+        except KeyboardInterrupt:
+            interrupted = True
+    result = sweeper.result
+    again = same_command()
+    (out / "sweep.json").write_text(
+        json.dumps({**result.as_json(), "command": again}, indent=2) + "\n", encoding="utf-8"
+    )
+    draw_pictures(out, "sweep", lambda: draw_sweep(result), lambda: sweep_page(result, again))
+    print_sweep(result, screen)
+    for one in result.indexes:
+        if one.note:
+            screen.print(f"{one.index}: {one.note}", highlight=False)
+    if interrupted:
+        click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
+        raise Ended(INTERRUPTED)
+    if all(one.threshold is None for one in result.indexes):
+        click.echo("Error: no design has a threshold.", err=True)
+        raise Ended(1)
