@@ -14,6 +14,7 @@ mod shrink;
 mod specs;
 mod threads;
 mod trace;
+mod wait;
 mod workload;
 
 use std::time::{Duration, Instant};

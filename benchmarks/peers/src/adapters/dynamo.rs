@@ -1,10 +1,6 @@
 //! Dynamo: `RadixTree` (one thread), and `ConcurrentRadixTreeCompressed` behind its thread pool.
 
 use std::hint::black_box;
-use std::pin::pin;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 
 use dynamo_kv_router::indexer::SyncIndexer;
 use dynamo_kv_router::protocols::{
@@ -15,6 +11,7 @@ use dynamo_kv_router::{ConcurrentRadixTreeCompressed, LocalBlockHash, RadixTree,
 
 use super::{Adapter, Concurrent};
 use crate::specs::Spec;
+use crate::wait::wait;
 use crate::workload::Spelled;
 
 /// Event ids are only carried along; both indexes take events in any numbering.
@@ -145,26 +142,5 @@ impl Concurrent for Crtc {
             pool.enqueue_event(event.take().expect("applied once")).expect("the queue is open");
         }
         wait(pool.flush_and_wait()).expect("the queue is open");
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Runs a future to its end on this thread: all that flushing needs of an async runtime.
-fn wait<F: Future>(future: F) -> F::Output {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let mut context = Context::from_waker(&waker);
-    loop {
-        match future.as_mut().poll(&mut context) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
-        }
     }
 }
