@@ -8,7 +8,7 @@ BIN := .venv/bin
 RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: demo test lint bench bench-peers bench-service soak fuzz loom sanitize docs wheel build check-tools clean
+.PHONY: demo test lint ladder ladder-short bench bench-peers bench-family bench-service soak fuzz loom sanitize docs wheel build check-tools clean
 
 demo: build  ## a generated trace replayed by every policy, then a live fleet of simulated engines with the service
 	$(BIN)/kvatlas replay
@@ -26,6 +26,30 @@ lint: build  ## format, lints, types, and stubs against the built extension
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest kvatlas._native
 
+# One workload each: the trace (the conversation trace if TRACE names it, else a generated one), and its fleet.
+TRACE ?=
+PEERS ?=
+LADDER := $(BIN)/kvatlas bench
+LADDER_W1 := --duplication 20 --group-size 8
+LADDER_W2 := --block-size 16 --duplication 2 --group-size 8
+LADDER_W4 := --workers 1000 --cache-blocks 4096 --copies 32
+SWEEP = $(LADDER) sweep $(TRACE) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
+
+ladder: build  ## the figures of docs/ladder.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable
+	$(SWEEP) $(LADDER_W1) --out target/ladder/w1
+	$(SWEEP) $(LADDER_W2) --out target/ladder/w2
+	$(SWEEP) $(LADDER_W4) --out target/ladder/w4
+	$(LADDER) grow --out target/ladder/grow
+	mkdir -p docs/ladder
+	for name in w1 w2 w4; do cp target/ladder/$$name/sweep.png docs/ladder/$$name.png; done
+	cp target/ladder/grow/grow.png docs/ladder/grow.png
+	$(BIN)/python -m kvatlas.bench.load.pages docs/ladder.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
+		W4=target/ladder/w4/sweep.json grow=target/ladder/grow/grow.json
+
+ladder-short: build  ## all rungs, small and rough, in minutes; results in target/ladder-short
+	$(LADDER) sweep $(TRACE) --short --duplication 4 --check-seconds 0.3 --out target/ladder-short/sweep $(ARGS)
+	$(LADDER) grow --short --lookup-seconds 0.3 --build-seconds 5 --out target/ladder-short/grow
+
 bench: build  ## what the calls from Python cost on this machine, and readers beside a writer
 	$(BIN)/python benchmarks/python_calls.py
 	cargo run --release -p kvatlas-index --example readers
@@ -34,15 +58,21 @@ bench-peers: build  ## the index beside other released indexes, in one process
 	cargo run --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
 	$(BIN)/python benchmarks/peers/python/run.py --in-place
 
+bench-family: build  ## the trees beside kv-index, the prefix table beside AIBrix's figures, the trie beside plain Python
+	cargo run --release --manifest-path benchmarks/peers/Cargo.toml --bin family -- $(ARGS)
+	cargo run --release -p kvatlas-index --example prefix_table
+	$(BIN)/python -m benchmarks.family.radix_trie
+
 bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
 	$(BIN)/python -m benchmarks.service --dynamo-python target/dynamo/bin/python $(ARGS)
 
 soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
 	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
 
-fuzz: check-tools  ## random streams against the model: make fuzz MINUTES=60
+fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
 	cargo run --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
+	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test -p kvatlas-index --test ladder --test trees
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --release -p kvatlas-index --lib --target-dir target/loom loom
