@@ -1,6 +1,8 @@
 """What all tests share."""
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,12 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"no recordings: {path} does not exist (set KVATLAS_SHARED to the folder that has them)")
     return path
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """The interpreter switches between threads all the time."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)

@@ -1,28 +1,20 @@
 """Readers and writers at once: every depth lies between the smallest and the largest true depth during the call."""
 
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from tests.threads import run
 
 from kvatlas import BlockIndex
 from kvatlas.events import Store
 
+pytestmark = pytest.mark.usefixtures("frequent_switches")
+
 LENGTH = 6000
 QUERY = np.arange(1, LENGTH + 1, dtype=np.uint64)
 SECONDS = 2.0
-
-
-@pytest.fixture(autouse=True)
-def frequent_switches() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 class Chain:
@@ -63,24 +55,6 @@ class Chain:
 
     def bounds(self) -> tuple[int, int, int]:
         return self.turns, self.least, self.most
-
-
-def run(seconds: float, *work: Callable[[], None]) -> None:
-    """Each piece of work again and again in a thread of its own, until the time is over or one fails."""
-    end = time.monotonic() + seconds
-    failed = threading.Event()
-
-    def repeat(piece: Callable[[], None]) -> None:
-        try:
-            while time.monotonic() < end and not failed.is_set():
-                piece()
-        except BaseException:
-            failed.set()
-            raise
-
-    with ThreadPoolExecutor(len(work)) as pool:
-        for done in [pool.submit(repeat, piece) for piece in work]:
-            done.result()
 
 
 @pytest.mark.parametrize("step", [1, 7, 300])

@@ -1,49 +1,24 @@
 """The trees used by many threads at once, the interpreter switching between them all the time."""
 
 import random
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.threads import run
 
 from kvatlas.family import StringTree, TokenTree, hash_node_path, hash_token_path
 
 from .models import Held, Path, TreeModel, text_path, token_path
 from .pairs import Keys, seeded
 
+pytestmark = pytest.mark.usefixtures("frequent_switches")
+
 SECONDS = 1.0
 TENANTS = ["a", "b", "c"]
-
-
-@pytest.fixture(autouse=True)
-def frequent_switches() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-def run(seconds: float, *work: Callable[[], None]) -> None:
-    """Each piece of work again and again in a thread of its own, until the time is over or one fails."""
-    end = time.monotonic() + seconds
-    failed = threading.Event()
-
-    def repeat(piece: Callable[[], None]) -> None:
-        try:
-            while time.monotonic() < end and not failed.is_set():
-                piece()
-        except BaseException:
-            failed.set()
-            raise
-
-    with ThreadPoolExecutor(len(work)) as pool:
-        for done in [pool.submit(repeat, piece) for piece in work]:
-            done.result()
 
 
 def path_of(key: Any, page: int | None) -> Path:

@@ -4,16 +4,7 @@ use std::collections::BTreeMap;
 
 use super::node::{NONE, ROOT};
 use super::*;
-
-/// A few random numbers, always the same for a seed.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        ((self.0 >> 33) as usize) % limit
-    }
-}
+use crate::random::Random;
 
 impl<B> RadixTrie<B> {
     /// Everything that can be counted again is.
@@ -52,15 +43,15 @@ impl<B> RadixTrie<B> {
 
 fn random_run(seed: u64) {
     let mut random = Random(seed);
-    let page = [1, 1, 2, 3, 16][random.below(5)];
+    let page = [1, 1, 2, 3, 16][random.index(5)];
     let mut trie = RadixTrie::new(page).unwrap();
     let mut model: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
     let mut marks: Vec<(NodeId, i64, Vec<u32>)> = Vec::new();
     let mut next = 0;
     for _ in 0..300 {
-        let length = (1 + random.below(8)) * page;
-        let tokens: Vec<u32> = (0..length).map(|_| random.below(2) as u32).collect();
-        match random.below(10) {
+        let length = (1 + random.index(8)) * page;
+        let tokens: Vec<u32> = (0..length).map(|_| random.index(2) as u32).collect();
+        match random.index(10) {
             0..4 => {
                 let mut blocks: Vec<u64> = (next..).take(length / page).collect();
                 next += blocks.len() as u64;
@@ -76,16 +67,16 @@ fn random_run(seed: u64) {
                 assert_eq!(path, tokens);
             }
             4..7 => {
-                let query = &tokens[..1 + random.below(length)];
+                let query = &tokens[..1 + random.index(length)];
                 let wide: Vec<u64> = query.iter().map(|&token| token.into()).collect();
-                let (node, blocks) = if random.below(2) == 0 {
+                let (node, blocks) = if random.index(2) == 0 {
                     trie.match_prefix(query, None).unwrap()
                 } else {
                     trie.match_prefix(&Wide(&wide), None).unwrap()
                 };
                 let expected = (1..=query.len() / page).map_while(|pages| model.get(&query[..pages * page]));
                 assert_eq!(blocks, expected.copied().collect::<Vec<_>>());
-                if node != trie.root() && random.below(2) == 0 {
+                if node != trie.root() && random.index(2) == 0 {
                     let sequence = next as i64;
                     next += 1;
                     trie.mark_in_use_by(node, sequence).unwrap();
@@ -93,12 +84,12 @@ fn random_run(seed: u64) {
                 }
             }
             7 if !marks.is_empty() => {
-                let (node, sequence, _) = marks.swap_remove(random.below(marks.len()));
+                let (node, sequence, _) = marks.swap_remove(random.index(marks.len()));
                 trie.mark_not_in_use_by(node, sequence).unwrap();
                 assert_eq!(trie.mark_not_in_use_by(node, sequence), Err(Error::NotInUse { sequence }));
             }
             _ => {
-                let wanted = random.below(20);
+                let wanted = random.index(20);
                 let used = |key: &Vec<u32>| marks.iter().any(|(_, _, used)| used.starts_with(key));
                 let free = model.keys().filter(|key| !used(key)).count();
                 assert_eq!(trie.evictable_blocks().count(), free);
