@@ -114,13 +114,13 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.metrics.requests);
-        let mut family = describe(encoder, "http_requests", "Requests answered", MetricType::Counter)?;
+        let mut family = describe(encoder, "http_requests", "HTTP requests answered", MetricType::Counter)?;
         for (route, requests) in routes() {
             for (class, count) in CLASSES.iter().zip(&requests.by_class) {
                 count_of(&mut family, &[("route", route), ("status", *class)], count.load(Relaxed))?;
             }
         }
-        let help = "From a request's head to its answer being made";
+        let help = "Seconds from the end of a request's headers until its answer is ready to send";
         let mut family = describe(encoder, "http_request_duration_seconds", help, MetricType::Histogram)?;
         for (route, requests) in routes() {
             let bounds = SECONDS.iter().copied().chain([f64::INFINITY]);
@@ -131,18 +131,18 @@ impl Scrape {
             family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
         let open = self.metrics.connections.load(Relaxed);
-        gauge(encoder, "http_connections", "Open connections", open)
+        gauge(encoder, "http_connections", "Open HTTP connections", open)
     }
 
     fn queries(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let help = "Prompts looked up, those in batches each";
+        let help = "Prompts looked up, each prompt of a batch counted";
         counter(encoder, "queries", help, self.metrics.queries.load(Relaxed))?;
-        let help = "Of these, those that somebody who counts holds a block of";
+        let help = "Prompts of which at least one eligible worker held at least one block";
         counter(encoder, "queries_matched", help, self.metrics.queries_matched.load(Relaxed))
     }
 
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        gauge(encoder, "ready", "1 if ready", i64::from(self.fleet.waiting().is_over()))?;
+        gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.fleet.waiting().is_over()))?;
         gauge(encoder, "workers", "Registered workers", self.fleet.workers().len() as i64)
     }
 
@@ -151,18 +151,18 @@ impl Scrape {
             self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index.stats(), keyspace)).collect();
         type Read = fn(&Stats) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
-            ("index_blocks", "Blocks held, counted for each rank", |stats| stats.blocks),
-            ("index_unlinked_blocks", "Of these on devices, those below a hole or an unknown parent", |stats| {
+            ("index_blocks", "Blocks held, on all tiers, summed over ranks", |stats| stats.blocks),
+            ("index_unlinked_blocks", "Blocks on devices that do not count because an ancestor is missing", |stats| {
                 stats.unlinked
             }),
-            ("index_positions", "Different blocks of all chains", |stats| stats.positions),
-            ("index_copies", "Copies on devices beyond the first", |stats| stats.copies),
-            ("index_bytes", "Memory of the index", |stats| stats.bytes),
+            ("index_positions", "Distinct prefixes over all ranks and tiers", |stats| stats.positions),
+            ("index_copies", "Physical copies of blocks on devices beyond the first", |stats| stats.copies),
+            ("index_bytes", "Memory used by the index, in bytes", |stats| stats.bytes),
         ];
         for (name, help, read) in gauges {
             let mut family = describe(encoder, name, help, MetricType::Gauge)?;
             for (stats, keyspace) in &all {
-                let labels = [("model", &*keyspace.model), ("group", &*keyspace.group)];
+                let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.group)];
                 gauge_of(&mut family, &labels, read(stats) as i64)?;
             }
         }
@@ -176,30 +176,34 @@ impl Scrape {
             .into_iter()
             .flat_map(|worker| worker.streams.into_iter().map(|(rank, stream)| (rank.to_string(), stream)))
             .collect();
-        let mut family = describe(encoder, "streams", "Streams by state", MetricType::Gauge)?;
+        let mut family = describe(encoder, "streams", "Streams, by state", MetricType::Gauge)?;
         for state in State::ALL {
             let count = streams.iter().filter(|(_, stream)| stream.status.state() == state).count();
             gauge_of(&mut family, &[("state", state.name())], count as i64)?;
         }
         let untrusted = streams.iter().filter(|(_, stream)| !stream.status.is_trusted()).count();
-        gauge(encoder, "streams_untrusted", "Streams that are not trusted now", untrusted as i64)?;
+        gauge(encoder, "streams_untrusted", "Streams that are not trusted at present", untrusted as i64)?;
         let partial = streams.iter().filter(|(_, stream)| stream.status.partial.load(Relaxed)).count();
-        let help = "Streams that began or lost something without a replay";
+        let help = "Streams that may have missed blocks because batches could not be replayed";
         gauge(encoder, "streams_partial", help, partial as i64)?;
 
         type Read = fn(&Stream) -> Option<f64>;
         let gauges: [(&str, &str, Read); 5] = [
-            ("stream_lag_seconds", "From the engine's time in the last live batch to its being visible", |stream| {
-                stream.status.lag().map(|lag| lag.as_secs_f64())
+            (
+                "stream_lag_seconds",
+                "Seconds from the engine's timestamp in the last live batch until the batch was visible to queries",
+                |stream| stream.status.lag().map(|lag| lag.as_secs_f64()),
+            ),
+            ("stream_lag_max_seconds", "Longest lag so far, in seconds", |stream| {
+                Some(stream.status.lag_max().as_secs_f64())
             }),
-            ("stream_lag_max_seconds", "The longest lag so far", |stream| Some(stream.status.lag_max().as_secs_f64())),
-            ("stream_silence_seconds", "Since the engine was last heard", |stream| {
+            ("stream_silence_seconds", "Seconds since the engine was last heard from", |stream| {
                 stream.status.silence().map(|silence| silence.as_secs_f64())
             }),
-            ("stream_buffered_batches", "Batches that wait for a replay", |stream| {
+            ("stream_buffered_batches", "Batches waiting for a replay to finish", |stream| {
                 Some(stream.status.buffered.load(Relaxed) as f64)
             }),
-            ("stream_epoch", "Lives of the publisher seen so far", |stream| {
+            ("stream_epoch", "Epochs seen so far: the first, and one for each restart of the engine", |stream| {
                 Some(stream.status.epoch.load(Relaxed) as f64)
             }),
         ];
@@ -220,7 +224,7 @@ impl Scrape {
                 count_of(&mut family, &[("worker", &*stream.worker), ("rank", rank)], counts[at])?;
             }
         }
-        let help = "Events or blocks left out, by reason";
+        let help = "Events or blocks refused, by reason";
         let mut family = describe(encoder, "stream_refused", help, MetricType::Counter)?;
         for (rank, stream) in &streams {
             for (reason, count) in Reason::ALL.iter().zip(stream.status.refused()) {

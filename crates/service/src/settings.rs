@@ -145,9 +145,9 @@ impl Settings {
     /// From JSON. Missing fields have their defaults.
     ///
     /// # Errors
-    /// [`Error::Settings`] names the field that is unknown or wrong.
+    /// [`Error::Config`] names the field that is unknown or wrong.
     pub fn from_json(json: &str) -> Result<Self, Error> {
-        let settings: Self = serde_json::from_str(json).map_err(|error| Error::settings(error.to_string()))?;
+        let settings: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
         for (name, zero) in [
             ("http.max_body", settings.http.max_body == 0),
             ("http.max_connections", settings.http.max_connections == 0),
@@ -159,7 +159,7 @@ impl Settings {
             ("streams.buffer_batches", settings.streams.buffer_batches == 0),
         ] {
             if zero {
-                return Err(Error::settings(format!("{name} must be above 0")));
+                return Err(Error::config(format!("{name} must be above 0")));
             }
         }
         Ok(settings)

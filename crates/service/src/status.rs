@@ -68,7 +68,7 @@ macro_rules! counters {
 counters! {
     /// Batches applied.
     batches,
-    /// Bytes of them.
+    /// Bytes of the batches applied.
     bytes,
     /// Events applied.
     events,
@@ -76,38 +76,38 @@ counters! {
     stored_blocks,
     /// Blocks removed.
     removed_blocks,
-    /// Clears that the engine announced.
+    /// Times that the engine announced that it had cleared its cache.
     clears,
-    /// Times that batches were missing.
+    /// Times that one or more batches were missing.
     gaps,
-    /// Missing batches that a replay or late arrival brought.
+    /// Missing batches that came later, by replay or out of order.
     recovered_batches,
-    /// Missing batches that nothing brought, as far as their number is known.
+    /// Missing batches that never came, as far as their number is known.
     lost_batches,
-    /// Times that the stream's holdings were cleared because something could not be filled.
+    /// Times that the stream's blocks were cleared because missing batches could not be recovered.
     resets,
-    /// Batches that came twice.
-    duplicates,
-    /// Batches of the live socket that the full buffer did not take; a replay brings them.
-    overflowed,
-    /// Replays asked for.
+    /// Batches that arrived twice.
+    duplicate_batches,
+    /// Live batches that did not fit into the full buffer; they are replayed later.
+    overflowed_batches,
+    /// Replays requested.
     replays,
     /// Replays that brought nothing in time.
-    replays_failed,
-    /// Replays that began later than asked for.
-    replays_truncated,
-    /// Connections made again after one was lost.
+    failed_replays,
+    /// Replays that began later than requested.
+    truncated_replays,
+    /// Reconnections after a lost connection.
     reconnects,
-    /// Of those, with no replay to prove that the engine is still the same.
+    /// Reconnections without a replay to prove that the engine had not restarted.
     unverified_reconnects,
-    /// Messages that are not three frames with a number of eight bytes.
-    bad_frames,
-    /// Payloads that are not a batch.
-    undecodable,
-    /// Batches that name a rank that another stream feeds, or one more than a stream may feed. or one more than a stream may feed.
+    /// Messages that are not three frames: topic, 8-byte sequence number, payload.
+    malformed_messages,
+    /// Payloads that could not be decoded as a batch.
+    undecodable_batches,
+    /// Batches that name a rank that another stream feeds, or more ranks than one stream may feed.
     rank_conflicts,
-    /// Times that the task of the stream failed and began anew.
-    restarts,
+    /// Times that the stream's task failed and was started again.
+    task_restarts,
 }
 
 const NEVER: u64 = u64::MAX;

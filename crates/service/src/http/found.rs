@@ -48,14 +48,14 @@ pub(crate) struct Group {
 
 /// Who counts.
 pub(crate) struct Filter<'a> {
-    pub(crate) workers: Option<HashSet<&'a str>>,
+    pub(crate) among: Option<HashSet<&'a str>>,
     /// Streams whose ranks are left out.
     pub(crate) without: Option<&'a UntrustedStreams>,
 }
 
 impl Filter<'_> {
     pub(crate) fn allows(&self, worker: &str) -> bool {
-        self.workers.as_ref().is_none_or(|workers| workers.contains(worker))
+        self.among.as_ref().is_none_or(|workers| workers.contains(worker))
     }
 
     fn counts(&self, row: &Row) -> bool {
@@ -66,7 +66,7 @@ impl Filter<'_> {
 /// The ranks that match and count, by worker and rank.
 pub(crate) fn rows(found: &Match<'_>, filter: &Filter<'_>) -> Vec<Row> {
     let mut rows = all(found);
-    if filter.workers.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) {
+    if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) {
         rows.retain(|row| filter.counts(row));
     }
     rows
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: Filter<'_> = Filter { workers: None, without: None };
+    const ALL: Filter<'_> = Filter { among: None, without: None };
 
     fn store(index: &BlockIndex, worker: &str, rank: u32, tier: Tier, blocks: Range<u64>) {
         let hashes: Vec<_> = blocks.clone().map(BlockHash).collect();
@@ -164,7 +164,7 @@ mod tests {
         let expected = vec![("b".into(), vec![0, 1], depths(5, 5)), ("a".into(), vec![0], depths(3, 3))];
         assert_eq!(seen(&index, &ALL, None), expected);
         assert_eq!(seen(&index, &ALL, Some(1)), expected[..1]);
-        let only_a = Filter { workers: Some(HashSet::from(["a", "z"])), without: None };
+        let only_a = Filter { among: Some(HashSet::from(["a", "z"])), without: None };
         assert_eq!(seen(&index, &only_a, Some(5)), expected[1..]);
     }
 

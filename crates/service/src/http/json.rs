@@ -30,7 +30,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn end(mut self) -> Result<()> {
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.malformed("something follows the end of the document")),
+            Some(_) => Err(self.malformed("there is something after the end of the document")),
         }
     }
 
@@ -42,11 +42,11 @@ impl<'a> Reader<'a> {
         }
         loop {
             if self.peek() != Some(b'"') {
-                return Err(self.malformed("a key in quotes is missing"));
+                return Err(self.malformed("expected a key in quotes"));
             }
             let key = self.text()?;
             if !self.take(b':') {
-                return Err(self.malformed("a colon is missing"));
+                return Err(self.malformed("expected a colon"));
             }
             member(self, &key)?;
             if !self.more(b'}')? {
@@ -280,19 +280,19 @@ impl<'a> Reader<'a> {
         let whole = self.count_digits();
         let leading_zero = whole > 1 && self.bytes[self.at - whole] == b'0';
         if whole == 0 || leading_zero {
-            return Err(self.malformed("a number is not one"));
+            return Err(self.malformed("invalid number"));
         }
         if self.bytes.get(self.at) == Some(&b'.') {
             self.at += 1;
             if self.count_digits() == 0 {
-                return Err(self.malformed("a number ends with a point"));
+                return Err(self.malformed("a number has no digits after its point"));
             }
         }
         if matches!(self.bytes.get(self.at), Some(b'e' | b'E')) {
             self.at += 1;
             self.at += usize::from(matches!(self.bytes.get(self.at), Some(b'+' | b'-')));
             if self.count_digits() == 0 {
-                return Err(self.malformed("a number's exponent is missing"));
+                return Err(self.malformed("a number has no digits in its exponent"));
             }
         }
         Ok(())
@@ -312,7 +312,7 @@ impl<'a> Reader<'a> {
         };
         let plain = &self.bytes[start..start + length];
         if self.bytes[start + length] == b'"' {
-            let text = std::str::from_utf8(plain).map_err(|_| self.malformed("a string is not UTF-8"))?;
+            let text = std::str::from_utf8(plain).map_err(|_| self.malformed("a string is not valid UTF-8"))?;
             self.at = start + length + 1;
             return Ok(Cow::Borrowed(text));
         }
@@ -323,7 +323,7 @@ impl<'a> Reader<'a> {
                 self.at += rest.byte_offset();
                 Ok(Cow::Owned(text))
             }
-            _ => Err(self.malformed("a string has a control character, an escape that means nothing, or no end")),
+            _ => Err(self.malformed("a string has a control character, an invalid escape or no closing quote")),
         }
     }
 

@@ -131,7 +131,7 @@ fn keyspace(app: &App, scope: &Scope<'_>) -> Result<std::sync::Arc<Keyspace>> {
 
 fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a UntrustedStreams) -> Filter<'a> {
     Filter {
-        workers: scope.workers.as_ref().map(|names| names.iter().map(String::as_str).collect()),
+        among: scope.among.as_ref().map(|names| names.iter().map(String::as_str).collect()),
         without: (app.settings.untrusted == Untrusted::LeaveOut).then_some(untrusted),
     }
 }

@@ -36,8 +36,8 @@ pub(crate) struct Scope<'a> {
     pub(crate) model: Cow<'a, str>,
     pub(crate) group: Option<Cow<'a, str>>,
     pub(crate) top_k: Option<usize>,
-    /// The only workers that count.
-    pub(crate) workers: Option<Vec<String>>,
+    /// The only workers to consider.
+    pub(crate) among: Option<Vec<String>>,
     pub(crate) levels: bool,
     pub(crate) age: bool,
 }
@@ -123,7 +123,7 @@ struct Seen(u32);
 impl Seen {
     fn note(&mut self, bit: u32, key: &str) -> Result<()> {
         if self.0 & 1 << bit != 0 {
-            return Err(Refusal::wrong_type(format!("{key} is there twice")));
+            return Err(given_twice(key));
         }
         self.0 |= 1 << bit;
         Ok(())
@@ -157,7 +157,8 @@ pub(crate) fn single<'a>(body: &'a [u8], kind: Kind, scratch: &mut Scratch) -> R
     })?;
     reader.end()?;
     scope.model = model.ok_or_else(|| missing("model_name"))?;
-    Ok(Asked { scope, prompts: vec![prompt.done(kind)?] })
+    let otherwise = if kind == Kind::Tokens { TOKEN_IDS } else { CONTENT_HASHES };
+    Ok(Asked { scope, prompts: vec![prompt.done(otherwise)?] })
 }
 
 /// A batch.
@@ -191,8 +192,7 @@ pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Asked<'
                     },
                 )
                 .map_err(name)?;
-            let kind = prompt.kind.ok_or_else(|| name(Refusal::wrong_type("token_ids or block_hashes is missing")))?;
-            list.push(prompt.done(kind).map_err(name)?);
+            list.push(prompt.done("token_ids or content_hashes").map_err(name)?);
             Ok(())
         })?;
         prompts = Some(list);
@@ -205,6 +205,10 @@ pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Asked<'
 
 fn missing(key: &str) -> Refusal {
     Refusal::wrong_type(format!("{key} is missing"))
+}
+
+fn given_twice(key: &str) -> Refusal {
+    Refusal::wrong_type(format!("{key} is given twice"))
 }
 
 /// Reads a member that single queries and batches have, if this is one.
@@ -231,21 +235,21 @@ fn scope_member<'a>(
                 if wanted == 0 {
                     return Err(Refusal::invalid(
                         "invalid_top_k",
-                        "top_k must be at least 1; leave it out for all workers",
+                        "top_k must be at least 1; omit it to get all workers",
                     ));
                 }
                 scope.top_k = Some(usize::try_from(wanted).unwrap_or(usize::MAX));
             }
         }
-        "workers" => {
+        "among" => {
             seen.note(3, key)?;
             if !reader.null()? {
                 let mut names = Vec::new();
                 reader.array(key, |reader, _| {
-                    names.push(instance_id(reader, "an item of workers")?);
+                    names.push(instance_id(reader, "an item of among")?);
                     Ok(())
                 })?;
-                scope.workers = Some(names);
+                scope.among = Some(names);
             }
         }
         _ => return Ok(false),
@@ -268,16 +272,24 @@ pub(crate) fn check_name(name: &str) -> Result<()> {
     if (1..=MAX_NAME).contains(&name.len()) {
         return Ok(());
     }
-    let message =
-        format!("instance_id must be an integer, or a string of 1 to {MAX_NAME} bytes; it has {}", name.len());
+    let message = format!(
+        "instance_id must be an integer or a string of 1 to {MAX_NAME} bytes, got a string of {} bytes",
+        name.len()
+    );
     Err(Refusal::invalid("invalid_instance_id", message))
 }
+
+const TOKEN_IDS: &str = "token_ids";
+const CONTENT_HASHES: &str = "content_hashes";
+/// What the dialect calls [`CONTENT_HASHES`].
+const BLOCK_HASHES: &str = "block_hashes";
 
 /// A prompt while it is read.
 #[derive(Default)]
 struct Reading<'a> {
     seen: Seen,
-    kind: Option<Kind>,
+    /// How its blocks are named, and by which member.
+    named: Option<(Kind, &'static str)>,
     range: Range<usize>,
     lora: Option<Cow<'a, str>>,
     salt: Option<Cow<'a, str>>,
@@ -294,12 +306,13 @@ impl<'a> Reading<'a> {
     ) -> Result<bool> {
         match key {
             "token_ids" if only != Some(Kind::Hashes) => {
-                self.names_blocks(Kind::Tokens, key)?;
+                self.names_blocks(Kind::Tokens, TOKEN_IDS)?;
                 let start = scratch.tokens.len();
                 reader.tokens(key, &mut scratch.tokens)?;
                 self.range = start..scratch.tokens.len();
             }
-            "block_hashes" if only != Some(Kind::Tokens) => {
+            "content_hashes" | "block_hashes" if only != Some(Kind::Tokens) => {
+                let key = if key == CONTENT_HASHES { CONTENT_HASHES } else { BLOCK_HASHES };
                 self.names_blocks(Kind::Hashes, key)?;
                 let start = scratch.hashes.len();
                 reader.hashes(key, &mut scratch.hashes)?;
@@ -318,24 +331,24 @@ impl<'a> Reading<'a> {
         Ok(true)
     }
 
-    fn names_blocks(&mut self, kind: Kind, key: &str) -> Result<()> {
-        match self.kind.replace(kind) {
+    /// Notes the member that says which blocks are asked for: there is exactly one.
+    fn names_blocks(&mut self, kind: Kind, key: &'static str) -> Result<()> {
+        match self.named.replace((kind, key)) {
             None => Ok(()),
-            Some(same) if same == kind => Err(Refusal::wrong_type(format!("{key} is there twice"))),
-            Some(_) => {
-                Err(Refusal::invalid("ambiguous_query", "a query has either token_ids or block_hashes, not both"))
+            Some((_, same)) if same == key => Err(given_twice(key)),
+            Some((_, other)) => {
+                let message = format!("{other} and {key} are both given; a query has one of them");
+                Err(Refusal::invalid("ambiguous_query", message))
             }
         }
     }
 
-    fn done(self, kind: Kind) -> Result<Prompt<'a>> {
-        let Self { range, lora, salt, .. } = self;
-        if self.kind.is_none() {
-            return Err(missing(if kind == Kind::Tokens { "token_ids" } else { "block_hashes" }));
-        }
+    fn done(self, otherwise: &'static str) -> Result<Prompt<'a>> {
+        let Self { named, range, lora, salt, .. } = self;
+        let (kind, blocks) = named.ok_or_else(|| missing(otherwise))?;
         if kind == Kind::Hashes && (lora.is_some() || salt.is_some()) {
             let key = if salt.is_some() { "cache_salt" } else { "lora_name" };
-            let message = format!("{key} does not go with block_hashes, which have it in them already");
+            let message = format!("{key} cannot be combined with {blocks}: it is part of the hashes already");
             return Err(Refusal::invalid("salted_hashes", message));
         }
         Ok(Prompt { kind, range, lora, salt })
@@ -364,7 +377,7 @@ mod tests {
             r#""cache_salt":"s""#,
             r#""model_name":"m""#,
             r#""top_k":3"#,
-            r#""workers":[7,"x"]"#,
+            r#""among":[7,"x"]"#,
             r#""unknown":{"a":[1,{}]}"#,
         ];
         for first in 0..members.len() {
@@ -374,7 +387,7 @@ mod tests {
             Scratch::with(|scratch| {
                 let asked = single(body.as_bytes(), Kind::Tokens, scratch).expect("a query");
                 assert_eq!((&*asked.scope.model, asked.scope.group(), asked.scope.top_k), ("m", "default", Some(3)));
-                assert_eq!(asked.scope.workers, Some(vec!["7".to_owned(), "x".to_owned()]));
+                assert_eq!(asked.scope.among, Some(vec!["7".to_owned(), "x".to_owned()]));
                 assert_eq!(hashed(&asked, scratch), std::slice::from_ref(&expected));
             });
         }
@@ -383,7 +396,7 @@ mod tests {
     #[test]
     fn a_batch_keeps_its_prompts_apart() {
         let body =
-            br#"{"queries":[{"token_ids":[1,2,3,4]},{"block_hashes":[5,-1]},{"token_ids":[1,2,3,4],"lora_name":"a"},
+            br#"{"queries":[{"token_ids":[1,2,3,4]},{"content_hashes":[5,-1]},{"token_ids":[1,2,3,4],"lora_name":"a"},
             {"token_ids":[]},{"block_hashes":[]}],"model_name":"m"}"#;
         Scratch::with(|scratch| {
             let asked = batch(body, scratch).expect("a batch");
@@ -399,8 +412,12 @@ mod tests {
         for (query, code) in [
             ("{}", "wrong_type"),
             (r#"{"token_ids":[-1]}"#, "wrong_type"),
+            (r#"{"token_ids":[1],"content_hashes":[1]}"#, "ambiguous_query"),
             (r#"{"token_ids":[1],"block_hashes":[1]}"#, "ambiguous_query"),
-            (r#"{"block_hashes":[1],"cache_salt":"s"}"#, "salted_hashes"),
+            (r#"{"content_hashes":[1],"block_hashes":[1]}"#, "ambiguous_query"),
+            (r#"{"content_hashes":[1],"content_hashes":[1]}"#, "wrong_type"),
+            (r#"{"content_hashes":[1],"cache_salt":"s"}"#, "salted_hashes"),
+            (r#"{"block_hashes":[1],"lora_name":"a"}"#, "salted_hashes"),
             ("7", "wrong_type"),
             (r#"{"token_ids":[1}"#, "malformed_json"),
         ] {
@@ -414,7 +431,7 @@ mod tests {
     #[test]
     fn refusals_say_what_would_be_right() {
         for (members, wanted) in [
-            (r#""workers":[1.5]"#, "an item of workers must be an integer from 0 to 18446744073709551615, at byte"),
+            (r#""among":[1.5]"#, "an item of among must be an integer from 0 to 18446744073709551615, at byte"),
             (r#""top_k":"a""#, "top_k must be an integer from 0 to 18446744073709551615, at byte"),
             (r#""token_ids":[-1]"#, "token_ids must be a list, each item an integer from 0 to 4294967295, at byte"),
         ] {

@@ -90,7 +90,7 @@ pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
     if let Some((what, text)) =
         texts.iter().find_map(|(what, text)| Some((what, text.filter(|it| it.len() > MAX_TEXT)?)))
     {
-        let message = format!("{what} must be a string of at most {MAX_TEXT} bytes, got {}", text.len());
+        let message = format!("{what} must be a string of at most {MAX_TEXT} bytes, got {} bytes", text.len());
         return Err(Refusal::wrong_type(message));
     }
     Ok(Registration {
@@ -118,7 +118,7 @@ pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer
     let Unregister { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
     check_name(&instance_id.0)?;
     if model_name.is_none() && routing_group.is_some() {
-        let message = "routing_group is of use with model_name only";
+        let message = "routing_group needs model_name beside it";
         return Err(Refusal::invalid("missing_model_name", message));
     }
     let keyspace = model_name.as_deref().map(|model| (model, routing_group.as_deref()));

@@ -19,17 +19,17 @@ use crate::metrics;
 const WELCOME: &str = "\
 kvatlas: which worker holds how much of a prompt
 
-POST /query            who holds how much of these token_ids
-POST /query_by_hash    who holds how much of these block_hashes
+POST /query            how much of these token_ids each worker holds
+POST /query_by_hash    how much of these content_hashes each worker holds
 POST /query_batch      many queries in one request
 POST /register         follow an engine's events
-POST /unregister       stop, and forget what it held
-GET  /workers          who is registered, and what is known about each stream
-GET  /dump             everything held
-GET  /health           200 while the threads run
-GET  /ready            200 when answers are whole
-GET  /metrics          for Prometheus
-GET  /openapi.json     all of this in detail
+POST /unregister       stop following a worker and forget its blocks
+GET  /workers          registered workers and the state of their streams
+GET  /dump             every block held, as events
+GET  /health           200 while the service's threads are running
+GET  /ready            200 when answers are complete
+GET  /metrics          metrics for Prometheus
+GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";
 
 const OPENAPI: &str = include_str!("openapi.json");

@@ -36,7 +36,7 @@ impl Holdings {
         let batch = match decode(payload) {
             Ok(batch) => batch,
             Err(error) => {
-                counters.undecodable.fetch_add(1, Relaxed);
+                counters.undecodable_batches.fetch_add(1, Relaxed);
                 status.set_error(format!("a payload of {} bytes: {error}", payload.len()));
                 return;
             }

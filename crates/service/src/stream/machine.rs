@@ -58,11 +58,11 @@ pub(crate) struct Counts {
     pub(crate) recovered_batches: u64,
     pub(crate) lost_batches: u64,
     pub(crate) resets: u64,
-    pub(crate) duplicates: u64,
-    pub(crate) overflowed: u64,
+    pub(crate) duplicate_batches: u64,
+    pub(crate) overflowed_batches: u64,
     pub(crate) replays: u64,
-    pub(crate) replays_failed: u64,
-    pub(crate) replays_truncated: u64,
+    pub(crate) failed_replays: u64,
+    pub(crate) truncated_replays: u64,
     pub(crate) reconnects: u64,
     pub(crate) unverified_reconnects: u64,
     pub(crate) epochs: u64,
@@ -239,7 +239,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             }
         } else if begins && seq + u64::from(ask.expect.is_some()) > self.next() && !self.open {
             // Without the last batch nothing proves that these follow it.
-            self.counts.replays_truncated += 1;
+            self.counts.truncated_replays += 1;
             self.heal_at = None;
             self.lose(seq, fx);
         }
@@ -284,7 +284,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// Time has passed.
     pub(crate) fn tick(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if let Some(ask) = self.ask.take_if(|ask| ask.deadline <= now) {
-            self.counts.replays_failed += 1;
+            self.counts.failed_replays += 1;
             fx.cancel();
             if matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap) {
                 self.try_again(now, &ask, !ask.answered, fx);
@@ -398,7 +398,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         while self.goal == Goal::Verify && self.attempts >= self.settings.replay_attempts {
             let Some((seq, payload)) = self.waiting.pop_first() else { return };
             if self.same_as_applied(seq, &payload) {
-                self.counts.duplicates += 1;
+                self.counts.duplicate_batches += 1;
                 continue;
             }
             if seq >= self.next() {

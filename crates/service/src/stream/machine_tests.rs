@@ -193,7 +193,7 @@ fn asks_soon_again_for_what_came_before_the_subscription_worked() {
 fn a_replay_that_begins_late_is_partial() {
     let mut bench = Bench::new(true);
     bench.connected().replies(50..53, a).end().is(State::Live).partial(true).holds(50..53).did(&["ask 0"]);
-    assert_eq!(bench.machine.counts.replays_truncated, 1);
+    assert_eq!(bench.machine.counts.truncated_replays, 1);
     assert_eq!((bench.machine.counts.resets, bench.machine.counts.lost_batches), (0, 0));
     bench.lives([53], a).holds(50..54);
 }
@@ -227,7 +227,7 @@ fn a_dead_replay_is_given_up() {
     bench.pass(1.9).did(&["ask 0"]).pass(0.2).did(&["cancel"]).pass(0.2).did(&["ask 0"]);
     bench.pass(7.0).is(State::Live).holds([7, 8]).partial(true);
     bench.pass(22.0).is(State::Stale);
-    assert!(bench.machine.counts.replays_failed > 3);
+    assert!(bench.machine.counts.failed_replays > 3);
     bench.holds([7, 8]).partial(true);
 }
 
@@ -239,7 +239,7 @@ fn a_dead_replay_does_not_stop_the_live_stream() {
         bench.lives([seq], a).pass(0.5);
     }
     // While there was hope the buffer forgot some; later it does not wait for the replay any more.
-    assert!(bench.machine.counts.overflowed > 0);
+    assert!(bench.machine.counts.overflowed_batches > 0);
     bench.is(State::Live).partial(true);
     let first = bench.log.held[0];
     bench.holds(first..40);
@@ -301,7 +301,7 @@ fn a_replay_that_stays_broken_off_is_gone_on_with_only_if_the_next_number_comes(
 fn takes_each_batch_once() {
     let mut bench = Bench::at_nine();
     bench.lives([10, 10, 11, 5, 11], a).holds(0..12).is(State::Live).did(&[]);
-    assert_eq!(bench.machine.counts.duplicates, 3);
+    assert_eq!(bench.machine.counts.duplicate_batches, 3);
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn a_live_socket_behind_the_replay_repeats_nothing() {
     let mut bench = Bench::new(true);
     bench.connected().replies(0..1000, a).end();
     bench.lives(100..1002, a).is(State::Live).holds(0..1002);
-    assert_eq!((bench.machine.counts.duplicates, bench.machine.counts.replays), (0, 1));
+    assert_eq!((bench.machine.counts.duplicate_batches, bench.machine.counts.replays), (0, 1));
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn a_gap_that_the_replay_has_forgotten_costs_the_holdings() {
     bench.lives([15], a).replies([12], a).did(&["ask 9", "clear"]).is(State::Gap);
     bench.replies(13..16, a).end().is(State::Live).partial(true).holds(12..16);
     let counts = bench.machine.counts;
-    assert_eq!((counts.replays_truncated, counts.lost_batches, counts.resets), (1, 2, 1));
+    assert_eq!((counts.truncated_replays, counts.lost_batches, counts.resets), (1, 2, 1));
 }
 
 #[test]
@@ -441,7 +441,7 @@ fn without_replay_a_gap_costs_the_holdings() {
 fn a_full_buffer_forgets_the_newest_and_asks_for_them() {
     let mut bench = Bench::new(true);
     bench.connected().lives(5..20, a);
-    assert_eq!((bench.machine.waiting(), bench.machine.counts.overflowed), (8, 7));
+    assert_eq!((bench.machine.waiting(), bench.machine.counts.overflowed_batches), (8, 7));
     bench.replies(0..5, a).end().is(State::Live).holds(0..13);
     bench.log.did.clear();
     bench.pass(0.0).did(&["ask 12"]).replies(12..20, a).end().holds(0..20);
@@ -501,7 +501,7 @@ fn without_replay_the_next_number_verifies_a_connection() {
     let mut bench = Bench::at_nine_without_replay();
     bench.disconnected().connected().is(State::Connecting).lives([9], a).is(State::Connecting);
     bench.lives([10], a).is(State::Live).holds(0..11).partial(false);
-    assert_eq!((bench.machine.counts.unverified_reconnects, bench.machine.counts.duplicates), (1, 1));
+    assert_eq!((bench.machine.counts.unverified_reconnects, bench.machine.counts.duplicate_batches), (1, 1));
 }
 
 #[test]

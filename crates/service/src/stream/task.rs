@@ -43,7 +43,7 @@ pub(crate) async fn follow<T: Transport>(
         let Err(panic) = ended else { break };
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         tracing::error!(worker = %stream.worker, panic = what, "a stream failed and begins anew");
-        stream.status.counters.restarts.fetch_add(1, Relaxed);
+        stream.status.counters.task_restarts.fetch_add(1, Relaxed);
         stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
         stream.status.set_state(State::Connecting);
         set_trusted(&fleet, &stream, false);
@@ -140,7 +140,7 @@ async fn live<T: Transport>(
                     }
                     Incoming::Unreachable(why) => status.set_error(why),
                     Incoming::BadFrames => {
-                        status.counters.bad_frames.fetch_add(1, Relaxed);
+                        status.counters.malformed_messages.fetch_add(1, Relaxed);
                         status.set_error("a message that is not topic, number of 8 bytes and payload".to_owned());
                     }
                 }
@@ -231,11 +231,11 @@ fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64,
         (&counters.recovered_batches, &mut counts.recovered_batches),
         (&counters.lost_batches, &mut counts.lost_batches),
         (&counters.resets, &mut counts.resets),
-        (&counters.duplicates, &mut counts.duplicates),
-        (&counters.overflowed, &mut counts.overflowed),
+        (&counters.duplicate_batches, &mut counts.duplicate_batches),
+        (&counters.overflowed_batches, &mut counts.overflowed_batches),
         (&counters.replays, &mut counts.replays),
-        (&counters.replays_failed, &mut counts.replays_failed),
-        (&counters.replays_truncated, &mut counts.replays_truncated),
+        (&counters.failed_replays, &mut counts.failed_replays),
+        (&counters.truncated_replays, &mut counts.truncated_replays),
         (&counters.reconnects, &mut counts.reconnects),
         (&counters.unverified_reconnects, &mut counts.unverified_reconnects),
     ]

@@ -149,7 +149,7 @@ async fn a_panic_costs_the_holdings_and_nothing_else() {
     bench
         .until(|bench| {
             seen.fetch_or(u32::from(!bench.stream.status.is_trusted() && bench.depth(0) == 0), Relaxed);
-            bench.stream.status.counters.restarts.load(Relaxed) == 1 && bench.depth(0) == 6
+            bench.stream.status.counters.task_restarts.load(Relaxed) == 1 && bench.depth(0) == 6
         })
         .await;
     assert_eq!(seen.load(Relaxed), 1, "nothing was held, and not trusted, in between");
@@ -198,7 +198,7 @@ async fn what_is_wrong_is_counted_and_told() {
     bench.until(|bench| bench.depth(0) == 2).await;
     bench.until(|bench| bench.stream.status.last_error().as_deref() == Some("so")).await;
     let counters = &bench.stream.status.counters;
-    assert_eq!((counters.undecodable.load(Relaxed), counters.bad_frames.load(Relaxed)), (1, 1));
+    assert_eq!((counters.undecodable_batches.load(Relaxed), counters.malformed_messages.load(Relaxed)), (1, 1));
     assert_eq!((counters.batches.load(Relaxed), counters.gaps.load(Relaxed)), (3, 0));
 }
 

@@ -270,7 +270,7 @@ fn repeated_and_swapped_batches_do_no_harm() {
         // What came by the replay socket only is not told twice.
         let repeated = |bench: &Bench| {
             engine.repeat(5);
-            bench.count("duplicates") >= 5
+            bench.count("duplicate_batches") >= 5
         };
         bench.until("repeated", repeated).await;
         engine.swap();
@@ -407,12 +407,12 @@ fn poison_costs_itself() {
         // The live socket may still have to take up its work.
         let noticed = |bench: &Bench| {
             engine.bad_frames();
-            bench.count("bad_frames") >= 1
+            bench.count("malformed_messages") >= 1
         };
         bench.until("noticed", noticed).await;
         engine.publish(1);
         bench.whole(1, 21).await;
-        assert_eq!((bench.count("gaps"), bench.count("resets"), bench.count("undecodable")), (0, 0, 1));
+        assert_eq!((bench.count("gaps"), bench.count("resets"), bench.count("undecodable_batches")), (0, 0, 1));
         assert!(bench.stream.status.last_error().is_some());
     });
 }
@@ -508,7 +508,7 @@ fn what_is_no_engine_hurts_nobody() {
         for worker in bench.fleet.workers().iter().filter(|worker| worker.name.starts_with("impostor")) {
             let status = &worker.streams[0].1.status;
             bench.until("noticed", |_| status.last_error().is_some()).await;
-            assert_eq!(status.counters.restarts.load(Relaxed), 0, "{}", worker.name);
+            assert_eq!(status.counters.task_restarts.load(Relaxed), 0, "{}", worker.name);
         }
         assert_eq!((bench.count("reconnects"), bench.count("resets")), (0, 0));
         for number in 0..impostors.len() {

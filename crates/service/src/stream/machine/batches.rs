@@ -16,7 +16,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if self.last.is_some_and(|last| seq <= last) {
             let known = self.recent.hash(seq);
             if self.same_as_applied(seq, &payload) {
-                self.counts.duplicates += u64::from(!new_here);
+                self.counts.duplicate_batches += u64::from(!new_here);
             } else if known.is_none() && new_here && self.goal != Goal::Verify {
                 // A replay was ahead of the live socket.
             } else if known.is_none() && self.can_ask() && self.goal != Goal::Verify {
@@ -84,7 +84,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
 
     pub(super) fn wait(&mut self, seq: u64, payload: P) {
         let forgotten = self.waiting.insert(seq, payload);
-        self.counts.overflowed += forgotten;
+        self.counts.overflowed_batches += forgotten;
         self.forgot |= forgotten > 0;
     }
 
