@@ -29,8 +29,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use self::questions::Ask;
 use super::window::{Recent, Waiting};
-use crate::settings::StreamSettings;
-use crate::status::State;
+use crate::config::StreamConfig;
+use crate::state::State;
 
 /// After going live, until the engine is asked for what was published before the subscription took effect.
 const SOON: Duration = Duration::from_millis(500);
@@ -85,8 +85,9 @@ enum Goal {
 }
 
 pub(crate) struct Machine<P> {
-    settings: StreamSettings,
-    replay: bool,
+    config: StreamConfig,
+    /// Whether there is a replay socket to ask.
+    can_replay: bool,
     pub(crate) counts: Counts,
     goal: Goal,
     ever_connected: bool,
@@ -121,11 +122,11 @@ pub(crate) struct Machine<P> {
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// `replay`: whether there is a replay socket to ask.
-    pub(crate) fn new(settings: &StreamSettings, replay: bool, counts: Counts, now: Duration) -> Self {
+    /// `can_replay`: whether there is a replay socket to ask.
+    pub(crate) fn new(config: &StreamConfig, can_replay: bool, counts: Counts, now: Duration) -> Self {
         Self {
-            settings: settings.clone(),
-            replay,
+            config: config.clone(),
+            can_replay,
             counts,
             goal: Goal::Connect,
             ever_connected: false,
@@ -135,7 +136,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             open: false,
             partial: false,
             highest: None,
-            waiting: Waiting::new(settings.buffer_batches, settings.buffer_bytes),
+            waiting: Waiting::new(config.buffer_batches, config.buffer_bytes),
             forgot: false,
             ask: None,
             attempts: 0,
@@ -146,7 +147,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             asked: now,
             probe_at: None,
             heal_at: None,
-            heal_wait: settings.probe_interval,
+            heal_wait: config.probe_interval,
         }
     }
 
@@ -222,7 +223,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let Some(ask) = &mut self.ask else { return };
         self.heard = now;
         (self.keeps, self.dead) = (true, false);
-        ask.deadline = now + self.settings.replay_timeout;
+        ask.deadline = now + self.config.replay_timeout;
         let begins = !std::mem::replace(&mut ask.answered, true);
         if begins && seq == ask.from && ask.expect.is_some_and(|hash| hash != xxh3_64(payload.as_ref())) {
             return self.restarted(fx);
@@ -294,7 +295,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             self.ask_at = None;
             if self.can_ask() { self.ask_for_goal(now, fx) } else { self.give_up(now, fx) }
         }
-        let silent = self.replay && self.silent_too_long(now);
+        let silent = self.can_replay && self.silent_too_long(now);
         if silent && matches!(self.goal, Goal::Live | Goal::Verify) {
             self.goal = Goal::Stale;
         }
@@ -312,11 +313,11 @@ impl<P: AsRef<[u8]>> Machine<P> {
     pub(crate) fn wake(&self, now: Duration) -> Option<Duration> {
         let can_be_stale = match self.goal {
             Goal::Connect => self.ever_connected,
-            Goal::Live | Goal::Verify => self.replay,
+            Goal::Live | Goal::Verify => self.can_replay,
             Goal::Whole | Goal::Gap | Goal::Stale => false,
         };
         let stale = (can_be_stale && !self.silent_too_long(now))
-            .then(|| self.heard + self.settings.stale_after + Duration::from_millis(1));
+            .then(|| self.heard + self.config.stale_after + Duration::from_millis(1));
         let deadline = self.ask.as_ref().map(|ask| ask.deadline);
         [deadline, self.ask_at, stale, self.probe_due(), self.heal_due()].into_iter().flatten().min()
     }
@@ -377,7 +378,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
                 if self.goal == Goal::Whole {
                     self.heal_later(now);
                 }
-                (self.goal, self.attempts) = (Goal::Verify, self.settings.replay_attempts);
+                (self.goal, self.attempts) = (Goal::Verify, self.config.replay_attempts);
                 self.go_on_unverified(now, fx);
             }
             (Goal::Gap, _) => {
@@ -395,7 +396,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// If nobody can say whether the engine is the same, the next batch must: it is taken for one of the same life if
     /// its number follows.
     fn go_on_unverified(&mut self, now: Duration, fx: &mut impl Effects<P>) {
-        while self.goal == Goal::Verify && self.attempts >= self.settings.replay_attempts {
+        while self.goal == Goal::Verify && self.attempts >= self.config.replay_attempts {
             let Some((seq, payload)) = self.waiting.pop_first() else { return };
             if self.same_as_applied(seq, &payload) {
                 self.counts.duplicate_batches += 1;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::machine::{Effects, Machine};
-use crate::settings::StreamSettings;
+use crate::config::StreamConfig;
 
 /// Life and number: what tells batches apart.
 type Batch = (u32, u64);
@@ -101,7 +101,7 @@ impl World {
         let replay = !dice.one_in(4);
         let keeps = if dice.one_in(3) { 3 + dice.below(12) } else { 100_000 };
         let buffer_batches = if dice.one_in(3) { 4 } else { 1000 };
-        let settings = StreamSettings { buffer_batches, ..StreamSettings::default() };
+        let settings = StreamConfig { buffer_batches, ..StreamConfig::default() };
         Self {
             machine: Machine::new(&settings, replay, Default::default(), Duration::ZERO),
             dice,

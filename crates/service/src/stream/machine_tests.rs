@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::machine::{Effects, Machine};
-use crate::settings::StreamSettings;
-use crate::status::State;
+use crate::config::StreamConfig;
+use crate::state::State;
 
 /// What the machine did, as text, and what is held.
 #[derive(Default)]
@@ -49,13 +49,13 @@ fn b(seq: u64) -> Vec<u8> {
     format!("b{seq}").into_bytes()
 }
 
-fn settings() -> StreamSettings {
-    StreamSettings { buffer_batches: 8, ..StreamSettings::default() }
+fn config() -> StreamConfig {
+    StreamConfig { buffer_batches: 8, ..StreamConfig::default() }
 }
 
 impl Bench {
     fn new(replay: bool) -> Self {
-        let machine = Machine::new(&settings(), replay, Default::default(), Duration::ZERO);
+        let machine = Machine::new(&config(), replay, Default::default(), Duration::ZERO);
         Self { machine, log: Log::default(), now: Duration::ZERO }
     }
 

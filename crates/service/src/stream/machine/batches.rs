@@ -65,7 +65,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.counts.gaps += 1;
         self.attempts = 0;
         if !self.can_ask() {
-            self.ask_at = Some(now + self.settings.reorder_grace);
+            self.ask_at = Some(now + self.config.reorder_grace);
         } else if self.ask.as_ref().is_none_or(|ask| !ask.answered) {
             self.ask_for_goal(now, fx);
         }

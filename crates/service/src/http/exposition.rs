@@ -1,11 +1,7 @@
-//! What is counted, and how Prometheus reads it.
-//!
-//! Counts of requests are plain atomics of ours, since each request pays for them; what streams and indexes say of
-//! themselves is read when somebody asks. The names are listed in `docs/service.md`.
+//! `/metrics`: the counts of requests, and what streams and indexes say of themselves, as Prometheus reads it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::Ordering::Relaxed;
 
 use kvatlas_index::Stats;
 use kvatlas_wire::Reason;
@@ -17,79 +13,22 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::fleet::{Fleet, Stream};
-use crate::http::Route;
-use crate::status::{Counters, State};
-
-/// Upper bounds of the buckets for durations, in seconds.
-const SECONDS: [f64; 16] = [
-    5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 1.28e-2, 2.56e-2, 5.12e-2, 0.1024, 0.2048, 0.4096, 1.6, 10.0,
-];
-
-/// Statuses by their first digit; 2xx, 4xx and 5xx occur.
-const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
-
-/// Requests of one route.
-#[derive(Debug, Default)]
-struct Requests {
-    by_class: [AtomicU64; CLASSES.len()],
-    nanoseconds: AtomicU64,
-    buckets: [AtomicU64; SECONDS.len() + 1],
-}
-
-/// Counts of the HTTP side.
-#[derive(Debug)]
-pub(crate) struct Metrics {
-    requests: Vec<Requests>,
-    /// Open connections.
-    pub(crate) connections: AtomicI64,
-    queries: AtomicU64,
-    queries_matched: AtomicU64,
-}
-
-impl Metrics {
-    pub(crate) fn new() -> Self {
-        Self {
-            requests: Route::ALL.iter().map(|_| Requests::default()).collect(),
-            connections: AtomicI64::new(0),
-            queries: AtomicU64::new(0),
-            queries_matched: AtomicU64::new(0),
-        }
-    }
-
-    /// A request was answered.
-    pub(crate) fn answered(&self, route: Route, status: u16, took: Duration) {
-        let Some(requests) = self.requests.get(route as usize) else { return };
-        let class = match status {
-            500.. => 2,
-            400.. => 1,
-            _ => 0,
-        };
-        requests.by_class[class].fetch_add(1, Relaxed);
-        requests.nanoseconds.fetch_add(took.as_nanos() as u64, Relaxed);
-        let seconds = took.as_secs_f64();
-        let bucket = SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(SECONDS.len());
-        requests.buckets[bucket].fetch_add(1, Relaxed);
-    }
-
-    /// Prompts were looked up, and so many of them matched.
-    pub(crate) fn queried(&self, prompts: u64, matched: u64) {
-        self.queries.fetch_add(prompts, Relaxed);
-        self.queries_matched.fetch_add(matched, Relaxed);
-    }
-}
+use super::counts::{CLASSES, Counts, SECONDS};
+use super::routes::Route;
+use crate::fleet::Fleet;
+use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
-pub(crate) fn text(metrics: &Arc<Metrics>, fleet: &Arc<Fleet>) -> Result<String, std::fmt::Error> {
+pub(crate) fn text(counts: &Arc<Counts>, fleet: &Arc<Fleet>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas");
-    registry.register_collector(Box::new(Scrape { metrics: metrics.clone(), fleet: fleet.clone() }));
+    registry.register_collector(Box::new(Scrape { counts: counts.clone(), fleet: fleet.clone() }));
     let mut out = String::with_capacity(16 << 10);
     encode(&mut out, &registry)?;
     Ok(out)
 }
 
 struct Scrape {
-    metrics: Arc<Metrics>,
+    counts: Arc<Counts>,
     fleet: Arc<Fleet>,
 }
 
@@ -113,7 +52,7 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.metrics.requests);
+        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.counts.requests);
         let mut family = describe(encoder, "http_requests", "HTTP requests answered", MetricType::Counter)?;
         for (route, requests) in routes() {
             for (class, count) in CLASSES.iter().zip(&requests.by_class) {
@@ -130,15 +69,15 @@ impl Scrape {
             let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
             family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
-        let open = self.metrics.connections.load(Relaxed);
+        let open = self.counts.connections.load(Relaxed);
         gauge(encoder, "http_connections", "Open HTTP connections", open)
     }
 
     fn queries(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let help = "Prompts looked up, each prompt of a batch counted";
-        counter(encoder, "queries", help, self.metrics.queries.load(Relaxed))?;
+        counter(encoder, "queries", help, self.counts.queries.load(Relaxed))?;
         let help = "Prompts of which at least one eligible worker held at least one block";
-        counter(encoder, "queries_matched", help, self.metrics.queries_matched.load(Relaxed))
+        counter(encoder, "queries_matched", help, self.counts.queries_matched.load(Relaxed))
     }
 
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
@@ -162,7 +101,7 @@ impl Scrape {
         for (name, help, read) in gauges {
             let mut family = describe(encoder, name, help, MetricType::Gauge)?;
             for (stats, keyspace) in &all {
-                let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.group)];
+                let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
                 gauge_of(&mut family, &labels, read(stats) as i64)?;
             }
         }

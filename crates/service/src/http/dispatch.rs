@@ -1,4 +1,4 @@
-//! From a request to its answer: who may ask, which path, which method.
+//! From a request to its answer: checks the key, the path and the method, and calls what answers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,98 +10,20 @@ use hyper::{Method, Request, Response, StatusCode};
 use subtle::ConstantTimeEq as _;
 
 use super::answer::{Answer, json, json_pieces, typed};
+use super::app::App;
 use super::query::Kind;
 use super::refusal::Refusal;
-use super::{App, body, dump, health, queries, register, workers};
-use crate::metrics;
-
-/// What `GET /` says.
-const WELCOME: &str = "\
-kvatlas: which worker holds how much of a prompt
-
-POST /query            how much of these token_ids each worker holds
-POST /query_by_hash    how much of these content_hashes each worker holds
-POST /query_batch      many queries in one request
-POST /register         follow an engine's events
-POST /unregister       stop following a worker and forget its blocks
-GET  /workers          registered workers and the state of their streams
-GET  /dump             every block held, as events
-GET  /health           200 while the service's threads are running
-GET  /ready            200 when answers are complete
-GET  /metrics          metrics for Prometheus
-GET  /openapi.json     this interface in detail (OpenAPI 3.1)
-";
+use super::routes::{Route, WELCOME};
+use super::{body, dump, exposition, health, queries, register, workers};
 
 const OPENAPI: &str = include_str!("openapi.json");
-
-macro_rules! routes {
-    ($($name:ident $path:literal $method:ident $open:literal,)*) => {
-        /// What can be asked.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum Route {
-            $($name,)*
-            /// Any other path.
-            Unknown,
-        }
-
-        impl Route {
-            /// All, in order of their numbers.
-            pub(crate) const ALL: &[Self] = &[$(Self::$name,)* Self::Unknown];
-
-            /// The path, as metrics name it.
-            pub(crate) fn path(self) -> &'static str {
-                match self {
-                    $(Self::$name => $path,)*
-                    Self::Unknown => "other",
-                }
-            }
-
-            fn of(path: &str) -> Self {
-                match path {
-                    $($path => Self::$name,)*
-                    _ => Self::Unknown,
-                }
-            }
-
-            pub(crate) fn method(self) -> &'static Method {
-                match self {
-                    $(Self::$name => &Method::$method,)*
-                    Self::Unknown => &Method::GET,
-                }
-            }
-
-            /// Whether it is answered without a key.
-            fn is_open(self) -> bool {
-                match self {
-                    $(Self::$name => $open,)*
-                    Self::Unknown => false,
-                }
-            }
-        }
-    };
-}
-
-routes! {
-    Query "/query" POST false,
-    QueryByHash "/query_by_hash" POST false,
-    QueryBatch "/query_batch" POST false,
-    Register "/register" POST false,
-    Unregister "/unregister" POST false,
-    Workers "/workers" GET false,
-    Dump "/dump" GET false,
-    Health "/health" GET true,
-    Ready "/ready" GET true,
-    Metrics "/metrics" GET false,
-    OpenApi "/openapi.json" GET false,
-    Welcome "/" GET false,
-}
 
 /// Answers a request, whose body must be here by `until`.
 pub(crate) async fn answer(app: Arc<App>, request: Request<Incoming>, until: Instant) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
     let response = dispatch(&app, route, request, until).await.unwrap_or_else(|refusal| refusal.response());
-    app.metrics.answered(route, response.status().as_u16(), started.elapsed());
+    app.counts.answered(route, response.status().as_u16(), started.elapsed());
     response
 }
 
@@ -126,8 +48,8 @@ async fn dispatch(
     }
     match route {
         Route::Workers => {
-            let (model, group) = workers_filter(request.uri().query().unwrap_or_default());
-            Ok(json(StatusCode::OK, workers::list(&app.fleet, model.as_deref(), group.as_deref()).to_string()))
+            let (model, routing_group) = workers_filter(request.uri().query().unwrap_or_default());
+            Ok(json(StatusCode::OK, workers::list(&app.fleet, model.as_deref(), routing_group.as_deref()).to_string()))
         }
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
@@ -135,7 +57,7 @@ async fn dispatch(
         Route::Health => Ok(health::health(&app.pulses)),
         Route::Ready => Ok(health::ready(&app.fleet)),
         Route::Metrics => {
-            let text = metrics::text(&app.metrics, &app.fleet).map_err(|_| Refusal::internal())?;
+            let text = exposition::text(&app.counts, &app.fleet).map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
         }
         Route::OpenApi => Ok(json(StatusCode::OK, OPENAPI)),
@@ -151,7 +73,7 @@ async fn post(
 ) -> Result<Response<Answer>, Refusal> {
     let is_json = says_json(request.headers());
     // Read also if it is refused anyway, so that the client reads why before the connection is closed.
-    let body = body::read(request.into_body(), app.settings.max_body, until.into()).await?;
+    let body = body::read(request.into_body(), app.config.max_body, until.into()).await?;
     // A page in somebody's browser can send other types anywhere without asking; JSON it cannot.
     if !is_json {
         return Err(Refusal::wrong_content_type());
@@ -168,13 +90,13 @@ async fn post(
 /// A panic is a bug, and costs the request that met it.
 fn guarded(work: impl FnOnce() -> Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        tracing::error!("a query made the service panic");
+        tracing::error!("a query caused a panic");
         Err(Refusal::internal())
     })
 }
 
 fn is_authorized(app: &App, headers: &HeaderMap) -> bool {
-    let Some(key) = &app.settings.key else { return true };
+    let Some(key) = &app.config.key else { return true };
     let Some(shown) = headers.get(AUTHORIZATION) else { return false };
     let Some((scheme, shown)) = shown.as_bytes().split_at_checked(7) else { return false };
     scheme.eq_ignore_ascii_case(b"bearer ") && shown.trim_ascii().ct_eq(key.as_bytes()).into()

@@ -11,7 +11,7 @@ pub struct Registration {
     /// The model's name.
     pub model: String,
     /// The routing group.
-    pub group: String,
+    pub routing_group: String,
     /// Tokens in a block.
     pub block_size: u32,
     /// The data-parallel rank, unless the batches name another one that no other stream feeds.
@@ -22,7 +22,7 @@ pub struct Registration {
     pub replay_endpoint: Option<Endpoint>,
     /// The prefix of the topics to subscribe to; empty for all.
     pub topic: String,
-    /// Who said so: `zmq` for a client of the HTTP interface, else the engine's URL or `worker`.
+    /// Who said so: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
     pub source: String,
 }
 
@@ -33,7 +33,9 @@ impl Registration {
             let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
             return Err(Error::invalid("invalid_block_size", message));
         }
-        for (what, name) in [("worker", &self.worker), ("model_name", &self.model), ("routing_group", &self.group)] {
+        for (what, name) in
+            [("worker", &self.worker), ("model_name", &self.model), ("routing_group", &self.routing_group)]
+        {
             if name.is_empty() {
                 return Err(Error::invalid("empty_name", format!("{what} must not be empty")));
             }

@@ -8,27 +8,27 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::error::Error;
-use crate::log::LogSettings;
+use crate::log::LogConfig;
 
 /// Everything.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Settings {
+pub struct Config {
     /// Queries.
-    pub http: HttpSettings,
+    pub http: HttpConfig,
     /// Engines.
-    pub streams: StreamSettings,
+    pub streams: StreamConfig,
     /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
     /// [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
     /// How much is logged. The first service of a process decides.
-    pub log: LogSettings,
+    pub log: LogConfig,
 }
 
 /// How queries come in.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct HttpSettings {
+pub struct HttpConfig {
     /// Where to listen; port 0 lets the system choose.
     pub bind: SocketAddr,
     /// Threads that answer; 0 for one a core.
@@ -36,7 +36,7 @@ pub struct HttpSettings {
     /// The bearer key that clients must show; none for no check.
     pub key: Option<String>,
     /// Certificate and key of the server; none for plain HTTP.
-    pub tls: Option<TlsSettings>,
+    pub tls: Option<TlsConfig>,
     /// Bytes of a request's body at most.
     pub max_body: usize,
     /// Connections at most; more wait to be accepted.
@@ -48,13 +48,13 @@ pub struct HttpSettings {
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
     /// Whether answers leave out workers that are not trusted, or only list them.
-    pub untrusted: Untrusted,
+    pub untrusted: UntrustedPolicy,
 }
 
 /// Files in PEM.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TlsSettings {
+pub struct TlsConfig {
     /// The chain, the server's own certificate first.
     pub cert: PathBuf,
     /// Its private key.
@@ -64,7 +64,7 @@ pub struct TlsSettings {
 /// What answers do with workers whose holdings may not be what the engine holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Untrusted {
+pub enum UntrustedPolicy {
     /// Their depths are left out, and the answer lists them.
     #[default]
     LeaveOut,
@@ -75,7 +75,7 @@ pub enum Untrusted {
 /// How engines are followed.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct StreamSettings {
+pub struct StreamConfig {
     /// Threads that apply events.
     pub threads: usize,
     /// Silence, without an answer from the replay socket either, after which a stream is not trusted any more.
@@ -107,7 +107,7 @@ pub struct StreamSettings {
     pub buffer_bytes: usize,
 }
 
-impl Default for HttpSettings {
+impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             bind: SocketAddr::from(([127, 0, 0, 1], 8090)),
@@ -118,12 +118,12 @@ impl Default for HttpSettings {
             max_connections: 4096,
             request_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
-            untrusted: Untrusted::LeaveOut,
+            untrusted: UntrustedPolicy::LeaveOut,
         }
     }
 }
 
-impl Default for StreamSettings {
+impl Default for StreamConfig {
     fn default() -> Self {
         Self {
             threads: 2,
@@ -141,28 +141,28 @@ impl Default for StreamSettings {
     }
 }
 
-impl Settings {
+impl Config {
     /// From JSON. Missing fields have their defaults.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
     pub fn from_json(json: &str) -> Result<Self, Error> {
-        let settings: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
+        let config: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
         for (name, zero) in [
-            ("http.max_body", settings.http.max_body == 0),
-            ("http.max_connections", settings.http.max_connections == 0),
-            ("http.request_timeout", settings.http.request_timeout.is_zero()),
-            ("streams.threads", settings.streams.threads == 0),
-            ("streams.replay_attempts", settings.streams.replay_attempts == 0),
-            ("streams.replay_timeout", settings.streams.replay_timeout.is_zero()),
-            ("streams.probe_interval", settings.streams.probe_interval.is_zero()),
-            ("streams.buffer_batches", settings.streams.buffer_batches == 0),
+            ("http.max_body", config.http.max_body == 0),
+            ("http.max_connections", config.http.max_connections == 0),
+            ("http.request_timeout", config.http.request_timeout.is_zero()),
+            ("streams.threads", config.streams.threads == 0),
+            ("streams.replay_attempts", config.streams.replay_attempts == 0),
+            ("streams.replay_timeout", config.streams.replay_timeout.is_zero()),
+            ("streams.probe_interval", config.streams.probe_interval.is_zero()),
+            ("streams.buffer_batches", config.streams.buffer_batches == 0),
         ] {
             if zero {
                 return Err(Error::config(format!("{name} must be above 0")));
             }
         }
-        Ok(settings)
+        Ok(config)
     }
 }
 
