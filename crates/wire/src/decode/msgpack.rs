@@ -140,6 +140,17 @@ impl<'a> Cursor<'a> {
         })
     }
 
+    /// A map's key if it is a string; anything else is read past.
+    pub(crate) fn key(&mut self) -> Result<Option<&'a [u8]>, Broken> {
+        let start = *self;
+        if let Value::Text(key) = self.value()? {
+            return Ok(Some(key));
+        }
+        *self = start;
+        self.skip()?;
+        Ok(None)
+    }
+
     /// Reads past one whole value.
     pub(crate) fn skip(&mut self) -> Result<(), Broken> {
         let mut values = 1_u64;

@@ -6,11 +6,11 @@
 //! string is kept as a key that nobody can mistake for nothing. Tagged tuples, as the engine hashes them, are taken
 //! as well: their shapes are different.
 
-use crate::draft::Fault;
+use super::fault::Fault;
+use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
 use crate::event::Stored;
 use crate::keys::Key;
-use crate::msgpack::{Cursor, Value};
 
 /// What one integration puts before the salts that it hands to the engine.
 const PREFIX: &str = "dynamo-cache-salt:";

@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::draft::Fault;
+use super::fault::Fault;
+use super::field::Field;
+use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
-use crate::field::Field;
-use crate::msgpack::{Cursor, Value};
 use crate::name::Name;
 
 fn wrong(field: Field, wanted: &str, found: &str) -> Fault {

@@ -7,9 +7,11 @@ use std::str::FromStr;
 
 use kvatlas_index::Tier;
 
+mod out;
+
+use self::out::Out;
 use crate::event::{Batch, Event, Removed, Stored};
 use crate::keys::Key;
-use crate::out::Out;
 
 /// Whose format, and of which age.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

@@ -1,15 +1,19 @@
 //! Applying batches to the index.
 
+mod groups;
+mod salts;
+mod tally;
+
 use std::sync::Arc;
 
 use kvatlas_index::{BlockHash, BlockIndex, Tier, hash};
 
+use self::groups::Groups;
+use self::salts::Salts;
+pub use self::tally::Tally;
 use crate::error::Reason;
 use crate::event::{Batch, Event, Removed, Stored};
-use crate::groups::Groups;
 use crate::keys;
-use crate::salts::Salts;
-use crate::tally::Tally;
 
 /// What one stream (one rank of a worker) has to remember between its batches: the salts of the blocks held, which
 /// events do not repeat, and the kinds of its cache groups, which removals do not name.

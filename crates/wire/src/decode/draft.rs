@@ -1,28 +1,13 @@
 //! An event while it is read: its fields come in any order, by key or by position.
 
-use crate::decode::key;
+use super::extra;
+use super::fault::Fault;
+use super::field::{Field, OPTIONAL, REMOVED, STORED};
+use super::msgpack::{Cursor, Value};
+use super::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
 use crate::error::Reason;
 use crate::event::{Cleared, Event, Removed, Stored};
-use crate::extra;
-use crate::field::{Field, OPTIONAL, REMOVED, STORED};
 use crate::medium;
-use crate::msgpack::{Broken, Cursor, Value};
-use crate::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
-
-/// Why an event cannot be read.
-#[derive(Debug)]
-pub(crate) enum Fault {
-    /// Not even its end can be found.
-    Broken(Broken),
-    /// It means nothing.
-    Event(Reason, String),
-}
-
-impl From<Broken> for Fault {
-    fn from(broken: Broken) -> Self {
-        Self::Broken(broken)
-    }
-}
 
 /// See the module's text.
 pub(crate) struct Draft<'a> {
@@ -50,7 +35,7 @@ impl<'a> Draft<'a> {
     /// Reads the entries of a map.
     pub(crate) fn entries(&mut self, cursor: &mut Cursor<'a>, entries: usize) -> Result<(), Fault> {
         for _ in 0..entries {
-            match key(cursor)?.and_then(Field::of) {
+            match cursor.key()?.and_then(Field::of) {
                 Some(field) => self.field(field, cursor)?,
                 None => cursor.skip()?,
             }

@@ -1,12 +1,24 @@
 //! A payload into a batch.
 //!
+//! ```text
+//! msgpack (values where they lie) ▶ values, extra (one field) ▶ draft (one event) ▶ decode (the batch)
+//! ```
+//!
 //! What cannot be read costs as little as can be: a wrong field its event, since the event's end is still found by
 //! skipping it; a cut or malformed value the event and those after it, since nothing says where they begin.
 
-use crate::draft::{Draft, Fault};
+mod draft;
+mod extra;
+mod fault;
+mod field;
+mod msgpack;
+mod values;
+
+use self::draft::Draft;
+use self::fault::Fault;
+use self::msgpack::{Broken, Cursor, Value};
 use crate::error::{Error, Reason, Refused};
 use crate::event::{Batch, Event};
-use crate::msgpack::{Broken, Cursor, Value};
 
 /// Refusals told one by one; further ones of a batch are added to the last of their reason, so that a payload of
 /// nothing but nonsense does not grow in memory.
@@ -137,7 +149,7 @@ fn event(cursor: &mut Cursor<'_>) -> Result<Event, Fault> {
 /// The event's type. It comes first, but need not.
 fn map_tag<'a>(mut cursor: Cursor<'a>, entries: usize) -> Result<&'a [u8], Fault> {
     for _ in 0..entries {
-        if key(&mut cursor)? == Some(b"type".as_slice()) {
+        if cursor.key()? == Some(b"type".as_slice()) {
             return match cursor.value()? {
                 Value::Text(tag) => Ok(tag),
                 other => Err(not_an_event(&format!("a map whose type is {}", other.kind()))),
@@ -146,17 +158,6 @@ fn map_tag<'a>(mut cursor: Cursor<'a>, entries: usize) -> Result<&'a [u8], Fault
         cursor.skip()?;
     }
     Err(not_an_event("a map without a type"))
-}
-
-/// A map's key if it is a string; anything else is read past.
-pub(crate) fn key<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a [u8]>, Broken> {
-    let start = *cursor;
-    if let Value::Text(key) = cursor.value()? {
-        return Ok(Some(key));
-    }
-    *cursor = start;
-    cursor.skip()?;
-    Ok(None)
 }
 
 fn not_an_event(what: &str) -> Fault {
