@@ -7,10 +7,6 @@ mod address;
 mod contexts;
 mod holdings;
 mod machine;
-#[cfg(test)]
-mod machine_model;
-#[cfg(test)]
-mod machine_tests;
 mod monitor;
 mod polled;
 mod task;

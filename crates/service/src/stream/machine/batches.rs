@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Effects, Goal, Machine};
+use super::goals::Goal;
+use super::{Effects, Machine};
 
 impl<P: AsRef<[u8]>> Machine<P> {
     /// Finds a batch its place: now, later, or another epoch.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Effects, Goal, Machine};
+use super::goals::Goal;
+use super::{Effects, Machine};
 
 /// A question on its way.
 #[derive(Debug)]

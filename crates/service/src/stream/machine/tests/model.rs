@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::machine::{Effects, Machine};
+use super::super::{Effects, Machine};
 use crate::config::StreamConfig;
 
 /// Life and number: what tells batches apart.
