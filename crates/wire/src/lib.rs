@@ -6,7 +6,7 @@
 //!      bytes             values      one Reader for each (worker, rank): inherited salts, kinds of cache groups
 //! ```
 //!
-//! [`decode`] knows MessagePack and the engines' fields and nothing of the index; a [`Reader`] knows what the fields
+//! [`decode()`] knows MessagePack and the engines' fields and nothing of the index; a [`Reader`] knows what the fields
 //! mean. What either leaves out is counted by [`Reason`].
 //!
 //! ```
