@@ -142,7 +142,7 @@ impl Scrape {
             ("stream_buffered_batches", "Batches waiting for a replay to finish", |stream| {
                 Some(stream.status.buffered.load(Relaxed) as f64)
             }),
-            ("stream_epoch", "Epochs seen so far: the first, and one for each restart of the engine", |stream| {
+            ("stream_epoch", "Number of the epoch: 0 at first, one more with each restart of the engine", |stream| {
                 Some(stream.status.epoch.load(Relaxed) as f64)
             }),
         ];

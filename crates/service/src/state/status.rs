@@ -124,7 +124,7 @@ pub struct StreamStatus {
     pub partial: AtomicBool,
     /// Whether depths are upper bounds only, as for hybrid models.
     pub upper_bound: AtomicBool,
-    /// Lives of the publisher seen so far.
+    /// The number of the epoch: 0 at first, one more with each restart of the engine.
     pub epoch: AtomicU64,
     last_seq: AtomicU64,
     heard: AtomicU64,
