@@ -1,4 +1,7 @@
-"""What both clients do with httpx: how it is set up, and which of its errors mean what."""
+"""What the HTTP clients of kvatlas share: addresses, bearer keys, how httpx is set up, and what its errors mean.
+
+The clients of the service, the discovery of engines and the tokenizer that asks an engine are built on it.
+"""
 
 from __future__ import annotations
 
@@ -6,56 +9,84 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
-from kvatlas.errors import ClientError, InvalidArgumentError, InvalidTypeError, UnreachableError
+from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 
 _KEY = re.compile(r"[!-~]+", re.ASCII)
 
 
-def options(url: str, key: str | None, timeout: float, ssl_context: ssl.SSLContext | None) -> dict[str, Any]:
-    """How httpx is set up. Proxies of the environment are not used: the service is inside."""
+def checked_url(url: str) -> str:
+    """The base address of a server, without a trailing slash.
+
+    Raises:
+        ValueError: It is not one; the message says what is wrong.
+    """
+    address = url.strip().rstrip("/")
+    parts = urlsplit(address)
+    host, _port = parts.hostname, parts.port
+    if parts.scheme not in ("http", "https"):
+        near = f": did you mean http://{address}?" if "://" not in address and address[:1].isalnum() else ""
+        raise ValueError(f"the scheme is missing or unknown{near}")
+    if not host or not address.isprintable() or " " in address:
+        raise ValueError("the host is missing")
+    if parts.query or parts.fragment:
+        raise ValueError("it must not have a query or a fragment")
+    return address
+
+
+def is_bearer(key: str) -> bool:
+    """Whether a key can be sent in a header: visible ASCII characters without white space."""
+    return _KEY.fullmatch(key) is not None
+
+
+def authorization(key: str | None) -> dict[str, str]:
+    """The header that shows a bearer key; nothing without a key."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def options(url: str, key: str | None, timeout: float, ssl_context: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """How the httpx client of one server is set up. Proxies of the environment are not used: servers are inside.
+
+    Raises:
+        InvalidArgumentError: The URL, the key or the timeout cannot be used ("invalid_url", "invalid_key",
+            "out_of_range").
+        InvalidTypeError: The URL is not a string.
+    """
     if not isinstance(url, str):
         raise InvalidTypeError(f"url must be a str, got {type(url).__name__}")
     if not timeout > 0:
         raise InvalidArgumentError(f"timeout must be above 0 seconds, got {timeout}", "out_of_range")
-    if key and not _KEY.fullmatch(key):
+    if key and not is_bearer(key):
         raise InvalidArgumentError("key must be visible ASCII characters without white space", "invalid_key")
-    address = url.strip().rstrip("/")
     try:
-        parts = httpx.URL(address)
-    except httpx.InvalidURL as error:
+        address = checked_url(url)
+    except ValueError as error:
         raise InvalidArgumentError(f"url must be http://HOST:PORT, got {url!r}: {error}", "invalid_url") from error
-    if parts.scheme not in ("http", "https") or not parts.host:
-        raise InvalidArgumentError(f"url must be http://HOST:PORT, got {url!r}", "invalid_url")
     # Reading the system's certificates takes a while, and plain HTTP needs none.
-    context: ssl.SSLContext | bool = ssl_context or (ssl.create_default_context() if parts.scheme == "https" else False)
+    is_tls = address.startswith("https:")
     return {
         "base_url": address,
-        "headers": {"Authorization": f"Bearer {key}"} if key else {},
+        "headers": authorization(key),
         "timeout": timeout,
-        "verify": context,
+        "verify": ssl_context or (ssl.create_default_context() if is_tls else False),
         "trust_env": False,
     }
 
 
-@contextmanager
-def errors(url: str, *, closed: bool) -> Iterator[None]:
-    """Within, httpx's errors become kvatlas's. A client that is closed is told so first."""
-    if closed:
-        raise ClientError(f"the client of {url} is closed", "closed")
-    try:
-        yield
-    except httpx.TimeoutException as error:
-        raise UnreachableError(f"{url} did not answer in time", "timeout") from error
-    except httpx.RemoteProtocolError as error:
-        raise UnreachableError(f"{url} gave no answer in HTTP: {reason(error)}") from error
-    except httpx.HTTPError as error:
-        raise UnreachableError(f"nobody answers at {url}: {reason(error)}") from error
+def failure(error: Exception) -> tuple[str, str]:
+    """The code of an error of httpx, "timeout" or "unreachable", and what the server did in words.
+
+    The words continue a sentence that begins with the server: "did not answer in time".
+    """
+    if isinstance(error, httpx.TimeoutException):
+        return "timeout", "did not answer in time"
+    if isinstance(error, httpx.RemoteProtocolError):
+        return "unreachable", f"did not answer in HTTP: {reason(error)}"
+    return "unreachable", f"cannot be reached: {reason(error)}"
 
 
 def reason(error: BaseException) -> str:

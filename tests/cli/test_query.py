@@ -14,7 +14,7 @@ from kvatlas import content_hashes
 from kvatlas.cli.console import console
 from kvatlas.cli.query import _print
 from kvatlas.client import Answer, WorkerDepth
-from kvatlas.service import HttpSettings, Service, Settings
+from kvatlas.service import HttpConfig, Service, Config
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.live import Fleet, LiveSettings
 
@@ -22,7 +22,7 @@ from .conftest import Run
 
 BLOCK = 4
 PROMPT = list(range(1, 13))
-SETTINGS = Settings(http=HttpSettings(bind="127.0.0.1:0"))
+SETTINGS = Config(http=HttpConfig(bind="127.0.0.1:0"))
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ def test_nobody_there_is_one_line(run: Run) -> None:
 
 
 def test_a_key(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Service(settings=Settings(http=HttpSettings(bind="127.0.0.1:0", key="k"))) as service:
+    with Service(settings=Config(http=HttpConfig(bind="127.0.0.1:0", key="k"))) as service:
         done = run("query", "--url", service.url, "--tokens", "1")
         assert done.returncode == 1
         assert done.stderr.endswith("(status 401, unauthorized): set KVATLAS_KEY or --key-file\n")

@@ -18,7 +18,7 @@ import pytest
 
 from kvatlas.client import Client
 from kvatlas.errors import UnreachableError
-from kvatlas.service.settings import all_keys
+from kvatlas.service.config import all_keys
 
 from .conftest import Run
 

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from kvatlas.cli.workers import _COUNTERS, _shown
-from kvatlas.service import HttpSettings, Service, Settings
+from kvatlas.service import HttpConfig, Service, Config
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.live import Fleet, LiveSettings
 
 from .conftest import Run
 
-SETTINGS = Settings(http=HttpSettings(bind="127.0.0.1:0"))
+SETTINGS = Config(http=HttpConfig(bind="127.0.0.1:0"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Settings: where they come from, what is refused and in which words."""
+"""Config: where they come from, what is refused and in which words."""
 
 import dataclasses
 import json
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvatlas.errors import SettingsError
-from kvatlas.service import DiscoverySettings, Engine, HttpSettings, Settings, StreamSettings, Worker
-from kvatlas.service.load import LISTS, SECRETS, effective, load
-from kvatlas.service.settings import SECTIONS, all_keys
+from kvatlas.errors import ConfigError
+from kvatlas.service import DiscoveryConfig, Engine, HttpConfig, Config, StreamConfig, Worker
+from kvatlas.service.config import LISTS, SECRETS, effective, load
+from kvatlas.service.config import SECTIONS, all_keys
 
 ROOT = Path(__file__).parents[2]
 # A value of each setting that is not its default.
@@ -57,7 +57,7 @@ KEYS = {key.path: key for key in all_keys()}
 TOGETHER = {"http.tls_cert": "http.tls_key", "http.tls_key": "http.tls_cert"}
 
 
-def value_of(settings: Settings, path: str) -> Any:
+def value_of(settings: Config, path: str) -> Any:
     section, _, name = path.rpartition(".")
     return getattr(getattr(settings, section) if section else settings, name)
 
@@ -102,7 +102,7 @@ def test_flags_come_before_the_environment_before_the_file_before_the_defaults(t
     env = {"KVATLAS_STALE_AFTER": "2s", "KVATLAS_PROBE_INTERVAL": "2s"}
     streams = load({"streams.stale_after": "3s"}, env, file).settings.streams
     assert (streams.stale_after, streams.probe_interval, streams.replay_timeout) == (3, 2, 1)
-    assert streams.settle_timeout == StreamSettings().settle_timeout
+    assert streams.settle_timeout == StreamConfig().settle_timeout
 
 
 def test_lists_of_a_higher_source_take_the_place_of_others(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_lists_of_a_higher_source_take_the_place_of_others(tmp_path: Path) -> No
 def test_no_file_is_read_that_nobody_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kvatlas.toml").write_text("model = 'm'")
-    assert load({}, {}).settings == Settings()
+    assert load({}, {}).settings == Config()
 
 
 def test_a_flag_overrules_the_config_variable(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ LINKS = {
 
 def test_variables_of_others_are_left_alone() -> None:
     """Kubernetes adds those of LINKS where a Service is called kvatlas."""
-    assert load({}, ANY | LINKS).settings == Settings()
+    assert load({}, ANY | LINKS).settings == Config()
     assert load({}, LINKS | {"KVATLAS_EVENTS_PORT": "5557"}).settings.discovery.events_port == 5557
 
 
@@ -167,7 +167,7 @@ REFUSED_ENV = [
 
 @pytest.mark.parametrize(("env", "message"), REFUSED_ENV)
 def test_refused_variables(env: dict[str, str], message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load({}, env)
     assert message in str(caught.value)
     assert caught.value.code == "invalid_settings"
@@ -207,7 +207,7 @@ REFUSED_FLAGS = [
 
 @pytest.mark.parametrize(("path", "text", "message"), REFUSED_FLAGS)
 def test_refused_flags(path: str, text: str, message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load({path: text}, {})
     assert message in str(caught.value)
 
@@ -257,16 +257,16 @@ REFUSED_FILES = [
 def test_refused_files(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "k.toml"
     file.write_text(text)
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load({}, {}, file)
     assert message in str(caught.value)
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SettingsError, match="it is not UTF-8 text"):
+    with pytest.raises(ConfigError, match="it is not UTF-8 text"):
         load({}, {}, tmp_path / "k.toml")
-    with pytest.raises(SettingsError, match="Is a directory"):
+    with pytest.raises(ConfigError, match="Is a directory"):
         load({}, {}, tmp_path)
 
 
@@ -298,7 +298,7 @@ REFUSED_ENTRIES = [
 
 @pytest.mark.parametrize(("kind", "text", "message"), REFUSED_ENTRIES)
 def test_refused_engines_and_workers(kind: type[Engine] | type[Worker], text: str, message: str) -> None:
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         kind.parse(text)
     assert message in str(caught.value)
 
@@ -316,23 +316,23 @@ def test_engines_and_workers_as_flags() -> None:
 def test_names_must_not_clash() -> None:
     workers = ("a=tcp://h:1", "a=tcp://h:2,rank=1")
     both: Any = {"model": "m", "block_size": 16}
-    assert len(Settings(workers=workers, **both).workers) == 2  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match="rank 0 is there twice"):
-        Settings(workers=("a=tcp://h:1", "a=tcp://h:2"), **both)  # type: ignore[arg-type]
-    with pytest.raises(SettingsError, match='worker "a" is called like engine http://h'):
-        Settings(engines=("a=http://h",), workers=workers, **both)  # type: ignore[arg-type]
+    assert len(Config(workers=workers, **both).workers) == 2  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rank 0 is there twice"):
+        Config(workers=("a=tcp://h:1", "a=tcp://h:2"), **both)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='worker "a" is called like engine http://h'):
+        Config(engines=("a=http://h",), workers=workers, **both)  # type: ignore[arg-type]
 
 
 def test_settings_of_a_program_are_checked_too() -> None:
     for make, message in (
-        (lambda: StreamSettings(stale_after=-1), "streams.stale_after must be a duration above 0"),
-        (lambda: HttpSettings(threads=True), "http.threads must be an integer"),
-        (lambda: HttpSettings(key="a\nb"), "http.key must hold one key"),
-        (lambda: HttpSettings(key="a", key_file=Path("b")), "http.key and http.key_file are both given"),
-        (lambda: Settings(http=StreamSettings()), "http must be HttpSettings, got StreamSettings"),  # type: ignore[arg-type]
-        (lambda: Settings(engines=(3,)), "engine must be Engine, a string or a table, got int"),  # type: ignore[arg-type]
+        (lambda: StreamConfig(stale_after=-1), "streams.stale_after must be a duration above 0"),
+        (lambda: HttpConfig(threads=True), "http.threads must be an integer"),
+        (lambda: HttpConfig(key="a\nb"), "http.key must hold one key"),
+        (lambda: HttpConfig(key="a", key_file=Path("b")), "http.key and http.key_file are both given"),
+        (lambda: Config(http=StreamConfig()), "http must be HttpConfig, got StreamConfig"),  # type: ignore[arg-type]
+        (lambda: Config(engines=(3,)), "engine must be Engine, a string or a table, got int"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(SettingsError, match=re.escape(message)):
+        with pytest.raises(ConfigError, match=re.escape(message)):
             make()
 
 
@@ -367,7 +367,7 @@ def test_a_key_file_that_has_no_key(content: bytes | None, message: str, tmp_pat
     if content is not None:
         path.write_bytes(content)
     settings = load({"http.key_file": str(path)}, {}).settings
-    with pytest.raises(SettingsError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         settings.for_native()
     assert "http.key_file" in str(caught.value)
 
@@ -378,7 +378,7 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
         assert "s3cret" not in text
         assert "3ngine" not in text
     assert "# key is hidden  # KVATLAS_KEY" in effective(loaded)
-    with pytest.raises(SettingsError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load({}, {"KVATLAS_KEY": "s3cret s3cret"})
     assert "s3cret" not in str(caught.value)
 
@@ -395,7 +395,7 @@ def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     (tmp_path / "again.toml").write_text(text)
     again = load({}, {"KVATLAS_KEY": "k"}, tmp_path / "again.toml")
 
-    def plain(settings: Settings) -> Settings:
+    def plain(settings: Config) -> Config:
         http = dataclasses.replace(settings.http, tls_cert=None, tls_key=None)
         return dataclasses.replace(settings, http=http)
 
@@ -410,7 +410,7 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     assert told["http"]["max_body"] == 1 << 20
     assert told["streams"]["replay_timeout"] == 0.25
     assert json.loads(json.dumps(told)) == told
-    default = Settings().for_native(holds=("discovery",))
+    default = Config().for_native(holds=("discovery",))
     assert default["holds"] == ["discovery"]
     assert "tls" not in default["http"]
     # Every setting of these sections is passed on.
@@ -422,10 +422,10 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
 def test_defaults_are_those_of_the_native_service() -> None:
     """Both sides say them, so that a program that starts either finds the same."""
     source = (ROOT / "crates/service/src/settings.rs").read_text()
-    default = Settings().for_native()
+    default = Config().for_native()
     found = 0
     for section in ("http", "streams"):
-        name = {"http": "HttpSettings", "streams": "StreamSettings"}[section]
+        name = {"http": "HttpConfig", "streams": "StreamConfig"}[section]
         body = source.split(f"impl Default for {name}")[1].split("\n}\n")[0]
         for field, text in re.findall(r"^            (\w+): (.+),$", body, re.MULTILINE):
             value = default[section].get(field)
@@ -463,4 +463,4 @@ def test_the_documentation_has_every_setting() -> None:
 
 def test_no_setting_is_called_like_what_kubernetes_adds() -> None:
     assert not any(key.env.endswith(("SERVICE_HOST", "SERVICE_PORT")) for key in KEYS.values())
-    assert DiscoverySettings().interval == 10
+    assert DiscoveryConfig().interval == 10

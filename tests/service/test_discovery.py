@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kvatlas.errors import SettingsError
-from kvatlas.service import DiscoverySettings, Engine, Service, Settings
+from kvatlas.errors import ConfigError
+from kvatlas.service import DiscoveryConfig, Engine, Service, Config
 from kvatlas.service.discovery import Found, Problem, Source, watch
 from kvatlas.service.discovery.endpoints import reachable
 from kvatlas.service.discovery.http import Asker
@@ -22,11 +22,11 @@ from kvatlas.service.discovery.probe import Prober
 from .fake_engine import METRICS, FakeEngine, sglang, vllm
 from .fake_native import FakeNative, Starter, until
 
-FAST = DiscoverySettings(interval=0.05, timeout=20, request_timeout=5)
+FAST = DiscoveryConfig(interval=0.05, timeout=20, request_timeout=5)
 
 
-def probe(engine: Engine | str, settings: Settings | None = None, key: str | None = None) -> Found:
-    settings = settings or Settings(discovery=FAST)
+def probe(engine: Engine | str, settings: Config | None = None, key: str | None = None) -> Found:
+    settings = settings or Config(discovery=FAST)
 
     async def ask() -> Found:
         async with Asker(settings.discovery.request_timeout, key) as asker:
@@ -37,7 +37,7 @@ def probe(engine: Engine | str, settings: Settings | None = None, key: str | Non
 
 def problem(answers: dict[str, Any], **settings: Any) -> Problem:
     with FakeEngine(answers) as engine, pytest.raises(Problem) as caught:
-        probe(engine.url, Settings(discovery=FAST, **settings))
+        probe(engine.url, Config(discovery=FAST, **settings))
     return caught.value
 
 
@@ -74,10 +74,10 @@ def test_vllm() -> None:
 
 def test_vllm_without_replay_and_with_what_the_settings_say() -> None:
     with FakeEngine(vllm(replay_endpoint=None) | {"/metrics": 500, "/v1/models": 500}) as engine:
-        found = probe(engine.url, Settings(discovery=FAST, model="mine", block_size=8))
+        found = probe(engine.url, Config(discovery=FAST, model="mine", block_size=8))
         assert (found.model, found.block_size, found.sources[0].replay) == ("mine", 8, None)
         own = Engine(engine.url, model="other", block_size=4)
-        found = probe(own, Settings(discovery=FAST, model="mine", block_size=8))
+        found = probe(own, Config(discovery=FAST, model="mine", block_size=8))
         assert (found.model, found.block_size) == ("other", 4)
 
 
@@ -121,13 +121,13 @@ def test_vllm_that_does_not_say_where_its_events_are() -> None:
     with FakeEngine(old) as engine:
         with pytest.raises(Problem, match="--events-port, and --replay-port, or name its addresses by --worker"):
             probe(engine.url)
-        ports = DiscoverySettings(interval=0.05, events_port=6000, replay_port=6100)
-        found = probe(engine.url, Settings(discovery=ports))
+        ports = DiscoveryConfig(interval=0.05, events_port=6000, replay_port=6100)
+        found = probe(engine.url, Config(discovery=ports))
         assert found.sources == (
             Source(0, "tcp://127.0.0.1:6000", "tcp://127.0.0.1:6100", ""),
             Source(1, "tcp://127.0.0.1:6001", "tcp://127.0.0.1:6101", ""),
         )
-        found = probe(Engine(engine.url, events_port=6200, ranks=3), Settings(discovery=FAST))
+        found = probe(Engine(engine.url, events_port=6200, ranks=3), Config(discovery=FAST))
         assert [source.endpoint[-4:] for source in found.sources] == ["6200", "6201", "6202"]
         assert found.sources[0].replay is None
 
@@ -189,9 +189,9 @@ def test_an_engine_that_is_away_may_come() -> None:
 
 
 def test_an_engine_that_hangs() -> None:
-    hasty = DiscoverySettings(request_timeout=0.05)
+    hasty = DiscoveryConfig(request_timeout=0.05)
     with listening() as port, pytest.raises(Problem, match="it does not answer in time") as caught:
-        probe(f"http://127.0.0.1:{port}", Settings(discovery=hasty))
+        probe(f"http://127.0.0.1:{port}", Config(discovery=hasty))
     assert caught.value.temporary
 
 
@@ -206,7 +206,7 @@ def test_something_that_is_no_http_server() -> None:
         async with await asyncio.start_server(talk, "127.0.0.1", 0) as server, Asker(5) as asker:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises(Problem) as caught:
-                await Prober(asker, Engine(url), Settings()).whole()
+                await Prober(asker, Engine(url), Config()).whole()
             return str(caught.value)
 
     assert "the connection failed" in asyncio.run(run())
@@ -255,9 +255,9 @@ def test_addresses_of_another_machine_itself(address: str) -> None:
 
 
 @contextmanager
-def following(engines: list[str], discovery: DiscoverySettings = FAST, **settings: Any) -> Iterator[FakeNative]:
+def following(engines: list[str], discovery: DiscoveryConfig = FAST, **settings: Any) -> Iterator[FakeNative]:
     start = Starter()
-    with Service(engines, settings=Settings(discovery=discovery, **settings), start=start):
+    with Service(engines, settings=Config(discovery=discovery, **settings), start=start):
         yield start.native
 
 
@@ -308,7 +308,7 @@ def test_readiness_does_not_wait_for_an_engine_that_cannot_be_registered() -> No
 
 
 def test_readiness_does_not_wait_forever(caplog: pytest.LogCaptureFixture) -> None:
-    hasty = DiscoverySettings(interval=0.05, timeout=0.05)
+    hasty = DiscoveryConfig(interval=0.05, timeout=0.05)
     with closed_port() as port, following([f"http://127.0.0.1:{port}"], hasty) as native:
         until(lambda: not native.holds)
     assert f"not waiting any longer for engine http://127.0.0.1:{port}" in caplog.text
@@ -364,7 +364,7 @@ def test_a_refused_registration_is_tried_again(caplog: pytest.LogCaptureFixture)
             native.refuse["a"] = "the model has blocks of 32 tokens"
             return native
 
-        with Service([f"a={engine.url}"], settings=Settings(discovery=FAST), start=refusing):
+        with Service([f"a={engine.url}"], settings=Config(discovery=FAST), start=refusing):
             until(lambda: not start.native.holds)
             until(lambda: "the model has blocks of 32 tokens" in caplog.text)
             assert not start.native.registered
@@ -466,6 +466,6 @@ def test_a_file_that_is_wrong_at_the_start(content: bytes | None, message: str, 
     if content is not None:
         file.write_bytes(content)
     start = Starter()
-    with pytest.raises(SettingsError, match=re.escape(message)):
-        Service(settings=Settings(engines_file=file), start=start)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Service(settings=Config(engines_file=file), start=start)
     assert not start.made

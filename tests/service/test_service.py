@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvatlas.errors import ServiceError, SettingsError
-from kvatlas.service import DiscoverySettings, HttpSettings, Service, Settings
+from kvatlas.errors import ServiceError, ConfigError
+from kvatlas.service import DiscoveryConfig, HttpConfig, Service, Config
 from kvatlas.service.discovery import Discovery
 
 from .fake_native import FakeNative, Starter, until
@@ -18,7 +18,7 @@ BOTH: dict[str, Any] = {"model": "m", "block_size": 16}
 
 def test_what_it_is_told() -> None:
     start = Starter()
-    with Service(settings=Settings(http=HttpSettings(bind="127.0.0.1:0", key="k")), start=start) as service:
+    with Service(settings=Config(http=HttpConfig(bind="127.0.0.1:0", key="k")), start=start) as service:
         assert start.native.settings["http"]["bind"] == "127.0.0.1:0"
         assert start.native.settings["http"]["key"] == "k"
         # Nobody is to be asked: nothing to wait for.
@@ -48,7 +48,7 @@ def test_where_it_is(address: str, url: str) -> None:
 
 def test_workers_by_hand_are_registered_at_once() -> None:
     start = Starter()
-    settings = Settings(workers=("a=tcp://h:1,topic=t",), routing_group="g", **BOTH)  # type: ignore[arg-type]
+    settings = Config(workers=("a=tcp://h:1,topic=t",), routing_group="g", **BOTH)  # type: ignore[arg-type]
     with Service(workers=["b=tcp://h:2,rank=3,replay=tcp://h:4,model=n,block_size=8"], settings=settings, start=start):
         assert start.native.registered["a", 0] == {
             "instance_id": "a",
@@ -87,17 +87,17 @@ def test_what_cannot_be_used_is_an_error_before_anything_starts(tmp_path: Path) 
         lambda: Service(workers=["a=tcp://h:1"], start=start),
         lambda: Service(["a=http://h", "a=http://g"], start=start),
         lambda: Service("http://h:8000", start=start),
-        lambda: Service(settings=Settings(http=HttpSettings(key_file=tmp_path / "none")), start=start),
+        lambda: Service(settings=Config(http=HttpConfig(key_file=tmp_path / "none")), start=start),
     ]
     for make in makes:
-        with pytest.raises(SettingsError):
+        with pytest.raises(ConfigError):
             make()
     assert not start.made
 
 
 def test_registering_and_unregistering() -> None:
     start = Starter()
-    with Service(settings=Settings(**BOTH), start=start) as service:
+    with Service(settings=Config(**BOTH), start=start) as service:
         assert service.register("a", "tcp://h:1")
         assert not service.register("a", "tcp://h:1")
         assert service.register(
@@ -108,9 +108,9 @@ def test_registering_and_unregistering() -> None:
         assert service.unregister("a") == 1
         with pytest.raises(ServiceError, match="is not registered"):
             service.unregister("a")
-        with pytest.raises(SettingsError, match="endpoint must be tcp://HOST:PORT"):
+        with pytest.raises(ConfigError, match="endpoint must be tcp://HOST:PORT"):
             service.register("a", "h:1")
-    with Service(start=start) as service, pytest.raises(SettingsError, match="model is missing"):
+    with Service(start=start) as service, pytest.raises(ConfigError, match="model is missing"):
         service.register("a", "tcp://h:1")
 
 
@@ -133,7 +133,7 @@ def test_waiting_too_long_says_for_what() -> None:
 
 def test_draining_ends_discovery_first() -> None:
     start = Starter()
-    with Service(["http://127.0.0.1:9"], settings=Settings(drain_timeout=3), start=start) as service:
+    with Service(["http://127.0.0.1:9"], settings=Config(drain_timeout=3), start=start) as service:
         assert service.drain()
         assert start.native.drained == 3
         assert service.drain(1)
@@ -155,7 +155,7 @@ def test_a_fault_of_discovery_does_not_hold_readiness_back(
 
 
 def test_many_engines_are_looked_at_less_often() -> None:
-    settings = Settings(discovery=DiscoverySettings(interval=10))
+    settings = Config(discovery=DiscoveryConfig(interval=10))
     discovery = Discovery(settings)
     assert discovery.pace(3) == 10
     assert discovery.pace(1000) == 40

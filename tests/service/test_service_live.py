@@ -14,7 +14,7 @@ import pytest
 from kvatlas import content_hashes
 from kvatlas.client import AsyncClient, Client, Query
 from kvatlas.errors import ClientError, ServiceError, UnreachableError
-from kvatlas.service import HttpSettings, Service, Settings
+from kvatlas.service import HttpConfig, Service, Config
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.live import EngineHandle, Fleet, LiveSettings
 
@@ -23,7 +23,7 @@ from .fake_native import until
 BLOCK = 4
 FREE = "127.0.0.1:0"
 PROMPT = list(range(100, 140))
-NO_PROBLEM = Settings(http=HttpSettings(bind=FREE))
+NO_PROBLEM = Config(http=HttpConfig(bind=FREE))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_registering_over_http(service: Service, engines: list[EngineHandle]) ->
 
 
 def test_a_key_is_asked_for() -> None:
-    settings = Settings(http=HttpSettings(bind=FREE, key="k"))
+    settings = Config(http=HttpConfig(bind=FREE, key="k"))
     with Service(settings=settings) as service, Client(service.url, key="wrong") as stranger:
         assert service.client().workers() == []
         assert stranger.health()
@@ -162,7 +162,7 @@ def test_a_port_that_is_taken() -> None:
     with closing(create_server(("127.0.0.1", 0))) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ServiceError, match=address) as caught:
-            Service(settings=Settings(http=HttpSettings(bind=address)))
+            Service(settings=Config(http=HttpConfig(bind=address)))
     assert caught.value.code == "not_started"
     assert "\n" not in str(caught.value)
 
@@ -198,7 +198,7 @@ def certificate(directory: Path) -> Iterator[tuple[Path, Path]]:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_tls(tmp_path: Path) -> None:
     with certificate(tmp_path) as (cert, key):
-        with Service(settings=Settings(http=HttpSettings(bind=FREE, tls_cert=cert, tls_key=key))) as service:
+        with Service(settings=Config(http=HttpConfig(bind=FREE, tls_cert=cert, tls_key=key))) as service:
             assert service.url.startswith("https://")
             assert service.client().workers() == []
             with Client(service.url, ssl_context=ssl.create_default_context(cafile=str(cert))) as client:
@@ -214,8 +214,8 @@ def test_tls(tmp_path: Path) -> None:
             (cert, tmp_path / "bad.pem"),
             (tmp_path / "none", key),
         ):
-            http = HttpSettings(bind=FREE, tls_cert=cert_file, tls_key=key_file)
+            http = HttpConfig(bind=FREE, tls_cert=cert_file, tls_key=key_file)
             with pytest.raises(ServiceError) as caught:
-                Service(settings=Settings(http=http))
+                Service(settings=Config(http=http))
             assert str(tmp_path) in str(caught.value)
             assert "\n" not in str(caught.value)
