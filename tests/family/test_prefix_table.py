@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError, ConfigError
+from kvatlas.errors import ConfigError, InvalidArgumentError, InvalidTypeError, KvatlasError
 from kvatlas.family import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
 
 VARIABLES = {

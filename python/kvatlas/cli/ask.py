@@ -67,7 +67,7 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
         refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
         hint = ": set KVATLAS_KEY or --key-file" if refused else ""
         click.echo(f"Error: {error}{hint}", err=True)
-        sys.exit(1 if isinstance(error, ClientError) else 2)
+        sys.exit(1 if isinstance(error, ClientError) or error.code in ("unreachable", "timeout") else 2)
 
 
 def no_workers(client: Client, model: str | None, routing_group: str | None) -> str:

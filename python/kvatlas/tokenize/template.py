@@ -68,9 +68,10 @@ class ChatTemplate:
             InvalidArgumentError: The template or kvatlas refuses the messages (code "invalid_messages").
         """
         variables = {**self._special_tokens, **(template_kwargs or {})}
+        prepared = prepare(messages, as_parts=self.as_parts)
         try:
             return self._template.render(
-                messages=prepare(messages, as_parts=self.as_parts),
+                messages=prepared,
                 tools=tools,
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
@@ -81,8 +82,6 @@ class ChatTemplate:
                 f"the chat template refuses the messages: {error}", "invalid_messages"
             ) from error
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            if isinstance(error, InvalidArgumentError):
-                raise
             words = f"the chat template fails for the messages: {type(error).__name__}: {error}"
             raise InvalidArgumentError(words, "invalid_messages") from error
 

@@ -49,7 +49,7 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
         try:
             stream.check(model=config.model, block_size=config.block_size)
         except ConfigError as error:
-            raise ConfigError(f"{where.get(f'worker.{number}', path)}: {error}") from None
+            raise ConfigError(f"{where.get(f'stream.{number}', path)}: {error}") from None
     try:
         check_names(engines, streams)
     except ConfigError as error:
