@@ -41,12 +41,21 @@ class KvatlasError(Exception):
 class InvalidArgumentError(KvatlasError, ValueError):
     """A value of the right type that cannot be used: out of range, unknown, or not fitting another.
 
-    Codes: "out_of_range", "length_mismatch", "token_count", "token_bytes", "wrong_shape", "unknown_tier",
-    "invalid_block_size", "invalid_string", "missing_argument", "conflicting_arguments", "unknown_dialect",
-    "invalid_url", "invalid_key", "invalid_messages",
-    "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size", "plan", "plan_file",
-    "options", "index", "unknown_policy", "invalid_page_size", "invalid_snapshot", "no_tokens", "evicted_node",
-    "not_in_use", "foreign_node", "no_thread".
+    Codes, of all: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments", "invalid_string",
+    "length_mismatch", "wrong_shape".
+
+    Of blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
+    "no_tokens".
+
+    Of clients and tokenizers: "invalid_url", "invalid_key", "invalid_messages".
+
+    Of the trees: "unknown_policy", "invalid_page_size", "invalid_snapshot", "evicted_node", "not_in_use",
+    "foreign_node", "no_thread".
+
+    Of the laboratory: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
+    "invalid_group_size", "invalid_sparse_step", "plan", "plan_file", "irregular_array", "options", "index".
+
+    Of the simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
     """
 
     code = "invalid_argument"
@@ -110,8 +119,8 @@ class ServiceError(KvatlasError, RuntimeError):
     """The service could not be started, or refused a request made in this process.
 
     Codes: "not_started", "closed", "not_ready"; and those that the HTTP interface gives to the same refusal:
-    "already_registered", "block_size_mismatch", "unknown_worker", "invalid_endpoint", "invalid_topic",
-    "invalid_registration", "invalid_settings".
+    "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint", "rank_taken",
+    "unknown_rank", "unknown_worker", "invalid_settings", "service".
     """
 
     code = "service"

@@ -87,7 +87,7 @@ def test_parts_and_the_day() -> None:
         ("{% for m in messages %}{% for c in m.content %}{{ c.text }}{% endfor %}{% endfor %}", True),
         ("{% for m in messages[1:] %}{% for c in m['content'] | list %}{{ c.text }}{% endfor %}{% endfor %}", True),
         (
-            "{% set all = messages %}{% for m in all %}{% set x = m.content %}{% for c in x %}.{% endfor %}{% endfor %}",
+            "{% set all = messages %}{% for m in all %}{% set x = m.content %}{% for c in x %}{% endfor %}{% endfor %}",
             True,
         ),
         (
