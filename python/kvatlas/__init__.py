@@ -41,13 +41,15 @@ if build_profile != "release":
     )
 
 
-def __getattr__(name: str) -> object:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module 'kvatlas' has no attribute {name!r}")
-    value: object = getattr(_importlib.import_module(module), name)
-    globals()[name] = value
-    return value
+if not _TYPE_CHECKING:  # a type checker that sees it takes every name for right
+
+    def __getattr__(name: str) -> object:
+        module = _LAZY.get(name)
+        if module is None:
+            raise AttributeError(f"module 'kvatlas' has no attribute {name!r}")
+        value: object = getattr(_importlib.import_module(module), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

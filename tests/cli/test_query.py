@@ -74,7 +74,12 @@ def test_other_ways_to_say_the_prompt(asks: Run, tmp_path: Path, service: Servic
     (tmp_path / "t.json").write_text(json.dumps(PROMPT))
     (tmp_path / "t.txt").write_text("\n".join(map(str, PROMPT)))
     hashes = listed([int(h) for h in content_hashes(PROMPT, BLOCK)])
-    for how in (("--tokens-file", "t.json"), ("--tokens-file", "t.txt"), ("--content-hashes", hashes)):
+    ways: tuple[tuple[str, str], ...] = (
+        ("--tokens-file", "t.json"),
+        ("--tokens-file", "t.txt"),
+        ("--content-hashes", hashes),
+    )
+    for how in ways:
         data = json.loads(asks(*how, "--json", "--model", "m").stdout)
         assert {worker["worker"]: worker["tokens"] for worker in data["workers"]} == {"engine-0": 12, "engine-1": 8}
         assert (data["model"], data["routing_group"], data["block_size"]) == ("m", "default", 4)
@@ -154,7 +159,7 @@ def test_without_the_package_for_texts(asks: Run, tmp_path: Path, monkeypatch: p
     (tmp_path / "x").touch()
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "tokenizers.py").write_text("raise ImportError('hidden')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hidden"), prepend=os.pathsep)
     done = asks("--text", "1", "--tokenizer", "x")
     assert done.returncode == 2
     assert done.stderr == "Error: a local tokenizer needs the package tokenizers: pip install 'kvatlas[tokenizer]'\n"

@@ -429,7 +429,9 @@ def test_what_is_not_sent(
 
 
 def test_codes_of_what_is_not_one_prompt(ask: Ask) -> None:
-    for given, code in (({}, "missing_argument"), ({"tokens": [], "messages": []}, "conflicting_arguments")):
+    both: dict[str, Any] = {"tokens": [], "messages": []}
+    nothing: dict[str, Any] = {}
+    for given, code in ((nothing, "missing_argument"), (both, "conflicting_arguments")):
         with pytest.raises(InvalidArgumentError) as caught:
             ask(answering(ANSWER), "query", (), {"model": "m"} | given)
         assert caught.value.code == code

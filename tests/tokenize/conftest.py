@@ -30,6 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made.enable_padding(pad_id=4, pad_token="<pad>", length=6)
     directory = tmp_path_factory.mktemp("model")
     made.save(str(directory / "tokenizer.json"))
-    config = {"bos_token": {"content": "<s>", "special": True}, "eos_token": "</s>", "pad_token": None}
+    flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    added = {"__type": "AddedToken", "content": "<s>", "special": True, **flags}
+    config = {"bos_token": added, "eos_token": "</s>", "pad_token": None}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     return directory
