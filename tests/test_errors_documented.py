@@ -15,9 +15,7 @@ from kvatlas import errors
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "python" / "kvatlas"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "errors.py" or path.parent != PACKAGE)
-CLASSES: dict[str, type[errors.KvatlasError]] = {
-    name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)
-}
+CLASSES: dict[str, Any] = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 BUILTIN = {name for name, kind in vars(builtins).items() if inspect.isclass(kind) and issubclass(kind, BaseException)}
 QUOTED = re.compile(r'"(\w+)"')
 
