@@ -15,7 +15,7 @@ def test_what_people_try_first() -> None:
     assert {"AsyncClient", "BlockIndex", "Client", "Service", "errors"} <= set(dir(kvatlas))
     assert all(hasattr(kvatlas, name) for name in kvatlas.__all__)
     with pytest.raises(AttributeError, match="module 'kvatlas' has no attribute 'Servcie'"):
-        _ = kvatlas.Servcie
+        _ = kvatlas.Servcie  # type: ignore[attr-defined]
 
 
 def test_the_index_does_not_import_an_http_client() -> None:

@@ -8,12 +8,12 @@ Python, slow and obviously right.
 
 import importlib as _importlib
 import warnings as _warnings
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from kvatlas import errors, events
 from kvatlas._native import BlockIndex, Match, __version__, build_profile, content_hashes, prefix_hashes
 
-if _TYPE_CHECKING:
+if TYPE_CHECKING:
     from kvatlas.client import AsyncClient, Client
     from kvatlas.service import Service
 
@@ -41,7 +41,7 @@ if build_profile != "release":
     )
 
 
-if not _TYPE_CHECKING:  # a type checker that sees it takes every name for right
+if not TYPE_CHECKING:  # a type checker that sees it takes every name for right
 
     def __getattr__(name: str) -> object:
         module = _LAZY.get(name)
