@@ -16,7 +16,7 @@ from kvatlas.bench.live.side import Side, settle
 from kvatlas.bench.policies import PolicyFactory, find_policy
 from kvatlas.bench.settings import SettingsError
 from kvatlas.client import AsyncClient
-from kvatlas.service import Engine, HttpSettings, Service, Settings
+from kvatlas.service import Config, Engine, HttpConfig, Service
 from kvatlas.sim import EngineConfig, Trace, TraceRequest, WorkloadConfig, generate
 from kvatlas.sim.live import Fleet, LiveSettings, prompt_tokens
 
@@ -113,7 +113,7 @@ class Race:
         self._stop = stop
         trace = options.workload()
         # A free port: there may be a service where they usually are.
-        settings = Settings(http=HttpSettings(bind="127.0.0.1:0"))
+        service_config = Config(http=HttpConfig(bind="127.0.0.1:0"))
         with ExitStack() as stack:
             fleets = [
                 (name, make, Fleet(options.engines, options.engine(f"sim/{name}"))) for name, make in self._factories
@@ -121,7 +121,7 @@ class Race:
             for *_, fleet in fleets:
                 stack.enter_context(fleet)
             engines = [Engine(url=url) for *_, fleet in fleets for url in fleet.urls]
-            service = stack.enter_context(Service(engines=engines, settings=settings))
+            service = stack.enter_context(Service(engines=engines, config=service_config))
             service.wait_ready(30.0)
             return asyncio.run(self._run(trace, service.url, fleets))
 

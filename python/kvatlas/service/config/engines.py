@@ -1,17 +1,18 @@
-"""Engines to be asked, and workers registered by hand: as objects, flags and tables of a file."""
+"""Engines that are asked, and streams registered by hand: as objects, as flags and as tables of a file."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from kvatlas.errors import SettingsError
-from kvatlas.service.kinds import Integer, Kind, Text, shown
+from kvatlas._http import checked_url
+from kvatlas._text import nearest
+from kvatlas.errors import ConfigError
+from kvatlas.service.config.kinds import Integer, Kind, Text, shown
 
 _PORT = Integer(1, 65_535)
 _RANK = Integer(0, (1 << 32) - 1)
@@ -19,6 +20,10 @@ _BLOCK_SIZE = Integer(1, 1 << 20)
 _NAMED_URL = re.compile(r"([^=/?#]+)=(\w+://.*)", re.DOTALL)
 _ENDPOINT = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
 _MAX_NAME = 256
+_STREAM_WANTED = (
+    "a stream is WORKER=tcp://HOST:PORT[,replay_endpoint=tcp://HOST:PORT][,rank=N][,topic=T][,model=M][,block_size=N]"
+    "[,routing_group=G]"
+)
 
 
 class _Name(Text):
@@ -44,7 +49,7 @@ def _field(kind: Kind, default: Any = None) -> Any:
 
 
 class _Entry:
-    """What engines and workers share: fields that know their kinds, and a table of a file that has them."""
+    """What engines and streams share: fields that know their kinds, and a table of a file that has them."""
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -54,7 +59,7 @@ class _Entry:
             try:
                 object.__setattr__(self, each.name, each.metadata["kind"].convert(value))
             except ValueError as error:
-                raise SettingsError(f"{self._called()}: {each.name} {error}") from None
+                raise ConfigError(f"{self._called()}: {each.name} {error}") from None
 
     def _called(self) -> str:
         raise NotImplementedError
@@ -68,7 +73,7 @@ class _Entry:
             return cls.parse(value)
         if isinstance(value, Mapping):
             return cls.from_table(value)
-        raise SettingsError(f"{_word(cls)} must be {cls.__name__}, a string or a table, got {type(value).__name__}")
+        raise ConfigError(f"{_word(cls)} must be {cls.__name__}, a string or a table, got {type(value).__name__}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -79,15 +84,15 @@ class _Entry:
         """From a table of a file.
 
         Raises:
-            SettingsError: A key is unknown, missing or wrong.
+            ConfigError: A key is unknown, missing or wrong.
         """
         known = [each.name for each in dataclasses.fields(cls)]  # type: ignore[arg-type]
         for key in table:
             if key not in known:
-                raise SettingsError(f"{_word(cls)}: unknown key {shown(key)}: {nearest(key, known)}")
+                raise ConfigError(f"{_word(cls)}: unknown key {shown(key)}: {nearest(_spelled(key), known)}")
         for each in dataclasses.fields(cls):  # type: ignore[arg-type]
             if each.default is dataclasses.MISSING and each.name not in table:
-                raise SettingsError(f"{_word(cls)}: {each.name} is missing")
+                raise ConfigError(f"{_word(cls)}: {each.name} is missing")
         return cls(**table)
 
 
@@ -102,7 +107,7 @@ class Engine(_Entry):
         block_size: Tokens in a block, whatever the engine says.
         routing_group: Its routing group, if not the general one.
         events_port: For engines that do not say where their events are: the port of rank 0.
-        replay_port: And where they answer for lost ones.
+        replay_port: And the port of their replay socket, of rank 0.
         ranks: For such engines: how many data-parallel ranks, if their metrics do not say.
     """
 
@@ -117,20 +122,10 @@ class Engine(_Entry):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        url = self.url.strip().rstrip("/")
-        wanted = "an engine is http://HOST:PORT"
         try:
-            parts = urlsplit(url)
-            host, _port = parts.hostname, parts.port
+            url = checked_url(self.url)
         except ValueError as error:
-            raise SettingsError(f"engine {shown(url)}: {error}; {wanted}") from None
-        if parts.scheme not in ("http", "https"):
-            near = f": did you mean http://{url}?" if "://" not in url and url[:1].isalnum() else ""
-            raise SettingsError(f"engine {shown(url)}: the scheme is missing or unknown; {wanted}{near}")
-        if not host or any(c.isspace() for c in url):
-            raise SettingsError(f"engine {shown(url)}: the host is missing; {wanted}")
-        if parts.query or parts.fragment:
-            raise SettingsError(f"engine {shown(url)}: it must not have a query or fragment; {wanted}")
+            raise ConfigError(f"{self._called()}: an engine is http://HOST:PORT, but {error}") from None
         object.__setattr__(self, "url", url)
 
     def _called(self) -> str:
@@ -162,23 +157,23 @@ class Engine(_Entry):
 
 
 @dataclass(frozen=True)
-class Worker(_Entry):
-    """One rank of a worker, registered by hand.
+class Stream(_Entry):
+    """The events of one rank of a worker, registered by hand.
 
     Attributes:
-        id: The worker's name.
+        worker: The worker's name.
         endpoint: Where its events are published: `tcp://host:5557`.
-        replay: Where it answers for lost ones.
-        rank: Its data-parallel rank.
+        replay_endpoint: The replay socket, which is asked for lost batches.
+        rank: The worker's data-parallel rank.
         topic: The prefix of the topics to subscribe to; empty for all.
         model: The model, if not the general one.
         block_size: Tokens in a block, if not the general one.
         routing_group: Its routing group, if not the general one.
     """
 
-    id: str = field(metadata={"kind": _Name()})
+    worker: str = field(metadata={"kind": _Name()})
     endpoint: str = field(metadata={"kind": Text()})
-    replay: str | None = _field(Text())
+    replay_endpoint: str | None = _field(Text())
     rank: int = _field(_RANK, 0)
     topic: str = _field(_AnyText(), "")
     model: str | None = _field(Text())
@@ -187,51 +182,55 @@ class Worker(_Entry):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("endpoint", "replay"):
+        for name in ("endpoint", "replay_endpoint"):
             address = getattr(self, name)
             if address is not None and not _ENDPOINT.fullmatch(address):
-                raise SettingsError(
+                raise ConfigError(
                     f"{self._called()}: {name} must be tcp://HOST:PORT or ipc://PATH, got {shown(address)}"
                 )
 
     def _called(self) -> str:
-        return f"worker {shown(self.id)}"
+        return f"stream of worker {shown(self.worker)}"
 
     def check(self, *, model: str | None, block_size: int | None) -> None:
-        """Whether all is known that a registration needs, with these general values."""
+        """Check that all is known that a registration needs, with these general values.
+
+        Raises:
+            ConfigError: The model or the block size is missing.
+        """
         if self.model is None and model is None:
-            raise SettingsError(f"{self._called()}: model is missing: say model=NAME, or --model for all")
+            raise ConfigError(f"{self._called()}: model is missing: add model=NAME, or --model for all")
         if self.block_size is None and block_size is None:
-            raise SettingsError(f"{self._called()}: block_size is missing: say block_size=N, or --block-size for all")
+            raise ConfigError(f"{self._called()}: block_size is missing: add block_size=N, or --block-size for all")
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `ID=tcp://host:port[,replay=...][,rank=N][,topic=...][,model=...][,block_size=N]`."""
-        wanted = "a worker is ID=tcp://HOST:PORT[,replay=tcp://HOST:PORT][,rank=N][,topic=T][,model=M][,block_size=N]"
+        """From `WORKER=ENDPOINT[,KEY=VALUE...]`."""
         first, *rest = text.split(",")
         name, equals, endpoint = first.partition("=")
         if not equals or not name or not endpoint:
-            raise SettingsError(f"worker {shown(text)}: {wanted}")
+            raise ConfigError(f"stream {shown(text)}: {_STREAM_WANTED}")
         kinds = {each.name: each.metadata["kind"] for each in dataclasses.fields(cls)[2:]}
+        called = f"stream of worker {shown(name)}"
         given: dict[str, Any] = {}
         for part in rest:
             key, equals, value = part.partition("=")
-            key = key.strip().replace("-", "_")
+            key = _spelled(key.strip())
             if not equals:
-                raise SettingsError(f"worker {shown(name)}: {shown(part)} is no KEY=VALUE; {wanted}")
+                raise ConfigError(f"{called}: {shown(part)} is not KEY=VALUE; {_STREAM_WANTED}")
             if key not in kinds:
-                raise SettingsError(f"worker {shown(name)}: unknown key {shown(key)}: {nearest(key, list(kinds))}")
+                raise ConfigError(f"{called}: unknown key {shown(key)}: {nearest(key, kinds)}")
             if key in given:
-                raise SettingsError(f"worker {shown(name)}: {key} is there twice")
+                raise ConfigError(f"{called}: {key} is given twice")
             try:
                 given[key] = kinds[key].parse(value)
             except ValueError as error:
-                raise SettingsError(f"worker {shown(name)}: {key} {error}") from None
+                raise ConfigError(f"{called}: {key} {error}") from None
         return cls(name, endpoint, **given)
 
     def show(self) -> str:
         """As a flag has it."""
-        parts = [f"{self.id}={self.endpoint}"]
+        parts = [f"{self.worker}={self.endpoint}"]
         for each in dataclasses.fields(self)[2:]:
             value = getattr(self, each.name)
             if value != each.default:
@@ -239,32 +238,32 @@ class Worker(_Entry):
         return ",".join(parts)
 
 
-def check_names(engines: Iterable[Engine], workers: Iterable[Worker]) -> None:
-    """Whether each engine has a name of its own, and each worker's rank is there once.
+def check_names(engines: Iterable[Engine], streams: Iterable[Stream]) -> None:
+    """Check that each engine has a name of its own, and that each rank of a worker has one stream.
 
     Raises:
-        SettingsError: Names two that clash.
+        ConfigError: Names two that clash.
     """
     seen: dict[str, Engine] = {}
     for engine in engines:
         if (other := seen.setdefault(engine.worker, engine)) is not engine:
-            raise SettingsError(
+            raise ConfigError(
                 f"engines {other.shown_url} and {engine.shown_url} are both called {shown(engine.worker)}: "
                 "give one of them a name of its own, NAME=URL"
             )
     ranks: set[tuple[str, int]] = set()
-    for worker in workers:
-        if worker.id in seen:
-            raise SettingsError(f"worker {shown(worker.id)} is called like engine {seen[worker.id].shown_url}")
-        if (worker.id, worker.rank) in ranks:
-            raise SettingsError(f"worker {shown(worker.id)}: rank {worker.rank} is there twice")
-        ranks.add((worker.id, worker.rank))
+    for stream in streams:
+        if stream.worker in seen:
+            raise ConfigError(
+                f"worker {shown(stream.worker)} of a stream has the name of engine {seen[stream.worker].shown_url}"
+            )
+        if (stream.worker, stream.rank) in ranks:
+            raise ConfigError(f"worker {shown(stream.worker)}: rank {stream.rank} has two streams")
+        ranks.add((stream.worker, stream.rank))
 
 
-def nearest(wrong: str, known: list[str]) -> str:
-    """The nearest right name, or all of them."""
-    near = difflib.get_close_matches(wrong.lower().replace("-", "_"), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+def _spelled(key: str) -> str:
+    return key.lower().replace("-", "_")
 
 
 def _word(cls: type) -> str:

@@ -7,22 +7,21 @@ configuration and the documentation are made from this one list.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from kvatlas.errors import SettingsError
-from kvatlas.service.engines import Engine, Worker, check_names
-from kvatlas.service.kinds import Address, Choice, Duration, File, Integer, Kind, Size, Text
+from kvatlas._http import is_bearer
+from kvatlas.errors import ConfigError
+from kvatlas.service.config.engines import Engine, Stream, check_names
+from kvatlas.service.config.kinds import Address, Choice, Duration, File, Integer, Kind, Size, Text
 
 ENV_PREFIX = "KVATLAS_"
 DEFAULT_GROUP = "default"
 _ABOVE_0 = Duration()
 _FROM_0 = Duration(zero=True)
 _PORT = Integer(1, 65_535)
-_SECRET = re.compile(r"[!-~]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class _Section:
             try:
                 object.__setattr__(self, name, key.kind.convert(value))
             except ValueError as error:
-                raise SettingsError(f"{key.path} {error}") from None
+                raise ConfigError(f"{key.path} {error}") from None
 
 
 def keys_of(section: type[_Section]) -> Iterator[Key]:
@@ -88,7 +87,7 @@ def keys_of(section: type[_Section]) -> Iterator[Key]:
 
 
 @dataclass(frozen=True)
-class HttpSettings(_Section):
+class HttpConfig(_Section):
     """How queries come in. `key` is the bearer key itself, for programs; elsewhere it is in a file or a variable."""
 
     section: ClassVar[str] = "http"
@@ -138,17 +137,17 @@ class HttpSettings(_Section):
         super().__post_init__()
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "http.tls_key" if self.tls_key is None else "http.tls_cert"
-            raise SettingsError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
+            raise ConfigError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
         if self.key is not None:
             check_secret(self.key, "http.key")
             if self.key_file is not None:
-                raise SettingsError("http.key and http.key_file are both given: give one of them")
+                raise ConfigError("http.key and http.key_file are both given: give one of them")
 
     def bearer(self) -> str | None:
         """The bearer key, if there is one.
 
         Raises:
-            SettingsError: The key file cannot be read, or has no key in it.
+            ConfigError: The key file cannot be read, or has no key in it.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "http.key_file")
 
@@ -159,10 +158,10 @@ class HttpSettings(_Section):
 
 
 @dataclass(frozen=True)
-class StreamSettings(_Section):
+class EventsConfig(_Section):
     """How engines' events are followed."""
 
-    section: ClassVar[str] = "streams"
+    section: ClassVar[str] = "events"
 
     threads: int = field(default=2, metadata=_about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
     stale_after: float = field(
@@ -208,14 +207,14 @@ class StreamSettings(_Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reconnect_min > self.reconnect_max:
-            raise SettingsError(
-                f"streams.reconnect_min ({self.reconnect_min:g} s) must not be above "
-                f"streams.reconnect_max ({self.reconnect_max:g} s)"
+            raise ConfigError(
+                f"events.reconnect_min ({self.reconnect_min:g} s) must not be above "
+                f"events.reconnect_max ({self.reconnect_max:g} s)"
             )
 
 
 @dataclass(frozen=True)
-class DiscoverySettings(_Section):
+class DiscoveryConfig(_Section):
     """How engines are asked where their events are. `key` is the engines' API key itself, for programs."""
 
     section: ClassVar[str] = "discovery"
@@ -254,19 +253,19 @@ class DiscoverySettings(_Section):
         if self.key is not None:
             check_secret(self.key, "discovery.key")
             if self.key_file is not None:
-                raise SettingsError("discovery.key and discovery.key_file are both given: give one of them")
+                raise ConfigError("discovery.key and discovery.key_file are both given: give one of them")
 
     def bearer(self) -> str | None:
         """The engines' API key, if there is one.
 
         Raises:
-            SettingsError: The key file cannot be read, or has no key in it.
+            ConfigError: The key file cannot be read, or has no key in it.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "discovery.key_file")
 
 
 @dataclass(frozen=True)
-class LogSettings(_Section):
+class LogConfig(_Section):
     """What `kvatlas serve` writes to stderr."""
 
     section: ClassVar[str] = "log"
@@ -281,31 +280,31 @@ class LogSettings(_Section):
 
 
 @dataclass(frozen=True)
-class Settings(_Section):
+class Config(_Section):
     """All of it. Durations are in seconds, sizes in bytes.
 
     Raises:
-        SettingsError: A value is of the wrong type or of no use; the message names it and says what would be right.
+        ConfigError: A value is of the wrong type or of no use; the message names it and says what would be right.
     """
 
     section: ClassVar[str] = ""
 
     engines: tuple[Engine, ...] = ()
-    workers: tuple[Worker, ...] = ()
+    streams: tuple[Stream, ...] = ()
     engines_file: Path | None = field(
         default=None,
-        metadata=_about(File(), "--engines-file", "A TOML file of engines and workers, followed as it changes."),
+        metadata=_about(File(), "--engines-file", "A TOML file of engines and streams, read again when it changes."),
     )
     model: str | None = field(
         default=None,
         metadata=_about(
-            Text(), "--model", "Register engines under this name, whatever they say; the model of --worker."
+            Text(), "--model", "Register engines under this model name, whatever they say; the model of --stream."
         ),
     )
     block_size: int | None = field(
         default=None,
         metadata=_about(
-            Integer(1, 1 << 20), "--block-size", "Tokens in a block, whatever engines say; that of --worker."
+            Integer(1, 1 << 20), "--block-size", "Tokens in a block, whatever engines say; the block size of --stream."
         ),
     )
     routing_group: str = field(
@@ -315,21 +314,21 @@ class Settings(_Section):
         default=10.0,
         metadata=_about(_FROM_0, "--drain-timeout", "How long requests may take to finish when the service stops."),
     )
-    http: HttpSettings = field(default_factory=HttpSettings)
-    streams: StreamSettings = field(default_factory=StreamSettings)
-    discovery: DiscoverySettings = field(default_factory=DiscoverySettings)
-    log: LogSettings = field(default_factory=LogSettings)
+    http: HttpConfig = field(default_factory=HttpConfig)
+    events: EventsConfig = field(default_factory=EventsConfig)
+    discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
+    log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, kind in SECTIONS.items():
             if name and not isinstance(getattr(self, name), kind):
-                raise SettingsError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
+                raise ConfigError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
         object.__setattr__(self, "engines", tuple(map(Engine.of, self.engines)))
-        object.__setattr__(self, "workers", tuple(map(Worker.of, self.workers)))
-        check_names(self.engines, self.workers)
-        for worker in self.workers:
-            worker.check(model=self.model, block_size=self.block_size)
+        object.__setattr__(self, "streams", tuple(map(Stream.of, self.streams)))
+        check_names(self.engines, self.streams)
+        for stream in self.streams:
+            stream.check(model=self.model, block_size=self.block_size)
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
         """What the native service is told: JSON's types, durations in seconds, the key read from its file."""
@@ -349,15 +348,15 @@ class Settings(_Section):
         logs = {"format": self.log.format, "level": self.log.level if log else "off"}
         if self.http.tls_cert is not None:
             http["tls"] = {"cert": str(self.http.tls_cert), "key": str(self.http.tls_key)}
-        return {"http": http, "streams": dataclasses.asdict(self.streams), "holds": list(holds), "log": logs}
+        return {"http": http, "streams": dataclasses.asdict(self.events), "holds": list(holds), "log": logs}
 
 
 SECTIONS: dict[str, type[_Section]] = {
-    "": Settings,
-    "http": HttpSettings,
-    "streams": StreamSettings,
-    "discovery": DiscoverySettings,
-    "log": LogSettings,
+    "": Config,
+    "http": HttpConfig,
+    "events": EventsConfig,
+    "discovery": DiscoveryConfig,
+    "log": LogConfig,
 }
 
 
@@ -370,19 +369,19 @@ def read_secret(path: Path, name: str) -> str:
     """The one line of a file, which is a key.
 
     Raises:
-        SettingsError: It cannot be read, is empty or is no key.
+        ConfigError: It cannot be read, is empty or is no key.
     """
     try:
         with path.open("rb") as file:
             text = file.read(65_537).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not text"
-        raise SettingsError(f"{name}: cannot read {path}: {why}") from error
+        raise ConfigError(f"{name}: cannot read {path}: {why}") from error
     return check_secret(text.strip(), f"{name}: {path}")
 
 
 def check_secret(secret: object, name: str) -> str:
     """The key, if it can be sent in a header. It is in no message."""
-    if not isinstance(secret, str) or not _SECRET.fullmatch(secret):
-        raise SettingsError(f"{name} must hold one key of visible ASCII characters without white space")
+    if not isinstance(secret, str) or not is_bearer(secret):
+        raise ConfigError(f"{name} must hold one key of visible ASCII characters without white space")
     return secret
