@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hashbrown::{HashMap, HashSet};
-use kvatlas_index::ladder::{Change, Scores, WorkerId};
+use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, Tier, View};
 use serde::Serialize;

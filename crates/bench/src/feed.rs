@@ -1,7 +1,7 @@
 //! A rung of the ladder under replay.
 
+use kvatlas_designs::{Change, Feed, LadderStats, Scores, WorkerId};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::{Change, Feed, LadderStats, Scores, WorkerId};
 
 use crate::subject::{Counts, Subject};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use kvatlas_index::ladder::{self, RUNGS};
+use kvatlas_designs::RUNGS;
 
 use crate::driver::{Label, run};
 use crate::error::Error;
@@ -25,7 +25,7 @@ pub fn replay(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<Atomic
         about: about.map_or("", |rung| rung.what).to_owned(),
         version: concat!("kvatlas ", env!("CARGO_PKG_VERSION")).to_owned(),
     };
-    let made = ladder_options(options);
+    let made = design_options(options);
     // What is reported is what was used.
     let options = Options {
         jump_size: Some(made.jump_size),
@@ -48,12 +48,12 @@ pub fn probe_rung(
     look: Duration,
     interrupt: &AtomicBool,
 ) -> Result<Probe, Error> {
-    probe(plan, &open(name, &ladder_options(options))?, build, look, interrupt)
+    probe(plan, &open(name, &design_options(options))?, build, look, interrupt)
 }
 
-fn ladder_options(options: &Options) -> ladder::Options {
-    let defaults = ladder::Options::default();
-    ladder::Options {
+fn design_options(options: &Options) -> kvatlas_designs::Options {
+    let defaults = kvatlas_designs::Options::default();
+    kvatlas_designs::Options {
         event_threads: options.event_threads,
         jump_size: options.jump_size.unwrap_or(defaults.jump_size),
         shards: options.shards.unwrap_or(defaults.shards),
@@ -62,8 +62,8 @@ fn ladder_options(options: &Options) -> ladder::Options {
     }
 }
 
-fn open(name: &str, options: &ladder::Options) -> Result<FeedSubject, Error> {
-    ladder::open(name, options).map(FeedSubject).map_err(|error| Error::Index(error.to_string()))
+fn open(name: &str, options: &kvatlas_designs::Options) -> Result<FeedSubject, Error> {
+    kvatlas_designs::open(name, options).map(FeedSubject).map_err(|error| Error::Index(error.to_string()))
 }
 
 #[cfg(test)]

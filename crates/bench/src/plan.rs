@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use kvatlas_designs::{Change, WorkerId};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::{Change, WorkerId};
 use serde::Serialize;
 
 use crate::error::Error;

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use kvatlas_index::ladder::Scores;
+use kvatlas_designs::Scores;
 use serde::Serialize;
 
 use crate::clock::{Clock, between};

@@ -1,7 +1,7 @@
 //! What a replay asks of an index.
 
+use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::{Change, Scores, WorkerId};
 use serde::Serialize;
 
 /// What an index says of itself after a replay.

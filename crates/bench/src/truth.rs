@@ -2,8 +2,8 @@
 
 use hashbrown::HashMap;
 
+use kvatlas_designs::WorkerId;
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::WorkerId;
 
 use crate::plan::{Op, Plan};
 

@@ -19,7 +19,7 @@ use std::thread::{self, Builder, JoinHandle};
 use super::homes::Homes;
 use super::mailbox::{Broken, Mailbox};
 use super::{Change, Feed, LadderStats, Local, Scores, WorkerId};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// A design of one thread on a thread of its own. Dropping it ends the thread; what it has not applied is lost.
 pub struct Actor<T: Local> {

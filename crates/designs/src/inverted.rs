@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 
 use super::few::Few;
 use super::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// The inverted index. See the module's text.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 //!
 //! Each rung is a known idea, built well and kept recognisable, so that anyone can see what the next one buys. What a
 //! design gets wrong is named where it is defined, with the smallest example, and mended by `strict` where that is
-//! possible without becoming another design. [`crate::BlockIndex`] is the top of the ladder.
+//! possible without becoming another design. [`kvatlas_index::BlockIndex`] is the top of the ladder.
 //!
 //! | rung | type | threads |
 //! |---|---|---|
@@ -12,14 +12,14 @@
 //! | 4 radix tree | [`radix::RadixTree`]; sharded by worker: [`actor::ShardedActors`] | one each |
 //! | 5 concurrent radix tree | [`concurrent::ConcurrentRadixTree`] in an [`pool::EventPool`] | any |
 //! | 6 positional | [`positional::PositionalIndexer`], [`grouped::GroupedIndex`] in an [`pool::EventPool`] | any |
-//! | 7 runs with levels | [`top::Top`] over [`crate::BlockIndex`] in an [`pool::EventPool`] | any |
+//! | 7 runs with levels | [`top::Top`] over [`kvatlas_index::BlockIndex`] in an [`pool::EventPool`] | any |
 //!
 //! Two kinds of design: a [`Local`] one belongs to one thread at a time, a [`Concurrent`] one may be read and changed by
 //! many. What makes either usable from many threads without making a sender of events wait is a [`Feed`]. [`open()`] makes
 //! each of them by its name.
 //!
 //! On the ladder a block announced twice is held once: one removal ends it, as in every design of the story. That is
-//! [`crate::reference::ReferenceIndex`] without `count_copies`, which is what the tests hold the rungs against.
+//! [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which is what the tests hold the rungs against.
 
 pub mod actor;
 pub mod concurrent;
@@ -36,7 +36,7 @@ pub mod positional;
 pub mod radix;
 pub mod top;
 
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 pub use open::{Deviation, OpenError, Options, RUNGS, Rung, open};
 
@@ -161,7 +161,7 @@ pub struct LadderStats {
 
 /// A design that belongs to one thread at a time.
 pub trait Local: Send + 'static {
-    /// Consecutive blocks of one chain were cached. See [`crate::BlockIndex::store`].
+    /// Consecutive blocks of one chain were cached. See [`kvatlas_index::BlockIndex::store`].
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then, and it is counted.

@@ -6,7 +6,7 @@
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// Any [`Local`] design behind a reader–writer lock.
 #[derive(Debug, Default)]

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 
 use super::few::Few;
 use super::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// The nested dictionary. See the module's text.
 #[derive(Debug, Default)]

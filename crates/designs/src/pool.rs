@@ -15,7 +15,7 @@ use std::thread::{Builder, JoinHandle};
 use super::homes::Homes;
 use super::mailbox::{Broken, Mailbox};
 use super::{Change, Concurrent, Feed, LadderStats, Scores, WorkerId};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// A concurrent design fed by threads of its own. Dropping it ends the threads; what they have not applied is lost.
 pub struct EventPool<I: Concurrent> {

@@ -3,7 +3,7 @@
 //! A worker's number goes in twice, as its name and as its rank, so that an answer gives the number back without
 //! reading a name. Copies are not counted, as on the whole ladder.
 
-use crate::{BlockHash, BlockIndex, Config, Error, Event, Match, Tier, View};
+use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, Tier, View};
 
 use super::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
 use std::sync::atomic::{AtomicU64, Ordering};

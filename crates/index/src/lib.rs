@@ -41,16 +41,11 @@
 //! ```
 
 mod error;
-pub mod family;
 mod find;
 pub mod hash;
 mod index;
-pub mod ladder;
 mod levels;
 mod pages;
-#[cfg(test)]
-#[path = "../tests/random/mod.rs"]
-mod random;
 mod reclaim;
 pub mod reference;
 mod retire;

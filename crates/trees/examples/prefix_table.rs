@@ -6,7 +6,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvatlas_index::family::prefix_table::{Settings, SyncPrefixHashTable};
+use kvatlas_trees::prefix_table::{Settings, SyncPrefixHashTable};
 
 const BLOCK: usize = 64;
 const MODEL: &str = "model";

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
+use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::{Change, Scores, WorkerId};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{Tier, View};
 

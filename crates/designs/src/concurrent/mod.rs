@@ -54,7 +54,7 @@ use parking_lot::{Mutex, RwLock};
 use self::nodes::{Nodes, ROOTS, make_chain, unmake_chain};
 use super::radix::{Ended, Names, NodeId, Running};
 use super::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// A worker's side of the tree.
 #[derive(Debug, Default)]

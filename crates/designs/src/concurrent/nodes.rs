@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::ladder::WorkerId;
-use crate::ladder::radix::{Children, NodeId, WorkerSet};
+use crate::WorkerId;
+use crate::radix::{Children, NodeId, WorkerSet};
 
 /// Parents of the first blocks. Several, so that prompts that have nothing in common do not meet at one lock.
 pub(super) const ROOTS: NodeId = 64;

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use super::ConcurrentRadixTree;
-use crate::BlockHash;
-use crate::ladder::radix::RadixTree;
-use crate::ladder::radix::testing::{Alone, Habits, Random, answer, check, mix, names, stream};
-use crate::ladder::{Change, Concurrent, Local, WorkerId};
-use crate::random::seeds;
+use crate::radix::RadixTree;
+use crate::radix::testing::{Alone, Habits, Random, answer, check, mix, names, stream};
+use crate::{Change, Concurrent, Local, WorkerId};
+use kvatlas_index::BlockHash;
+use kvatlas_testing::seeds;
 
 thread_local! {
     /// Percent of pauses in which this thread lets others go first, and what decides.

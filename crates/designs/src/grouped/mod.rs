@@ -15,10 +15,10 @@
 //! group that is asked.
 //!
 //! There are two ways to ask. [`GroupedIndex::find_best`] is what the design is for: the deepest workers, asking as few
-//! groups as possible. [`find`](crate::ladder::Concurrent::find) spells out every worker's depth, and so must ask every group
+//! groups as possible. [`find`](crate::Concurrent::find) spells out every worker's depth, and so must ask every group
 //! that has the first block.
 //!
-//! What the groups' indexes get wrong ([`crate::ladder::positional`]) is wrong here too. The top is told of a place while the place is
+//! What the groups' indexes get wrong ([`crate::positional`]) is wrong here too. The top is told of a place while the place is
 //! locked, so it is never behind. It believes lazy hashes as they do: that can only make a group look more
 //! promising than it is.
 
@@ -32,7 +32,7 @@ use parking_lot::RwLock;
 pub use super::positional::Sparse;
 use super::positional::{Coverage, InvalidOption, Layout, Options, PositionalIndexer, Query, Table, Top, Walk};
 use super::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// How the levels are laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,7 +43,7 @@ pub struct GroupOptions {
     pub sparse: Sparse,
     /// How each group's index works.
     pub inner: Options,
-    /// How many of the deepest workers [`answer`](crate::ladder::Concurrent::answer) finds.
+    /// How many of the deepest workers [`answer`](crate::Concurrent::answer) finds.
     pub best: usize,
 }
 

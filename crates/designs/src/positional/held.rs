@@ -14,8 +14,8 @@ use hashbrown::HashMap;
 use super::coverage::Coverage;
 use super::holes::{Holes, Spot};
 use super::table::{Place, Table};
-use crate::BlockHash;
-use crate::ladder::WorkerId;
+use crate::WorkerId;
+use kvatlas_index::BlockHash;
 
 fn spot(place: Place) -> Spot {
     (place.position, place.prefix)

@@ -31,7 +31,7 @@
 //!   removed (and so is every place that continues it, whichever of the two names it was announced to continue).
 //!
 //! A name announced again at the place where it stands changes nothing: names are counted once, as
-//! [`crate::Config::count_copies`]` = false`.
+//! [`kvatlas_index::Config::count_copies`]` = false`.
 //!
 //! # While others change it
 //!
@@ -64,7 +64,7 @@ use self::holes::Holes;
 use self::search::next_prefix;
 use self::table::Place;
 use super::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// How to find where in a leap a worker dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

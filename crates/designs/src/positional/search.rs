@@ -10,8 +10,8 @@ use super::entry::Entry;
 use super::set::WorkerSet;
 use super::table::Table;
 use super::{Options, Search};
-use crate::hash::prefix_hashes_into;
-use crate::ladder::Scores;
+use crate::Scores;
+use kvatlas_index::hash::prefix_hashes_into;
 
 /// A query with as many prefix hashes as were needed so far.
 #[derive(Debug)]

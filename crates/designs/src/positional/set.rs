@@ -259,7 +259,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::random::Random;
+    use kvatlas_testing::Random;
 
     fn members(set: &WorkerSet) -> Vec<u32> {
         let mut members = Vec::new();

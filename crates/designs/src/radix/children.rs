@@ -81,7 +81,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::ladder::radix::testing::Random;
+    use crate::radix::testing::Random;
 
     #[test]
     fn equals_a_map() {

@@ -37,7 +37,7 @@
 //!
 //! There is no strict form. Orphans alone could be kept aside, but to be exact each worker would have to keep a tree of
 //! its names beside the tree of contents, and to move parts of the one in the other: another design, and
-//! [`crate::BlockIndex`] is it.
+//! [`kvatlas_index::BlockIndex`] is it.
 
 mod children;
 mod names;
@@ -53,7 +53,7 @@ pub(super) use self::children::{Children, NodeId};
 pub(super) use self::names::{Ended, Names};
 pub(super) use self::workers::{Running, WorkerSet};
 use super::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// Where every chain begins. It has no block, no holders and no end.
 const ROOT: NodeId = 0;

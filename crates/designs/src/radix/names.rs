@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::children::NodeId;
-use crate::BlockHash;
+use kvatlas_index::BlockHash;
 
 /// Block hash → node, for one worker.
 ///

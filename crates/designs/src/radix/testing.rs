@@ -1,11 +1,11 @@
 //! Random streams of changes for the two radix trees, and the comparison with the reference.
 
-use crate::ladder::{Change, Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
-use crate::reference::ReferenceIndex;
-use crate::{BlockHash, Tier, View};
+use crate::{Change, Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
+use kvatlas_index::reference::ReferenceIndex;
+use kvatlas_index::{BlockHash, Tier, View};
 
-use crate::random::seeds;
-pub(crate) use crate::random::{Random, mix};
+use kvatlas_testing::seeds;
+pub(crate) use kvatlas_testing::{Random, mix};
 
 /// What an engine with this salt calls the blocks of a prompt.
 pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
@@ -179,7 +179,7 @@ pub(crate) fn compare(tree: &mut impl Local, stream: &Stream, refuses: bool, exa
     }
     let mut want = Vec::new();
     for event in reference.dump() {
-        if let crate::Event::Store { worker, block_hashes, .. } = event {
+        if let kvatlas_index::Event::Store { worker, block_hashes, .. } = event {
             want.push((worker.parse().unwrap(), block_hashes[0]));
         }
     }

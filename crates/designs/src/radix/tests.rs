@@ -2,9 +2,9 @@
 
 use super::RadixTree;
 use super::testing::{Habits, answer, check, expected, names, tell};
-use crate::BlockHash;
-use crate::ladder::{Change, Local, Refusal};
-use crate::reference::ReferenceIndex;
+use crate::{Change, Local, Refusal};
+use kvatlas_index::BlockHash;
+use kvatlas_index::reference::ReferenceIndex;
 
 #[test]
 fn equals_the_reference_with_holes_duplicates_clears_and_drops() {

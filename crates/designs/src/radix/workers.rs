@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ladder::{Scores, WorkerId};
+use crate::{Scores, WorkerId};
 
 /// A set of workers.
 #[derive(Debug, PartialEq, Eq)]
@@ -299,7 +299,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::ladder::radix::testing::Random;
+    use crate::radix::testing::Random;
 
     #[test]
     fn equals_a_set_of_numbers() {

@@ -5,11 +5,11 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use kvatlas_designs::actor::{Actor, ShardedActors};
+use kvatlas_designs::inverted::InvertedIndex;
+use kvatlas_designs::nested::NestedMap;
+use kvatlas_designs::{Feed, LadderStats, Local, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::actor::{Actor, ShardedActors};
-use kvatlas_index::ladder::inverted::InvertedIndex;
-use kvatlas_index::ladder::nested::NestedMap;
-use kvatlas_index::ladder::{Feed, LadderStats, Local, Refusal, Scores, WorkerId};
 
 use crate::check::{EXACT, check_feed, check_under_load, remove, store};
 use crate::streams::{Family, Names, stream, streams};

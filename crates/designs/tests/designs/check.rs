@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvatlas_index::ladder::{Change, Concurrent, Feed, LadderStats, Local, Refusal, Scores, WorkerId};
+use kvatlas_designs::{Change, Concurrent, Feed, LadderStats, Local, Refusal, Scores, WorkerId};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, Event, Tier, View};
 

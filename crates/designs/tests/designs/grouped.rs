@@ -2,11 +2,11 @@
 
 use std::cmp::Reverse;
 
+use kvatlas_designs::grouped::{Best, GroupOptions, GroupedIndex, Sparse};
+use kvatlas_designs::pool::EventPool;
+use kvatlas_designs::positional::{InvalidOption, Layout, Options, Search};
+use kvatlas_designs::{Concurrent, Scores};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::grouped::{Best, GroupOptions, GroupedIndex, Sparse};
-use kvatlas_index::ladder::pool::EventPool;
-use kvatlas_index::ladder::positional::{InvalidOption, Layout, Options, Search};
-use kvatlas_index::ladder::{Concurrent, Scores};
 
 use crate::check::{after_concurrent, check_concurrent, check_under_load, remove, store, truth};
 use crate::positional::{REFUSES_ORPHANS, STRICT};

@@ -1,6 +1,6 @@
 //! Rung 3, and what it gets wrong.
 
-use kvatlas_index::ladder::inverted::InvertedIndex;
+use kvatlas_designs::inverted::InvertedIndex;
 
 use crate::check::{EXACT, after_local, check_local, truth};
 use crate::nested::deviations;

@@ -9,7 +9,5 @@ mod open;
 mod pool;
 mod positional;
 mod radix;
-#[path = "../random/mod.rs"]
-mod random;
 mod streams;
 mod top;

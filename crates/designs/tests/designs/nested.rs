@@ -1,7 +1,7 @@
 //! Rung 1, and what it gets wrong.
 
-use kvatlas_index::ladder::nested::NestedMap;
-use kvatlas_index::ladder::{Change, Scores};
+use kvatlas_designs::nested::NestedMap;
+use kvatlas_designs::{Change, Scores};
 
 use crate::check::{EXACT, after_local, check_local, remove, store, truth};
 use crate::streams::{Family, streams};

@@ -1,6 +1,6 @@
 //! The registry: every name opens what it says.
 
-use kvatlas_index::ladder::{Deviation, Options, RUNGS, Scores, open};
+use kvatlas_designs::{Deviation, Options, RUNGS, Scores, open};
 
 use crate::check::{EXACT, Promise, check_feed, check_under_load, store};
 use crate::streams::{Family, Names, stream, streams_named};

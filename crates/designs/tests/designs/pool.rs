@@ -5,12 +5,12 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
+use kvatlas_designs::locked::Locked;
+use kvatlas_designs::nested::NestedMap;
+use kvatlas_designs::pool::EventPool;
+use kvatlas_designs::top::Top;
+use kvatlas_designs::{Change, Concurrent, Feed, LadderStats, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::locked::Locked;
-use kvatlas_index::ladder::nested::NestedMap;
-use kvatlas_index::ladder::pool::EventPool;
-use kvatlas_index::ladder::top::Top;
-use kvatlas_index::ladder::{Change, Concurrent, Feed, LadderStats, Refusal, Scores, WorkerId};
 
 use crate::check::{EXACT, check_feed, check_under_load, store};
 use crate::streams::{Family, Names, Random, stream, streams};

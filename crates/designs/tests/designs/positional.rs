@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kvatlas_designs::pool::EventPool;
+use kvatlas_designs::positional::{InvalidOption, Layout, Options, PositionalIndexer, Search, StoredBlock};
+use kvatlas_designs::{Change, Concurrent, Refusal, Scores};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::pool::EventPool;
-use kvatlas_index::ladder::positional::{InvalidOption, Layout, Options, PositionalIndexer, Search, StoredBlock};
-use kvatlas_index::ladder::{Change, Concurrent, Refusal, Scores};
 
 use crate::check::{EXACT, Promise, after_concurrent, check_concurrent, check_under_load, remove, store, truth};
 use crate::streams::{Family, Names, Random, mix, stream as stream_of, streams};

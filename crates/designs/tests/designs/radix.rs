@@ -1,8 +1,8 @@
 //! The radix trees of rungs 4 and 5: exact but for orphans, second names and names that move.
 
-use kvatlas_index::ladder::concurrent::ConcurrentRadixTree;
-use kvatlas_index::ladder::pool::EventPool;
-use kvatlas_index::ladder::radix::RadixTree;
+use kvatlas_designs::concurrent::ConcurrentRadixTree;
+use kvatlas_designs::pool::EventPool;
+use kvatlas_designs::radix::RadixTree;
 
 use crate::check::{
     Promise, after_concurrent, after_local, check_concurrent, check_local, check_under_load, remove, store, truth,

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use kvatlas_index::ladder::{Change, WorkerId};
+use kvatlas_designs::{Change, WorkerId};
 use kvatlas_index::{BlockHash, hash};
 
-use crate::random::seeds;
-pub(crate) use crate::random::{Random, mix};
+use kvatlas_testing::seeds;
+pub(crate) use kvatlas_testing::{Random, mix};
 
 /// What may happen in a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

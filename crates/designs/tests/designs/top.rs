@@ -1,8 +1,8 @@
 //! Rung 7.
 
+use kvatlas_designs::Concurrent;
+use kvatlas_designs::top::Top;
 use kvatlas_index::View;
-use kvatlas_index::ladder::Concurrent;
-use kvatlas_index::ladder::top::Top;
 
 use crate::check::{EXACT, check_concurrent, store};
 use crate::streams::{Family, streams};

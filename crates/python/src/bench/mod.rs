@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use kvatlas_replay::{Error, Label, Options, probe_rung, replay as by_name, run};
+use kvatlas_bench::{Error, Label, Options, probe_rung, replay as by_name, run};
 use pyo3::exceptions::{PyOSError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvatlas_bench::{Counts, Error, Subject};
+use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::{Change, Scores, WorkerId};
-use kvatlas_replay::{Counts, Error, Subject};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kvatlas_replay::{Columns, Plan as Core};
+use kvatlas_bench::{Columns, Plan as Core};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -5,7 +5,7 @@ mod names;
 mod positional;
 mod rung;
 
-use kvatlas_index::ladder::RUNGS;
+use kvatlas_designs::RUNGS;
 use pyo3::prelude::*;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -24,6 +24,6 @@ type Row = (&'static str, &'static str, Vec<&'static str>, Option<Vec<&'static s
 ///     list of (name, what it is, what it gets wrong, what it still gets wrong if strict or None if it cannot be).
 #[pyfunction]
 fn rungs() -> Vec<Row> {
-    let names = |deviations: &[kvatlas_index::ladder::Deviation]| deviations.iter().map(|one| one.name()).collect();
+    let names = |deviations: &[kvatlas_designs::Deviation]| deviations.iter().map(|one| one.name()).collect();
     RUNGS.iter().map(|rung| (rung.name, rung.what, names(rung.deviations), rung.strict.map(names))).collect()
 }

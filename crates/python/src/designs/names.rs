@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use kvatlas_index::ladder::WorkerId;
+use kvatlas_designs::WorkerId;
 
 /// A number for each name ever seen, for good: a change that is still queued must find its worker.
 #[derive(Debug, Default)]

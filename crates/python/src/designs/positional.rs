@@ -1,9 +1,7 @@
 //! `PositionalIndexer` under the names of its operations that both vendors' crates use.
 
-use kvatlas_index::ladder::positional::{
-    InvalidOption, Layout, Options, PositionalIndexer as Core, Search, StoredBlock,
-};
-use kvatlas_index::ladder::{Concurrent, Refusal};
+use kvatlas_designs::positional::{InvalidOption, Layout, Options, PositionalIndexer as Core, Search, StoredBlock};
+use kvatlas_designs::{Concurrent, Refusal};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 

@@ -1,6 +1,6 @@
 //! Any rung of the ladder, with the methods of `BlockIndex`.
 
-use kvatlas_index::ladder::{Change, Feed, LadderStats, OpenError, Options, Scores, open};
+use kvatlas_designs::{Change, Feed, LadderStats, OpenError, Options, Scores, open};
 use kvatlas_index::{BlockHash, Error, hash};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};

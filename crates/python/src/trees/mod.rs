@@ -3,12 +3,12 @@
 mod prefix_table;
 mod radix_trie;
 mod token_bytes;
-mod trees;
+mod tree;
 
 use pyo3::prelude::*;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    trees::register(module)?;
+    tree::register(module)?;
     radix_trie::register(module)?;
     prefix_table::register(module)
 }

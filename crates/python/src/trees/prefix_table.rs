@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvatlas_index::family::prefix_table::{Error, Settings, SyncPrefixHashTable as Core};
+use kvatlas_trees::prefix_table::{Error, Settings, SyncPrefixHashTable as Core};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
+use super::hash::mix;
 use super::lines::Lines;
 use super::sets::EMPTY;
-use crate::table::mix;
 
 /// No other name.
 pub(super) const NONE: u32 = u32::MAX;
@@ -122,7 +122,7 @@ impl Entries {
 
     #[inline]
     fn hash(&self, key: u64) -> u64 {
-        mix(key, 0, self.secret)
+        mix(key, self.secret)
     }
 
     #[inline]
@@ -175,7 +175,7 @@ impl Entries {
             self.by_prefix = self.larger(&self.by_prefix, |entry| Some(entry.prefix));
         }
         let at = put(&mut self.all, &mut self.vacant, Entry::new(prefix, depth, now));
-        self.by_prefix.insert(mix(prefix, 0, self.secret), at);
+        self.by_prefix.insert(mix(prefix, self.secret), at);
         at
     }
 
@@ -200,13 +200,13 @@ impl Entries {
         let entry = &mut self.all[at as usize];
         entry.engine = engine;
         entry.place |= HAS_NAME | if last { IS_LAST } else { 0 };
-        self.by_engine.insert(mix(engine, 0, self.secret), at);
+        self.by_engine.insert(mix(engine, self.secret), at);
     }
 
     pub(super) fn clear_name(&mut self, at: u32) {
         let entry = &mut self.all[at as usize];
         entry.place &= !(HAS_NAME | IS_LAST);
-        let hash = mix(entry.engine, 0, self.secret);
+        let hash = mix(entry.engine, self.secret);
         self.by_engine.remove(hash, at);
     }
 
@@ -223,7 +223,7 @@ impl Entries {
         let other = put(&mut self.others, &mut self.vacant_others, other);
         self.all[at as usize].others = other;
         let (others, secret) = (&self.others, self.secret);
-        self.by_other.insert_unique(mix(engine, 0, secret), other, |&at| mix(others[at as usize].engine, 0, secret));
+        self.by_other.insert_unique(mix(engine, secret), other, |&at| mix(others[at as usize].engine, secret));
         other
     }
 

@@ -36,6 +36,14 @@ fn chain<const BLOCK: usize, const ALL: usize>(seed: u64, mut parent: u64, bytes
     }
 }
 
+/// Multiplies and folds, as wyhash mixes. `secret` keeps whoever chooses the keys from choosing where they go.
+#[inline]
+pub(super) fn mix(key: u64, secret: u64) -> u64 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(0xd6e8_feb8_6659_fd93) | 1;
+    let product = u128::from(key ^ secret) * u128::from(FACTOR);
+    (product >> 64) as u64 ^ product as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,7 +24,7 @@
 //! bytes and a part of two tables (`entries.rs`); sets of pods are kept once each (`sets.rs`).
 //!
 //! ```
-//! use kvatlas_index::family::prefix_table::{Settings, SyncPrefixHashTable};
+//! use kvatlas_trees::prefix_table::{Settings, SyncPrefixHashTable};
 //!
 //! let table = SyncPrefixHashTable::new(Settings::default())?;
 //! let prompt: Vec<u8> = (0..48).collect();
@@ -34,7 +34,7 @@
 //! let (pods, hashes) = table.match_prefix("llama", -1, &prompt, None);
 //! assert_eq!(pods, [("pod-b".into(), 33), ("pod-a".into(), 100)]);
 //! assert_eq!(hashes.len(), 3);
-//! # Ok::<(), kvatlas_index::family::prefix_table::Error>(())
+//! # Ok::<(), kvatlas_trees::prefix_table::Error>(())
 //! ```
 
 mod context;

@@ -17,7 +17,7 @@
 //! follows from the structure and not from times. Times are a counter: no ties, and no clock that steps.
 //!
 //! ```
-//! use kvatlas_index::family::radix_trie::RadixTrie;
+//! use kvatlas_trees::radix_trie::RadixTrie;
 //!
 //! let mut trie = RadixTrie::new(2)?;
 //! let end = trie.insert([1, 2, 3, 4].as_slice(), &mut vec!["a", "b"], None)?;
@@ -26,7 +26,7 @@
 //! trie.mark_in_use_by(node, 7)?;
 //! assert_eq!(trie.evict_blocks(10), ["b"]);
 //! assert!(trie.tokens(end).is_err());
-//! # Ok::<(), kvatlas_index::family::radix_trie::Error>(())
+//! # Ok::<(), kvatlas_trees::radix_trie::Error>(())
 //! ```
 
 mod error;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::node::{NONE, ROOT};
 use super::*;
-use crate::random::Random;
+use kvatlas_testing::Random;
 
 impl<B> RadixTrie<B> {
     /// Everything that can be counted again is.

@@ -10,7 +10,7 @@ tree_methods! {
     /// divided. All methods may be called from any number of threads; no lock is held while a caller's function runs.
     ///
     /// ```
-    /// use kvatlas_index::family::string_tree::StringTree;
+    /// use kvatlas_trees::string_tree::StringTree;
     ///
     /// let tree = StringTree::new();
     /// tree.insert_text("You are a helpful assistant.", "http://w0");

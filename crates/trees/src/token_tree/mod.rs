@@ -15,15 +15,15 @@ tree_methods! {
     /// tokens. All methods may be called from any number of threads; no lock is held while a caller's function runs.
     ///
     /// ```
-    /// use kvatlas_index::family::token_tree::TokenTree;
-    /// use kvatlas_index::family::EvictionPolicy;
+    /// use kvatlas_trees::token_tree::TokenTree;
+    /// use kvatlas_trees::EvictionPolicy;
     ///
     /// let tree = TokenTree::with_config(4, EvictionPolicy::Lru)?;
     /// tree.insert_tokens(&[1, 2, 3, 4, 5, 6, 7, 8, 9], "http://w0");
     /// let found = tree.match_prefix_with_counts(&[1, 2, 3, 4, 5, 0]);
     /// assert_eq!((found.matched, found.paged, found.input), (4, 4, 6));
     /// assert_eq!(tree.tenant_size("http://w0"), 8);
-    /// # Ok::<(), kvatlas_index::family::TreeError>(())
+    /// # Ok::<(), kvatlas_trees::TreeError>(())
     /// ```
     TokenTree, Tokens, [u32], Vec<u32>, |tokens| tokens, |path: Vec<u32>| path,
     insert_tokens, insert_tokens_with_priority, b'T'

@@ -330,7 +330,7 @@ impl Units for Text {
 #[cfg(test)]
 mod tests {
     use super::{SAMPLE, Text};
-    use crate::family::tree::units::Units;
+    use crate::tree::units::Units;
 
     /// Texts that part anywhere, compared from anywhere.
     #[test]

@@ -345,7 +345,7 @@ impl Units for Tokens {
 #[cfg(test)]
 mod tests {
     use super::Tokens;
-    use crate::family::tree::units::Units;
+    use crate::tree::units::Units;
 
     #[test]
     fn any_width_comes_back_and_compares() {

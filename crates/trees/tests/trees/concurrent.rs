@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use kvatlas_index::family::EvictionPolicy;
-use kvatlas_index::family::string_tree::StringTree;
-use kvatlas_index::family::token_tree::TokenTree;
+use kvatlas_trees::EvictionPolicy;
+use kvatlas_trees::string_tree::StringTree;
+use kvatlas_trees::token_tree::TokenTree;
 
-use crate::random::Random;
+use kvatlas_testing::Random;
 
 const THREADS: usize = 8;
 

@@ -1,11 +1,11 @@
 //! Random histories: after each step the answer, and now and then everything, is what the model says.
 
-use kvatlas_index::family::string_tree::StringTree;
-use kvatlas_index::family::token_tree::TokenTree;
-use kvatlas_index::family::{EvictionPolicy, hash_node_path, hash_token_path};
+use kvatlas_trees::string_tree::StringTree;
+use kvatlas_trees::token_tree::TokenTree;
+use kvatlas_trees::{EvictionPolicy, hash_node_path, hash_token_path};
 
 use crate::model::Model;
-use crate::random::{Random, seeds};
+use kvatlas_testing::{Random, seeds};
 
 /// As maintained, as counted anew, and all together.
 type Sizes = (Vec<(String, usize)>, Vec<(String, usize)>, usize);

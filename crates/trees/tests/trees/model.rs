@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use kvatlas_index::family::EvictionPolicy;
+use kvatlas_trees::EvictionPolicy;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Held {

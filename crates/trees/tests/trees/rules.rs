@@ -1,8 +1,8 @@
 //! The rules, one by one.
 
-use kvatlas_index::family::string_tree::StringTree;
-use kvatlas_index::family::token_tree::TokenTree;
-use kvatlas_index::family::{EvictionPolicy, GLOBAL_EVICTION_HASH, TreeError, hash_node_path};
+use kvatlas_trees::string_tree::StringTree;
+use kvatlas_trees::token_tree::TokenTree;
+use kvatlas_trees::{EvictionPolicy, GLOBAL_EVICTION_HASH, TreeError, hash_node_path};
 
 fn sizes(tree: &StringTree) -> Vec<(String, usize)> {
     assert_eq!(tree.recount(), tree.tenant_sizes());
@@ -305,7 +305,7 @@ fn a_million_levels() {
         assert_eq!(read.match_prefix_with_counts(&tokens).matched, levels);
         assert_eq!(read.match_all(&tokens).len(), 1);
         assert_eq!(read.iter_entries().take(1000).last().map(|e| e.path.len()), Some(1000));
-        let below = kvatlas_index::family::hash_token_path(&tokens[..levels / 2]);
+        let below = kvatlas_trees::hash_token_path(&tokens[..levels / 2]);
         assert_eq!(read.evict_by_path_hash(below, None), levels / 2 + 1);
         assert_eq!(read.evict_tenant("w", 1000), levels / 2 - 1 - 1000);
         tree.insert_tokens(&tokens, "w");

@@ -1,10 +1,10 @@
 //! Snapshots: the same tree gives the same bytes, and other bytes are refused or at least sound.
 
-use kvatlas_index::family::string_tree::StringTree;
-use kvatlas_index::family::token_tree::TokenTree;
+use kvatlas_trees::string_tree::StringTree;
+use kvatlas_trees::token_tree::TokenTree;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::random::Random;
+use kvatlas_testing::Random;
 
 fn filled() -> StringTree {
     let tree = StringTree::new();

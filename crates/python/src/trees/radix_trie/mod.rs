@@ -9,7 +9,7 @@ mod words;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvatlas_index::family::radix_trie::{Error, NodeId, RadixTrie as Core, Tokens};
+use kvatlas_trees::radix_trie::{Error, NodeId, RadixTrie as Core, Tokens};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use bytemuck::cast_slice;
-use kvatlas_index::family::radix_trie::{Tokens, Wide};
+use kvatlas_trees::radix_trie::{Tokens, Wide};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};

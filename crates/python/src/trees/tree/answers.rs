@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvatlas_index::family::tree::PrefixMatch;
+use kvatlas_trees::tree::PrefixMatch;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use kvatlas_index::family::tree::{EvictionPolicy, PrefixMatch, TreeError};
+use kvatlas_trees::tree::{EvictionPolicy, PrefixMatch, TreeError};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;

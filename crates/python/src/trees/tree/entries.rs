@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use kvatlas_index::family::{string_tree, token_tree};
+use kvatlas_trees::{string_tree, token_tree};
 use pyo3::prelude::*;
 
 use super::classes::{StringTree, TokenTree};

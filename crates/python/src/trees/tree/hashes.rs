@@ -1,6 +1,6 @@
 //! The names of nodes by their whole paths, for `evict_by_path_hash`.
 
-use kvatlas_index::family::tree;
+use kvatlas_trees::tree;
 use pyo3::prelude::*;
 
 use super::arguments::{text_key, tokens_key};

@@ -1,7 +1,7 @@
 //! The methods that both classes have, said once: the classes differ in their keys and in a few names that the originals
 //! gave them.
 
-use kvatlas_index::family::tree::EvictionPolicy;
+use kvatlas_trees::tree::EvictionPolicy;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -18,5 +18,5 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<entries::TokenEntries>()?;
     module.add_function(wrap_pyfunction!(hashes::hash_node_path, module)?)?;
     module.add_function(wrap_pyfunction!(hashes::hash_token_path, module)?)?;
-    module.add("GLOBAL_EVICTION_HASH", kvatlas_index::family::GLOBAL_EVICTION_HASH)
+    module.add("GLOBAL_EVICTION_HASH", kvatlas_trees::GLOBAL_EVICTION_HASH)
 }
