@@ -46,16 +46,18 @@ pub mod hash;
 mod index;
 mod levels;
 mod pages;
-mod reclaim;
+mod position;
+mod prefix;
+#[allow(unsafe_code, reason = "the one room that has it; its rules are in its text")]
+mod raw;
 pub mod reference;
 mod retire;
 mod roster;
 mod runs;
 mod sets;
-mod shared;
+mod spread;
 mod stats;
 mod sync;
-mod table;
 mod types;
 mod writer;
 

@@ -10,47 +10,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
+use crate::position::{Place, Position, ROOT};
+use crate::raw::{Children, Level, Levels, Published, Run, WriterToken};
 use crate::retire::{Garbage, Trash};
-use crate::shared::{Children, Level, Levels, Published, Run, WriterToken};
 
-/// The run that stands for the empty prompt.
-pub(crate) const ROOT: u32 = 0;
 /// A longer chain goes on in a child: bounds what moving a run costs.
 pub(crate) const MAX_RUN: usize = 1 << 16;
-/// No block hash: at positions whose holders all name them differently.
-pub(crate) const NO_NAME: u64 = 0xa5c3_96e1_7b24_d80f;
 const NO_RUN: u32 = u32::MAX;
-
-/// A block: which run, and which of its blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Position {
-    pub(crate) run: u32,
-    pub(crate) offset: u32,
-}
-
-impl Position {
-    /// Where this block's continuation is.
-    #[inline]
-    pub(crate) fn after(self) -> Place {
-        Place { run: self.run, blocks: self.offset + 1 }
-    }
-}
-
-/// A place between blocks: after so many blocks of a run. What comes next is in the run itself or in a child.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
-    pub(crate) run: u32,
-    pub(crate) blocks: u32,
-}
-
-impl Place {
-    pub(crate) const ROOT: Self = Self { run: ROOT, blocks: 0 };
-
-    /// The block before this place, if there is one.
-    pub(crate) fn before(self) -> Option<Position> {
-        (self.run != ROOT).then(|| Position { run: self.run, offset: self.blocks - 1 })
-    }
-}
 
 /// (fork, first child) pairs; most runs with children have one.
 type Forks = SmallVec<[(u32, u32); 2]>;

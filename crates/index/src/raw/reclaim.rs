@@ -1,11 +1,17 @@
 //! When may memory that readers could still see be freed?
 //!
-//! Readers announce themselves in a counter before they follow a pointer and take themselves back after; they never
+//! **Protocol.** Readers announce themselves in a counter before they follow a pointer and take themselves back after; they never
 //! wait and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been seen at
 //! zero at some moment after that: whoever could have seen the thing has left. This is the idea of sleepable RCU
 //! (McKenney 2006): counters come in two parities and new readers are steered to the other one, so that each counter
 //! gets its quiet moment under any load. Counters are striped by thread, each on a cache line of its own, so that
 //! readers do not fight for one.
+//!
+//! **Invariants.** A thing is unlinked before it is retired, so no reader that comes later finds it; a reader is counted
+//! before it follows its first pointer; a thing is freed only after each counter was seen at zero since it was retired.
+//! All of it is safe code, but the `unsafe` of this room stands on it.
+//!
+//! **Checked by** the tests and the loom model below (`make loom`).
 //!
 //! Why not a crate: the general collectors let readers run other people's destructors now and then, which is where
 //! their lookup tail comes from. Here all freeing is the writer's.

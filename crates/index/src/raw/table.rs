@@ -1,5 +1,6 @@
 //! A hash table whose every probe is one cache line and whose entries never move.
 //!
+//! **Protocol.** One writer inserts, replaces and removes by single stores of words while any number of readers probe.
 //! A line holds seven 64-bit values, a tag byte for each, and a count of the entries that wanted this line and found
 //! it full (the layout idea of folly's F14, with the overflow count instead of tombstones). Keys are not stored: the
 //! caller says whether a value is the one it means, which it must look at anyway. Because entries never move and a
@@ -7,7 +8,14 @@
 //! while is always found.
 //!
 //! The table does not grow by itself: its owner builds a larger one.
+//!
+//! **Invariants.** An empty slot is never offered to a reader: what it last held may be freed. A value is in its slot
+//! before its tag is in the line, and its tag is gone before the value may be freed. An overflow count is never less
+//! than the number of entries that went past its line.
+//!
+//! **Checked by** the test and the loom model below.
 
+use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
 const SLOTS: usize = 7;
@@ -170,29 +178,10 @@ fn slot(marks: u64) -> usize {
     marks.trailing_zeros() as usize / 8
 }
 
-/// Which of `lines` a hash belongs to: its high bits choose (multiply-shift, so any number of lines will do).
-#[inline]
-pub(crate) fn line_of(hash: u64, lines: usize) -> usize {
-    ((u128::from(hash) * lines as u128) >> 64) as usize
-}
-
-/// The next line, the first after the last.
-#[inline]
-pub(crate) fn line_after(line: usize, lines: usize) -> usize {
-    if line + 1 == lines { 0 } else { line + 1 }
-}
-
-/// Multiplies and folds: the mixing step of wyhash. `secret` keeps who chooses the inputs from choosing the lines.
-#[inline]
-pub(crate) fn mix(x: u64, y: u64, secret: u64) -> u64 {
-    let y = (y ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1;
-    let product = u128::from(x ^ secret) * u128::from(y);
-    (product >> 64) as u64 ^ product as u64
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::spread::mix;
 
     #[test]
     fn behaves_as_a_set_under_churn_at_full_load() {
@@ -219,5 +208,40 @@ mod tests {
             assert!(table.remove(hash(v), v + (1 << 40)));
         }
         assert!(table.lines.iter().all(|l| l.meta.load(Ordering::Relaxed) << 8 == 0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A reader finds an entry that is there all the while, and of another only what has been its value.
+    #[test]
+    fn what_stays_is_found_while_others_come_and_go() {
+        loom::model(|| {
+            const STAYS: u64 = 7;
+            let table = Arc::new(Table::with_room_for(1));
+            // One tag for all, so that every probe looks at every slot that it is offered.
+            table.insert(1, 3);
+            table.insert(1, STAYS);
+            let reader = {
+                let table = table.clone();
+                loom::thread::spawn(move || {
+                    let mut offered = Vec::new();
+                    let found = table.find(1, |value| {
+                        offered.push(value);
+                        value == STAYS
+                    });
+                    assert_eq!(found, Some(STAYS));
+                    assert!(offered.iter().all(|value| [3, 4, 5, STAYS].contains(value)));
+                })
+            };
+            assert!(table.replace(1, 3, 4));
+            assert!(table.remove(1, 4));
+            table.insert(1, 5);
+            reader.join().unwrap();
+        });
     }
 }

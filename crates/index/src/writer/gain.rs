@@ -1,23 +1,15 @@
 //! A holder gains blocks.
 
-use super::Writer;
+use super::link::Gained;
 use super::names::shared_names;
-use crate::runs::{Place, Position, ROOT};
-
-/// What became of a block that was announced.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Put {
-    New,
-    /// It was held already, the very same.
-    Same,
-    /// Another block of that name was held, and is no more.
-    Replaced,
-}
+use super::state::Writer;
+use crate::position::{Place, ROOT};
+use crate::prefix::common_prefix;
 
 impl Writer {
     /// `holder` holds consecutive blocks from now on. `same` gets the names of those it held already; the result is
     /// the number of blocks that lost their name to one of these.
-    pub(super) fn put(
+    pub(super) fn gain(
         &mut self,
         holder: u32,
         parent: Option<u64>,
@@ -35,16 +27,16 @@ impl Writer {
                 && regular > 0
             {
                 let until = done + regular;
-                let put = self.put_chain(holder, place, &names[done..until], &contents[done..until], same);
-                done += put;
-                if put > 0 {
+                let gained = self.gain_chain(holder, place, &names[done..until], &contents[done..until], same);
+                done += gained;
+                if gained > 0 {
                     continue;
                 }
             }
-            match self.put_one(holder, parent, names[done], contents[done]) {
-                Put::New => {}
-                Put::Same => same.push(names[done]),
-                Put::Replaced => {
+            match self.gain_one(holder, parent, names[done], contents[done]) {
+                Gained::New => {}
+                Gained::Same => same.push(names[done]),
+                Gained::Replaced => {
                     replaced += 1;
                     same.retain(|&name| name != names[done]);
                 }
@@ -54,28 +46,9 @@ impl Writer {
         replaced
     }
 
-    /// How many of these names concern no odd block of the holder.
-    #[inline]
-    pub(super) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
-        match &self.holders[holder as usize].odd {
-            None => names.len(),
-            Some(odd) if !odd.at.is_empty() => 0,
-            Some(odd) => names.iter().take_while(|&&name| odd.ignores(name)).count(),
-        }
-    }
-
-    /// The place after a regular block, or the root for none.
-    #[inline]
-    pub(super) fn place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
-        match name {
-            None => Some(Place::ROOT),
-            Some(name) => self.find(holder, name).map(Position::after),
-        }
-    }
-
     /// Stores a chain from a place that the holder reaches, up to the first block that is not plain: a name that is
     /// taken, or a position that is named otherwise. Returns how many were stored.
-    fn put_chain(
+    fn gain_chain(
         &mut self,
         holder: u32,
         mut place: Place,
@@ -86,7 +59,7 @@ impl Writer {
         let mut done = 0;
         while done < names.len() {
             if place.run != ROOT {
-                let (alike, agreed) = self.put_along(holder, place, &names[done..], &contents[done..], same);
+                let (alike, agreed) = self.gain_along(holder, place, &names[done..], &contents[done..], same);
                 done += agreed;
                 place.blocks += agreed as u32;
                 if agreed < alike || done == names.len() {
@@ -95,7 +68,7 @@ impl Writer {
             }
             match self.runs.child(place, contents[done]) {
                 Some(run) => place = Place { run, blocks: 0 },
-                None => return done + self.put_new(holder, place, &names[done..], &contents[done..]),
+                None => return done + self.gain_new(holder, place, &names[done..], &contents[done..]),
             }
         }
         done
@@ -104,7 +77,7 @@ impl Writer {
     /// Stores what lies in the run itself. Returns how many blocks have the same content there, and how many of
     /// these were stored.
     #[inline]
-    fn put_along(
+    fn gain_along(
         &mut self,
         holder: u32,
         place: Place,
@@ -140,10 +113,10 @@ impl Writer {
     }
 
     /// Stores what nobody has: at the end of the run, or in a new one.
-    fn put_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
+    fn gain_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let private = self.holders[holder as usize].private.is_some();
         if private {
-            self.put_new_privately(holder, place, names, contents)
+            self.gain_new_privately(holder, place, names, contents)
         } else {
             self.names.reserve(names.len(), || shared_names(&self.runs));
             let (run, start, end) = self.add_blocks(place, contents, Some(names));
@@ -162,7 +135,7 @@ impl Writer {
         }
     }
 
-    fn put_new_privately(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
+    fn gain_new_privately(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let (run, start, end) = self.add_blocks(place, contents, None);
         let Some(private) = &mut self.holders[holder as usize].private else { return 0 };
         private.reserve(names.len(), &self.runs);
@@ -195,19 +168,4 @@ impl Writer {
         }
         (end - start) as usize
     }
-}
-
-/// How many leading items are equal.
-#[inline]
-pub(crate) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
-    let n = a.len().min(b.len());
-    let (a, b) = (&a[..n], &b[..n]);
-    let mut i = 0;
-    while i + 8 <= n && a[i..i + 8] == b[i..i + 8] {
-        i += 8;
-    }
-    while i < n && a[i] == b[i] {
-        i += 1;
-    }
-    i
 }

@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::Writer;
-use crate::runs::{NO_NAME, Position};
+use super::state::Writer;
+use crate::position::{NO_NAME, Position};
 
 /// Neighbouring positions of one run, `low..=high`.
 #[derive(Clone, Copy)]
@@ -23,14 +23,14 @@ impl Writer {
     ///
     /// The order of the names does not matter, and engines differ in it: they are taken leaves first, so that a chain
     /// that goes as a whole leaves no holes behind on the way.
-    pub(super) fn del(&mut self, holder: u32, names: &[u64], gone: &mut Vec<u64>) {
+    pub(super) fn lose(&mut self, holder: u32, names: &[u64], gone: &mut Vec<u64>) {
         let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
         for &name in names {
             let regular = self.regular_prefix(holder, &[name]) == 1;
             if !regular {
                 // Whatever came before it in the list must be done first: it may be the same name.
                 self.cut(holder, &mut stretches);
-                if self.del_one(holder, name) {
+                if self.lose_one(holder, name) {
                     gone.push(name);
                 }
                 continue;
@@ -86,7 +86,7 @@ impl Writer {
             && self.runs.get(at.run).names().get(at.offset as usize) == Some(&name)
             && name != NO_NAME
             && self.covers(holder, at)
-            && !it.covers_oddly(at);
+            && !it.covers_irregularly(at);
         is_it.then_some(at)
     }
 
@@ -102,7 +102,7 @@ impl Writer {
                 continue;
             }
             for offset in (low..=high).rev() {
-                self.del_regular(holder, Position { run, offset });
+                self.lose_regular(holder, Position { run, offset });
             }
         }
         if let Some(last) = stretches.last() {
@@ -131,22 +131,23 @@ impl Writer {
     }
 
     /// Takes one block out, whatever kind it is; returns whether it was held.
-    pub(super) fn del_one(&mut self, holder: u32, name: u64) -> bool {
-        if self.holders[holder as usize].odd_block(name).is_some() {
-            self.del_odd(holder, name);
+    pub(super) fn lose_one(&mut self, holder: u32, name: u64) -> bool {
+        if self.holders[holder as usize].irregular_block(name).is_some() {
+            self.detach_irregular(holder, name);
             return true;
         }
         let Some(at) = self.find(holder, name) else { return false };
-        self.del_regular(holder, at);
+        self.lose_regular(holder, at);
         true
     }
 
-    /// Takes a regular block out. What it held below becomes odd.
-    fn del_regular(&mut self, holder: u32, at: Position) {
+    /// Takes a regular block out. What it held below becomes irregular.
+    fn lose_regular(&mut self, holder: u32, at: Position) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
-        let odd_ones_reachable = self.holders[holder as usize].odd.as_ref().is_some_and(|odd| !odd.at.is_empty());
-        if is_leaf && !odd_ones_reachable {
+        let irregular_reachable =
+            self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| !irregular.at.is_empty());
+        if is_leaf && !irregular_reachable {
             self.lower(holder, at.run, cutoff, at.offset);
         } else {
             self.detach(holder, at);

@@ -1,0 +1,46 @@
+//! The writer: all there is to know about who holds what.
+//!
+//! A holder's *regular* blocks are those reachable from the root whose positions it covers under one name; nearly all
+//! are. In each run they are a prefix, so a holder is one cutoff a run, kept in the run's levels. Whatever is not like
+//! that (blocks below a hole, orphans, second names of one position) is *irregular* and kept aside by name.
+//!
+//! Readers see only levels. They change from the root down when a holder gains and from the leaves up when it loses,
+//! so that at every moment what a reader sees of a holder is a prefix that it holds then.
+//!
+//! All of it is methods of one [`Writer`], in layers; each file calls only those above it in this table:
+//!
+//! | file | what |
+//! |---|---|
+//! | `slots.rs`, `names.rs` | block hash to position: the hash table, the shared names and a holder's own |
+//! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
+//! | `state.rs` | the writer: what it is made of, and when it frees |
+//! | `lookup.rs` | what a holder has, by name and by position |
+//! | `cover.rs` | how far a holder covers a run: levels and names change together |
+//! | `detach.rs`, `lose.rs` | a holder loses blocks: those with others below them, then all |
+//! | `link.rs`, `gain.rs` | a holder gains blocks: one of any kind, then chains |
+//! | `chains.rs`, `tiers.rs` | a holder's blocks as chains; the holders of the views beyond the device |
+//! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
+//! | `dump.rs`, `stats.rs` | everything held, and how much it is |
+
+mod chains;
+mod clear;
+mod cover;
+mod detach;
+mod dump;
+mod gain;
+mod holder;
+mod irregular;
+mod link;
+mod lookup;
+mod lose;
+mod names;
+mod remove;
+mod slots;
+mod state;
+mod stats;
+mod store;
+mod tiers;
+mod workers;
+
+pub(crate) use state::Writer;
+pub(crate) use store::Chain;
