@@ -42,6 +42,7 @@
 
 mod error;
 mod find;
+mod forks;
 pub mod hash;
 mod index;
 mod levels;

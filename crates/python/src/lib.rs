@@ -1,7 +1,6 @@
 //! The Python module `kvatlas._native`: conversion between Python's types and the crates', and no logic.
 
 mod bench;
-mod buffer;
 mod designs;
 mod errors;
 mod events;
@@ -9,7 +8,8 @@ mod found;
 mod gil;
 mod hashing;
 mod index;
-mod layout;
+#[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
+mod raw;
 mod scalars;
 mod sequences;
 mod service;

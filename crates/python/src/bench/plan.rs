@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::raised;
-use crate::buffer::{Offer, offer};
 use crate::errors;
+use crate::raw::{Offer, offer};
 use crate::scalars::{describe, int, string};
 
 /// What happens to an index, and when: lookups, stores, removals and clears at given moments.

@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
 use super::token_bytes::{TokenBytes, token_bytes};
-use crate::buffer::NewArray;
 use crate::errors;
 use crate::gil::detach_if;
+use crate::raw::NewArray;
 use crate::scalars::{block_hash, describe, int, string};
 use crate::sequences::{contents, names};
 

@@ -3,8 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 
-use crate::buffer::{Array, Offer, offer};
 use crate::errors;
+use crate::raw::{Array, Offer, offer};
 use crate::scalars::describe;
 use crate::sequences::tokens;
 

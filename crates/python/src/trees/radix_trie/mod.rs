@@ -20,7 +20,7 @@ pub(crate) use node::TrieNode;
 use words::{Symbols, Token, Use, Words};
 
 use crate::errors;
-use crate::layout::Layout;
+use crate::raw::Layout;
 use crate::scalars::{describe, int};
 
 fn refused(error: &Error) -> PyErr {

@@ -11,8 +11,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
 
-use crate::buffer::{Array, Offer, offer, plain_ints};
 use crate::errors;
+use crate::raw::{Array, Offer, offer, plain_ints};
 use crate::scalars::{describe, int, string};
 
 /// The first symbol.

@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::answers::TreeMatch;
-use crate::buffer::{Offer, offer};
 use crate::errors;
+use crate::raw::{Offer, offer};
 use crate::scalars::{describe, int, string};
 use crate::sequences::{Tokens, tokens};
 
