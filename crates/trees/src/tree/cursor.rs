@@ -4,7 +4,7 @@
 //! the path it is at, and adds and cuts. A node that is gone when its turn comes is left out.
 
 use super::core::{Core, ROOT};
-use super::shared_tree::SharedTree;
+use super::shared::SharedTree;
 use super::types::{Entry, TenantId};
 use super::units::Units;
 

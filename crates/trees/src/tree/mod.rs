@@ -12,23 +12,21 @@
 //! - **Edges** are ranges of buffers that an insert makes once; a split shares the buffer (`text.rs`, `tokens.rs` say how
 //!   the units are stored in less than their own size, and compared without being unpacked).
 //! - **Accesses** write one number at the node where they end. What a walk from the root would have written further up
-//!   is recovered when leaves go: a leaf hands its last access, hits and priority to its parent (`core.rs`).
-//! - **Eviction order**: a heap of leaves for each tenant, mended when looked at (`evict.rs`).
+//!   is recovered when leaves go: a leaf hands its last access, hits and priority to its parent (`core/`).
+//! - **Eviction order**: a heap of leaves for each tenant, mended when looked at (`core/order.rs`).
 //! - **Locks**: one for the tree. Comparing happens under the read lock, encoding under none, and the write lock is for
-//!   splicing only (`shared_tree.rs`).
+//!   splicing only (`shared/`).
 
 #[cfg(test)]
 mod check;
 mod children;
 mod core;
 mod cursor;
-mod evict;
 mod holders;
 mod pair_code;
 mod path_hash;
 mod policy;
-mod shared_evict;
-mod shared_tree;
+mod shared;
 mod snapshot;
 mod tenants;
 mod text;
@@ -43,7 +41,7 @@ pub use policy::EvictionPolicy;
 pub use types::{Entry, PrefixMatch, TenantId, TreeError};
 
 pub(crate) use cursor::Cursor;
-pub(crate) use shared_tree::SharedTree;
+pub(crate) use shared::SharedTree;
 pub(crate) use snapshot::header as snapshot_header;
 pub(crate) use text::Text;
 pub(crate) use tokens::Tokens;

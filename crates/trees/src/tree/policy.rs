@@ -1,5 +1,7 @@
 //! Which leaf goes first.
 
+use std::cmp::Reverse;
+
 use super::holders::Holder;
 use super::types::TreeError;
 
@@ -23,6 +25,9 @@ pub enum EvictionPolicy {
 
 /// What eviction orders leaves by, smallest first.
 pub(crate) type Rank = (u64, u64);
+
+/// A node that was a leaf of a tenant, with the rank it had then. The greatest of a heap is the first to go.
+pub(crate) type Leaf = (Reverse<Rank>, u32);
 
 impl EvictionPolicy {
     /// Every policy.

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::core::{Core, Piece, ROOT, Run};
 use super::holders::Holder;
 use super::policy::EvictionPolicy;
-use super::shared_tree::SharedTree;
+use super::shared::SharedTree;
 use super::types::TreeError;
 use super::units::{LONGEST, Units};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::evict::Leaf;
+use super::policy::Leaf;
 use super::types::TenantId;
 
 /// What is known of a tenant.
@@ -16,7 +16,7 @@ pub(crate) struct Tenant {
     pub(crate) units: usize,
     /// Nodes it holds no child of.
     pub(crate) leaves: usize,
-    /// The leaves by rank, and some that are none any more: see `evict.rs`.
+    /// The leaves by rank, and some that are none any more: see `core/order.rs`.
     pub(crate) order: BinaryHeap<Leaf>,
 }
 

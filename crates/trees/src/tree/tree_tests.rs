@@ -1,6 +1,7 @@
 //! Histories after which everything kept beside the nodes is checked, and moments that need two threads, made by hand.
 
-use super::shared_tree::{START, SharedTree};
+use super::core::START;
+use super::shared::SharedTree;
 use super::{EvictionPolicy, Text, Tokens, Units};
 
 fn numbers(mut state: u64) -> impl FnMut(usize) -> usize {

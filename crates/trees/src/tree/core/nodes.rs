@@ -1,4 +1,4 @@
-//! The tree itself, for one writer: nodes, and the few ways to change them. Who may call when is `shared_tree.rs`.
+//! Nodes, and the runs that their edges are in.
 //!
 //! Nodes are named by number. A number comes back after its node is gone, so whoever keeps one while the lock is not
 //! held keeps the node's `birth`, too, which no other node has; and its `shape`, which changes with its edge.
@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use super::children::Children;
-use super::holders::{Holder, Holders};
-use super::path_hash::PathHasher;
-use super::policy::EvictionPolicy;
-use super::tenants::Tenants;
-use super::units::{Mark, Units};
+use crate::tree::children::Children;
+use crate::tree::holders::Holders;
+use crate::tree::path_hash::PathHasher;
+use crate::tree::policy::{EvictionPolicy, Leaf};
+use crate::tree::tenants::Tenants;
+use crate::tree::units::{Mark, Units};
 
 /// The root: it holds nothing and has no edge.
 pub(crate) const ROOT: u32 = 0;
@@ -20,7 +20,7 @@ pub(crate) const ROOT: u32 = 0;
 pub(crate) struct Run<B> {
     pub(crate) buffer: B,
     items: u32,
-    pub(super) live: AtomicU32,
+    pub(crate) live: AtomicU32,
 }
 
 impl<B> Run<B> {
@@ -44,7 +44,7 @@ pub(crate) struct Node<B> {
 }
 
 impl<B> Node<B> {
-    pub(super) fn heap_bytes(&self) -> usize {
+    pub(crate) fn heap_bytes(&self) -> usize {
         self.children.heap_bytes() + self.holders.heap_bytes()
     }
 }
@@ -74,7 +74,7 @@ pub(crate) struct Core<U: Units> {
     pub(crate) policy: EvictionPolicy,
     pub(crate) units_of: Arc<U>,
     // A box for each node: what is evicted is given back, and the list of boxes is small beside them.
-    pub(super) nodes: Vec<Option<Box<Node<U::Buffer>>>>,
+    pub(crate) nodes: Vec<Option<Box<Node<U::Buffer>>>>,
     free: Vec<u32>,
     pub(crate) tenants: Tenants,
     births: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Core<U: Units> {
     /// Units held, by all tenants together.
     pub(crate) units: usize,
     /// Bytes of nodes, what hangs on them, and runs.
-    pub(super) stored: usize,
+    pub(crate) stored: usize,
     /// Entries in the tenants' orders.
     pub(crate) queued: usize,
 }
@@ -129,7 +129,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    fn node_mut(&mut self, node: u32) -> &mut Node<U::Buffer> {
+    pub(super) fn node_mut(&mut self, node: u32) -> &mut Node<U::Buffer> {
         match self.nodes[node as usize].as_deref_mut() {
             Some(node) => node,
             None => unreachable!("node {node} is gone"),
@@ -150,7 +150,7 @@ impl<U: Units> Core<U> {
         self.stored
             + self.nodes.capacity() * size_of::<usize>()
             + self.free.capacity() * 4
-            + self.queued * size_of::<super::evict::Leaf>()
+            + self.queued * size_of::<Leaf>()
             + self.tenants.bytes()
     }
 
@@ -186,7 +186,7 @@ impl<U: Units> Core<U> {
     }
 
     /// Changes what hangs on a node, and counts the bytes.
-    fn change<T>(&mut self, node: u32, how: impl FnOnce(&mut Node<U::Buffer>) -> T) -> T {
+    pub(super) fn change<T>(&mut self, node: u32, how: impl FnOnce(&mut Node<U::Buffer>) -> T) -> T {
         let node = self.node_mut(node);
         let before = node.heap_bytes();
         let out = how(node);
@@ -195,7 +195,7 @@ impl<U: Units> Core<U> {
         out
     }
 
-    pub(super) fn run_bytes(run: &Run<U::Buffer>) -> usize {
+    pub(crate) fn run_bytes(run: &Run<U::Buffer>) -> usize {
         // The counters of the `Arc` are beside it.
         16 + size_of::<Run<U::Buffer>>() + U::bytes(&run.buffer)
     }
@@ -261,7 +261,7 @@ impl<U: Units> Core<U> {
     }
 
     /// Takes away a node without holders.
-    fn remove(&mut self, number: u32) {
+    pub(super) fn remove(&mut self, number: u32) {
         let (parent, key) = (self.node(number).parent, self.node(number).key);
         self.change(parent, |p| p.children.remove(key, number));
         let Some(node) = self.nodes[number as usize].take() else { return };
@@ -321,77 +321,6 @@ impl<U: Units> Core<U> {
         self.nodes.shrink_to(self.nodes.len() + self.nodes.len() / 8);
     }
 
-    // Tenants on nodes.
-
-    /// Adds a tenant to a node and all above it that it does not hold, as of `tick`.
-    pub(crate) fn attach(&mut self, node: u32, tenant: u32, tick: u64) {
-        let (mut at, mut kids, mut added) = (node, 0, 0);
-        let mut new_leaf = true;
-        while at != ROOT {
-            if let Some(holder) = self.node_mut(at).holders.get_mut(tenant) {
-                // Its first child among the tenant's: it was a leaf, and the one below is in its place.
-                new_leaf = holder.kids > 0;
-                holder.kids += kids;
-                if kids == 0 {
-                    return;
-                }
-                break;
-            }
-            self.change(at, |n| n.holders.add(Holder::new(tenant, kids, tick)));
-            let node = self.node(at);
-            added += node.units as usize;
-            at = node.parent;
-            kids = 1;
-        }
-        self.units += added;
-        if let Some(tenant) = self.tenants.get_mut(tenant) {
-            tenant.units += added;
-            tenant.leaves += usize::from(new_leaf);
-        }
-    }
-
-    /// Takes a leaf from a tenant; its units. The node goes with its last holder, and the tenant with its last node.
-    pub(crate) fn detach(&mut self, node: u32, tenant: u32) -> usize {
-        let (units, parent) = (self.node(node).units as usize, self.node(node).parent);
-        let Some(gone) = self.change(node, |n| n.holders.remove(tenant)) else { return 0 };
-        let mut promoted = false;
-        if parent != ROOT
-            && let Some(above) = self.node_mut(parent).holders.get_mut(tenant)
-        {
-            above.inherit(&gone);
-            above.kids -= 1;
-            promoted = above.kids == 0;
-        }
-        self.units -= units;
-        let empty = match self.tenants.get_mut(tenant) {
-            Some(tenant) => {
-                tenant.units -= units;
-                tenant.leaves -= usize::from(!promoted);
-                tenant.units == 0
-            }
-            None => false,
-        };
-        if empty {
-            self.queued -= self.tenants.get(tenant).map_or(0, |t| t.order.len());
-            self.tenants.forget(tenant);
-        } else if promoted {
-            self.enqueue(parent, tenant);
-        }
-        if self.node(node).holders.is_empty() {
-            self.remove(node);
-        }
-        units
-    }
-
-    /// The access that ends an insert, and its place in the order of eviction.
-    pub(crate) fn end_insert(&mut self, node: u32, tenant: u32, tick: u64, priority: i32) {
-        if let Some(holder) = self.node_mut(node).holders.get_mut(tenant) {
-            holder.access(tick);
-            holder.priority = holder.priority.max(priority);
-        }
-        self.enqueue(node, tenant);
-    }
-
     /// Goes on numbering births after another tree's: this one is put in its place.
     pub(crate) fn births_from(&mut self, other: &Self) {
         self.births = other.births;
@@ -419,37 +348,5 @@ impl<U: Units> Core<U> {
             }
         }
         None
-    }
-
-    /// Adds a holder to a node of a tree that is being read; false if it does not hold the parent.
-    pub(crate) fn restore_holder(&mut self, node: u32, holder: Holder) -> bool {
-        let (tenant, parent) = (holder.tenant, self.node(node).parent);
-        if parent != ROOT {
-            let Some(above) = self.node_mut(parent).holders.get_mut(tenant) else { return false };
-            above.kids += 1;
-        }
-        self.change(node, |n| n.holders.add(holder));
-        let units = self.node(node).units as usize;
-        self.units += units;
-        if let Some(tenant) = self.tenants.get_mut(tenant) {
-            tenant.units += units;
-        }
-        true
-    }
-
-    /// Puts all leaves of a tree that has been read in their tenants' orders.
-    pub(crate) fn enqueue_all(&mut self) {
-        for number in 1..self.nodes.len() as u32 {
-            let leaves: Vec<u32> = self
-                .try_node(number)
-                .map(|n| n.holders.iter().filter(|h| h.kids == 0).map(|h| h.tenant).collect())
-                .unwrap_or_default();
-            for tenant in leaves {
-                if let Some(tenant) = self.tenants.get_mut(tenant) {
-                    tenant.leaves += 1;
-                }
-                self.enqueue(number, tenant);
-            }
-        }
     }
 }

@@ -2,15 +2,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::core::Core;
-use super::shared_tree::SharedTree;
-use super::types::TenantId;
-use super::units::Units;
+use super::tree::{NONE, SharedTree};
+use crate::tree::core::Core;
+use crate::tree::path_hash::GLOBAL_EVICTION_HASH;
+use crate::tree::types::TenantId;
+use crate::tree::units::Units;
 
 /// Leaves evicted before others get a turn.
 const SLICE: usize = 512;
-/// No budget.
-pub(super) const NONE: usize = usize::MAX;
 
 impl<U: Units> SharedTree<U> {
     pub(crate) fn evict_tenant(&self, tenant: &str, most: usize) -> usize {
@@ -69,7 +68,7 @@ impl<U: Units> SharedTree<U> {
 
     /// After an insert: when it went over the budget, evicts somewhat more than that, so that not each of the next
     /// inserts must.
-    pub(super) fn keep_budget(&self, core: parking_lot::RwLockWriteGuard<'_, Core<U>>) {
+    pub(crate) fn keep_budget(&self, core: parking_lot::RwLockWriteGuard<'_, Core<U>>) {
         let budget = self.budget.load(Relaxed);
         let stored = core.bytes();
         drop(core);
@@ -91,7 +90,7 @@ impl<U: Units> SharedTree<U> {
 
     /// Evicts the node of this path and all below it, for a tenant or for all.
     pub(crate) fn evict_path(&self, hash: u64, tenant: Option<&str>) -> usize {
-        if hash == super::path_hash::GLOBAL_EVICTION_HASH {
+        if hash == GLOBAL_EVICTION_HASH {
             return match tenant {
                 Some(tenant) => self.evict_tenant(tenant, 0),
                 None => {
