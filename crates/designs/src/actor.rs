@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, Builder, JoinHandle};
 
-use super::homes::Homes;
-use super::mailbox::{Broken, Mailbox};
-use super::{Change, Feed, LadderStats, Local, Scores, WorkerId};
+use crate::homes::Homes;
+use crate::interface::{Change, Feed, LadderStats, Local, Scores, WorkerId};
+use crate::mailbox::{Broken, Mailbox};
 use kvatlas_index::BlockHash;
 
 /// A design of one thread on a thread of its own. Dropping it ends the thread; what it has not applied is lost.

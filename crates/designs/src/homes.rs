@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-use super::WorkerId;
+use crate::interface::WorkerId;
 
 /// Workers beyond this number have a fixed home, so that one wild number does not cost gigabytes.
 const DEALT: u32 = 1 << 22;

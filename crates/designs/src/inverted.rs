@@ -24,8 +24,8 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use super::few::Few;
-use super::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use crate::few::Few;
+use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
 /// The inverted index. See the module's text.

@@ -5,7 +5,7 @@
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
+use crate::interface::{Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 
 /// Any [`Local`] design behind a reader–writer lock.

@@ -17,7 +17,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crossbeam_utils::{Backoff, CachePadded};
 
-use super::Change;
+use crate::interface::Change;
 
 /// Changes in a vector of the queue.
 const PAGE: usize = 1024;

@@ -2,17 +2,17 @@
 
 use std::io;
 
-use super::actor::{Actor, ShardedActors};
-use super::concurrent::ConcurrentRadixTree;
-use super::grouped::{GroupOptions, GroupedIndex};
-use super::inverted::InvertedIndex;
-use super::locked::Locked;
-use super::nested::NestedMap;
-use super::pool::EventPool;
-use super::positional::{self, InvalidOption, Layout, PositionalIndexer, Search};
-use super::radix::RadixTree;
-use super::top::Top;
-use super::{Concurrent, Feed, Local};
+use crate::actor::{Actor, ShardedActors};
+use crate::concurrent::ConcurrentRadixTree;
+use crate::grouped::{GroupOptions, GroupedIndex};
+use crate::interface::{Concurrent, Feed, Local};
+use crate::inverted::InvertedIndex;
+use crate::locked::Locked;
+use crate::nested::NestedMap;
+use crate::pool::EventPool;
+use crate::positional::{self, InvalidOption, Layout, PositionalIndexer, Search};
+use crate::radix::RadixTree;
+use crate::top::Top;
 
 /// How a rung is to be made. What a rung has no use for it leaves alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

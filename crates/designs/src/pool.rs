@@ -12,9 +12,9 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use super::homes::Homes;
-use super::mailbox::{Broken, Mailbox};
-use super::{Change, Concurrent, Feed, LadderStats, Scores, WorkerId};
+use crate::homes::Homes;
+use crate::interface::{Change, Concurrent, Feed, LadderStats, Scores, WorkerId};
+use crate::mailbox::{Broken, Mailbox};
 use kvatlas_index::BlockHash;
 
 /// A concurrent design fed by threads of its own. Dropping it ends the threads; what they have not applied is lost.

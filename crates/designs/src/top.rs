@@ -5,7 +5,7 @@
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, Tier, View};
 
-use super::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
+use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// [`BlockIndex`] with workers by number.

@@ -52,8 +52,8 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
 use self::nodes::{Nodes, ROOTS, make_chain, unmake_chain};
-use super::radix::{Ended, Names, NodeId, Running};
-use super::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use crate::radix::{Ended, Names, NodeId, Running};
 use kvatlas_index::BlockHash;
 
 /// A worker's side of the tree.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 
-use crate::WorkerId;
+use crate::interface::WorkerId;
 use crate::radix::{Children, NodeId, WorkerSet};
 
 /// Parents of the first blocks. Several, so that prompts that have nothing in common do not meet at one lock.

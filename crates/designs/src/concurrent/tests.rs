@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use super::ConcurrentRadixTree;
+use crate::interface::{Change, Concurrent, Local, WorkerId};
 use crate::radix::RadixTree;
 use crate::radix::testing::{Alone, Habits, Random, answer, check, mix, names, stream};
-use crate::{Change, Concurrent, Local, WorkerId};
 use kvatlas_index::BlockHash;
 use kvatlas_testing::seeds;
 

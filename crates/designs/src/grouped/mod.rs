@@ -31,7 +31,7 @@ use parking_lot::RwLock;
 
 pub use super::positional::Sparse;
 use super::positional::{Coverage, InvalidOption, Layout, Options, PositionalIndexer, Query, Table, Top, Walk};
-use super::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
 /// How the levels are laid out.

@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use super::coverage::Coverage;
 use super::holes::{Holes, Spot};
 use super::table::{Place, Table};
-use crate::WorkerId;
+use crate::interface::WorkerId;
 use kvatlas_index::BlockHash;
 
 fn spot(place: Place) -> Spot {

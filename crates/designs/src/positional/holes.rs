@@ -6,7 +6,7 @@ use hashbrown::{HashMap, HashSet};
 use parking_lot::RwLock;
 
 use super::search::Query;
-use crate::{Scores, WorkerId};
+use crate::interface::{Scores, WorkerId};
 
 /// A place without its content: (position, prefix hash) is enough to tell the places of one worker apart.
 pub(crate) type Spot = (u32, u64);

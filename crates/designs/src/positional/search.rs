@@ -7,10 +7,10 @@
 
 use super::coverage::Sparse;
 use super::entry::Entry;
+use super::options::{Options, Search};
 use super::set::WorkerSet;
 use super::table::Table;
-use super::{Options, Search};
-use crate::Scores;
+use crate::interface::Scores;
 use kvatlas_index::hash::prefix_hashes_into;
 
 /// A query with as many prefix hashes as were needed so far.

@@ -12,8 +12,8 @@ use hashbrown::DefaultHashBuilder;
 use hashbrown::hash_table::{self, HashTable};
 use parking_lot::RwLock;
 
-use super::Layout;
 use super::entry::{Added, Entry, Taken};
+use super::options::Layout;
 
 /// Where a block stands: what is announced for it, and the prefix that it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

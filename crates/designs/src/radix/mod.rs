@@ -52,7 +52,7 @@ use hashbrown::HashMap;
 pub(super) use self::children::{Children, NodeId};
 pub(super) use self::names::{Ended, Names};
 pub(super) use self::workers::{Running, WorkerSet};
-use super::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
 /// Where every chain begins. It has no block, no holders and no end.

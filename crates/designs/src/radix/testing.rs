@@ -1,6 +1,6 @@
 //! Random streams of changes for the two radix trees, and the comparison with the reference.
 
-use crate::{Change, Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
+use crate::interface::{Change, Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, Tier, View};
 

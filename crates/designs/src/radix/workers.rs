@@ -6,7 +6,7 @@
 
 use smallvec::SmallVec;
 
-use crate::{Scores, WorkerId};
+use crate::interface::{Scores, WorkerId};
 
 /// A set of workers.
 #[derive(Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Error;
+use super::error::Error;
 
 /// The variable for [`Settings::max_contexts`].
 pub const MAX_CONTEXTS: &str = "AIBRIX_SYNC_MAX_CONTEXTS";

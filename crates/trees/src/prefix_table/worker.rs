@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use super::Error;
+use super::error::Error;
 
 #[derive(Debug)]
 pub(super) struct Worker {

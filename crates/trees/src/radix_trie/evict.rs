@@ -1,7 +1,7 @@
 //! Eviction: the least recently used leaf that nobody uses, from its tail, then the next.
 
-use super::RadixTrie;
 use super::node::{NONE, Node, ROOT};
+use super::trie::RadixTrie;
 
 impl<B> RadixTrie<B> {
     /// Takes up to `wanted` blocks out of the trie, fewer if the rest is in use. They are the caller's now.

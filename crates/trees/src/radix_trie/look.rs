@@ -1,7 +1,8 @@
 //! Looking at a trie without changing it: its nodes one by one, and what it has.
 
-use super::node::{NONE, Node, ROOT};
-use super::{Error, NodeId, RadixTrie};
+use super::error::Error;
+use super::node::{NONE, Node, NodeId, ROOT};
+use super::trie::RadixTrie;
 
 /// The tokens and the blocks of a node.
 type Part<'a, B> = (&'a [u32], &'a [B]);

@@ -1,10 +1,11 @@
 //! Random operations against a map from whole sequences to blocks, with a recount of everything after each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvatlas_testing::Random;
 
 use super::node::{NONE, ROOT};
 use super::*;
-use kvatlas_testing::Random;
 
 impl<B> RadixTrie<B> {
     /// Everything that can be counted again is.
