@@ -11,7 +11,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `plan.rs`, `file.rs` | the plan, its checks and its file |
+//! | `plan/` | the plan, its checks and its file |
 //! | `subject.rs`, `feed.rs`, `open.rs` | an index under replay; any rung of the ladder, by its name |
 //! | `driver/` | the generator, the query threads, and when to stop |
 //! | `truth.rs`, `compare.rs` | what the plan says, and whether the index says the same |
@@ -23,7 +23,6 @@ mod compare;
 mod driver;
 mod error;
 mod feed;
-mod file;
 mod machine;
 mod open;
 mod options;

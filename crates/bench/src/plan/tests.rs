@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 
 use super::*;
+use crate::error::Error;
 use crate::testing::{Mix, plan};
 
 struct Scratch(PathBuf);

@@ -1,12 +1,4 @@
-//! A plan's file: a head of fixed size, the columns one after another, a checksum. Everything little endian.
-//!
-//! ```text
-//! "KVAPLAN\0"  version u32  workers u32  block size u32  0 u32  ops u64  contents u64  removed u64  meta bytes u64
-//! times  starts  parents  contents  names  removed  (u64 each)   workers  lengths  (u32)   kinds (u8)   meta (UTF-8)
-//! XXH3-128 of all that u128
-//! ```
-//!
-//! There are no choices in it, so equal plans are equal bytes.
+//! A plan is saved to a file and loaded from one.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
@@ -14,15 +6,10 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::checked::Plan;
+use super::columns::Columns;
+use super::format::{CHECKSUM, CHUNK, HEAD, MAGIC, Sink, Source, VERSION, write};
 use crate::error::Error;
-use crate::plan::{Columns, Plan};
-
-const MAGIC: [u8; 8] = *b"KVAPLAN\0";
-const VERSION: u32 = 1;
-const HEAD: usize = 56;
-const CHECKSUM: usize = 16;
-/// Bytes converted at once.
-const CHUNK: usize = 1 << 16;
 
 impl Plan {
     /// Writes the plan to a file, which appears under its name only when it is whole.
@@ -112,78 +99,5 @@ impl Plan {
         }
         columns.meta = String::from_utf8(meta).map_err(|_| wrong("has a meta that is not UTF-8"))?;
         Self::new(columns).map_err(|error| wrong(&error.to_string()))
-    }
-}
-
-/// XXH3-128 of what a file of the plan contains before its checksum.
-pub(crate) fn checksum(columns: &Columns) -> u128 {
-    let mut sink = Sink { out: io::sink(), sum: Xxh3Default::new() };
-    // A sink takes everything.
-    let _ = write(columns, &mut sink);
-    sink.sum.digest128()
-}
-
-fn write(c: &Columns, sink: &mut Sink<impl Write>) -> io::Result<()> {
-    sink.put(&MAGIC)?;
-    for number in [VERSION, c.worker_count, c.block_size, 0] {
-        sink.put(&number.to_le_bytes())?;
-    }
-    for length in [c.times.len(), c.contents.len(), c.removed.len(), c.meta.len()] {
-        sink.put(&(length as u64).to_le_bytes())?;
-    }
-    for column in [&c.times, &c.starts, &c.parents, &c.contents, &c.names, &c.removed] {
-        sink.numbers(column, |number| number.to_le_bytes())?;
-    }
-    for column in [&c.workers, &c.lengths] {
-        sink.numbers(column, |number| number.to_le_bytes())?;
-    }
-    sink.put(&c.kinds)?;
-    sink.put(c.meta.as_bytes())
-}
-
-struct Sink<W> {
-    out: W,
-    sum: Xxh3Default,
-}
-
-impl<W: Write> Sink<W> {
-    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.sum.update(bytes);
-        self.out.write_all(bytes)
-    }
-
-    fn numbers<T: Copy, const N: usize>(&mut self, numbers: &[T], bytes: impl Fn(T) -> [u8; N]) -> io::Result<()> {
-        let mut buffer = Vec::with_capacity(CHUNK);
-        for chunk in numbers.chunks(CHUNK / N) {
-            buffer.clear();
-            chunk.iter().for_each(|&number| buffer.extend_from_slice(&bytes(number)));
-            self.put(&buffer)?;
-        }
-        Ok(())
-    }
-}
-
-struct Source<R> {
-    input: R,
-    sum: Xxh3Default,
-}
-
-impl<R: Read> Source<R> {
-    fn fill(&mut self, bytes: &mut [u8]) -> io::Result<()> {
-        self.input.read_exact(bytes)?;
-        self.sum.update(bytes);
-        Ok(())
-    }
-
-    fn numbers<T, const N: usize>(&mut self, count: usize, number: impl Fn([u8; N]) -> T) -> io::Result<Vec<T>> {
-        let mut numbers = Vec::with_capacity(count);
-        let mut buffer = vec![0; CHUNK / N * N];
-        while numbers.len() < count {
-            let bytes = &mut buffer[..(CHUNK / N).min(count - numbers.len()) * N];
-            self.fill(bytes)?;
-            let (items, _) = bytes.as_chunks::<N>();
-            numbers.extend(items.iter().map(|&item| number(item)));
-        }
-        Ok(numbers)
     }
 }
