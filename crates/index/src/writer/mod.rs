@@ -18,6 +18,7 @@
 //! | `cover.rs` | how far a holder covers a run: levels and names change together |
 //! | `detach.rs`, `lose.rs` | a holder loses blocks: those with others below them, then all |
 //! | `link.rs`, `gain.rs` | a holder gains blocks: one of any kind, then chains |
+//! | `ranks.rs` | a rank of a worker becomes known |
 //! | `chains.rs`, `tiers.rs` | a holder's blocks as chains; the holders of the views beyond the device |
 //! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
 //! | `dump.rs`, `stats.rs` | everything held, and how much it is |
@@ -34,6 +35,7 @@ mod link;
 mod lookup;
 mod lose;
 mod names;
+mod ranks;
 mod remove;
 mod slots;
 mod state;

@@ -437,7 +437,11 @@ macro_rules! tree {
             ///     iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
             ///     a counter of this tree's.
             fn iter_entries(slf: &Bound<'_, Self>) -> $entries {
-                $entries::new(slf.clone().unbind(), slf.get().core.entries())
+                let (tree, cursor) = (slf.clone().unbind(), Mutex::new(slf.get().core.entries()));
+                $entries::new(move |py| {
+                    let $name { core, writers } = tree.get();
+                    writers.write(py, false, || cursor.lock().unwrap_or_else(PoisonError::into_inner).next(core))
+                })
             }
 
             /// The tree as bytes: the same tree makes the same bytes. The budget is not in them.
