@@ -1,6 +1,6 @@
-//! An open-loop replay: events and lookups at the moments a plan gives them, against any index, and what came of it.
+//! An open-loop load test: events and lookups at the moments a plan gives them, against any index, and what came of it.
 //!
-//! A [`Plan`] says which worker stores and evicts what, and who asks what, at which moment. A replay stretches or
+//! A [`Plan`] says which worker stores and evicts what, and who asks what, at which moment. A run stretches or
 //! squeezes it into a window and issues every operation at its absolute deadline on a thread that waits for nobody: no
 //! answer that is slow delays the next question, so what a user would have waited is what is recorded. An event
 //! counts when it has been applied, not when it was sent, and the clock stops when every queue is empty.
@@ -12,10 +12,10 @@
 //! | file | what |
 //! |---|---|
 //! | `plan/` | the plan, its checks and its file |
-//! | `subject.rs`, `feed.rs`, `open.rs` | an index under replay; any rung of the ladder, by its name |
+//! | `subject.rs`, `feed.rs`, `open.rs` | an index under test; any rung of the ladder, by its name |
 //! | `driver/` | the generator, the query threads, and when to stop |
 //! | `truth.rs`, `compare.rs` | what the plan says, and whether the index says the same |
-//! | `probe.rs` | no replay: single lookups, timed while nothing else happens |
+//! | `probe.rs` | no load: single lookups, timed while nothing else happens |
 //! | `result.rs` | the result, every field of it |
 
 mod clock;

@@ -1,4 +1,6 @@
-//! The family: the four structures that people already route or page with, under the names and methods they know.
+//! Prefix trees and tables that routers and engines already use, under the names and methods people know.
+//!
+//! The index of `kvatlas-index` is told what engines cache; these are told what a router decided or an allocator did.
 //!
 //! | structure | answers | fed by |
 //! |---|---|---|
