@@ -6,14 +6,14 @@ use kvatlas_index::BlockHash;
 /// One operation of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op<'p> {
-    /// See [`Kind::Lookup`].
+    /// See [`Kind::Lookup`](super::Kind::Lookup).
     Lookup {
         /// Which worker the request runs on.
         worker: WorkerId,
         /// The content hash of each block of the prompt.
         contents: &'p [u64],
     },
-    /// See [`Kind::StoreRoot`] and [`Kind::StoreAfter`].
+    /// See [`Kind::StoreRoot`](super::Kind::StoreRoot) and [`Kind::StoreAfter`](super::Kind::StoreAfter).
     Store {
         /// Who.
         worker: WorkerId,
@@ -24,14 +24,14 @@ pub enum Op<'p> {
         /// Content hashes, as many.
         contents: &'p [u64],
     },
-    /// See [`Kind::Remove`].
+    /// See [`Kind::Remove`](super::Kind::Remove).
     Remove {
         /// Who.
         worker: WorkerId,
         /// Block hashes.
         names: &'p [u64],
     },
-    /// See [`Kind::Clear`].
+    /// See [`Kind::Clear`](super::Kind::Clear).
     Clear {
         /// Who.
         worker: WorkerId,
