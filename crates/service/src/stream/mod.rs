@@ -8,6 +8,7 @@ mod contexts;
 mod holdings;
 mod machine;
 mod monitor;
+#[allow(unsafe_code, reason = "a socket is polled by its file descriptor; the file says why that is sound")]
 mod polled;
 mod task;
 #[cfg(test)]
