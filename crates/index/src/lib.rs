@@ -58,6 +58,7 @@ mod roster;
 mod runs;
 mod sets;
 mod shared;
+mod snapshot;
 mod stats;
 mod sync;
 mod table;
