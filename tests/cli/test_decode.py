@@ -24,7 +24,15 @@ from .conftest import Run
 
 EVENTS: list[Event] = [
     Stored(
-        [1, 2, 3, 4, 5, 6], None, [7] * 12, 2, lora="ad", salt="secret", group=0, kind="full_attention", session_id="x"
+        [1, 2, 3, 4, 5, 6],
+        None,
+        [7] * 12,
+        2,
+        lora="ad",
+        salt="secret",
+        group_idx=0,
+        kind="full_attention",
+        session_id="x",
     ),
     Removed([-1, b"\xab\xcd"], tier="cpu"),
     Cleared(),

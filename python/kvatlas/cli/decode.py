@@ -266,7 +266,7 @@ def _event_line(event: Event, tokens: bool, salts: bool) -> str:
             keyed = sum(keys is not None for keys in event.extra_keys or ())
             if keyed:
                 parts.append(f"{keyed} with extra keys")
-            parts += _group(event.group, event.kind)
+            parts += _group(event.group_idx, event.kind)
             if event.session_id is not None:
                 parts.append(f"session={_printable(event.session_id)}")
             if tokens:
@@ -274,7 +274,7 @@ def _event_line(event: Event, tokens: bool, salts: bool) -> str:
             return " ".join(parts)
         case Removed():
             parts = ["removed  ", f"{_blocks(event)} from {event.tier}:", _names(event.block_hashes)]
-            return " ".join(parts + _group(event.group, None))
+            return " ".join(parts + _group(event.group_idx, None))
         case Cleared():
             return "cleared   everything of the rank"
 

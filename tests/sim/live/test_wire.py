@@ -108,7 +108,7 @@ def test_the_index_agrees_with_the_engine(kind: LiveSettings) -> None:
             found = 0
             for tokens, lora, salt in [query() for _ in range(200)]:
                 truth = engine.match(tokens, lora=lora, salt=salt)
-                assert index.find_tokens(tokens, lora=lora, salt=salt).scores().get("w", 0) == truth.held
+                assert index.find(tokens=tokens, lora=lora, salt=salt).scores().get("w", 0) == truth.held
                 found += truth.held
             assert found > 50
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use kvatlas_index::family::prefix_table::{Error, Settings, SyncPrefixHashTable as Core};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString, PyType};
 
 use super::token_bytes::{TokenBytes, token_bytes};
 use crate::buffer::NewArray;
@@ -13,6 +14,7 @@ use crate::errors;
 use crate::gil::detach_if;
 use crate::scalars::{block_hash, describe, int, string};
 use crate::sequences::{contents, names};
+use crate::text::grouped;
 
 /// Bytes of tokens that take about 10 µs to hash and match.
 const LONG_BYTES: usize = 32 << 10;
@@ -196,15 +198,36 @@ impl SyncPrefixHashTable {
         let ready: Option<Vec<Bound<'py, PyAny>>> = ready_pods.map(pods).transpose()?;
         let ready: Option<Vec<&str>> =
             ready.as_ref().map(|ready| ready.iter().map(|pod| string(pod, "ready_pods")).collect()).transpose()?;
-        let bytes = tokens.as_slice();
-        let (found, hashes) = detach_if(py, bytes.len() >= LONG_BYTES, || {
-            self.core.match_prefix(model, lora_id, bytes, ready.as_deref())
-        });
-        let percents = PyDict::new(py);
-        for (pod, percent) in found {
-            percents.set_item(&*pod, percent)?;
-        }
+        let (percents, hashes) = self.percents(py, model, lora_id, tokens.as_slice(), ready.as_deref())?;
         Ok((percents, array(py, &hashes)?))
+    }
+
+    /// match_prefix() as the other indexes answer: a match, in percent.
+    ///
+    /// Args:
+    ///     tokens: As get_prefix_hashes() takes them.
+    ///     model: The model's name.
+    ///     lora_id: The adapter's number, -1 for none.
+    ///
+    /// Returns:
+    ///     kvatlas.types.Counts: The share of each pod; its unit is "percent" and its length 100.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: A token or lora_id is out of range.
+    #[pyo3(signature = (*, tokens, model, lora_id=None), text_signature = "($self, *, tokens, model, lora_id=-1)")]
+    fn find<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        model: &Bound<'py, PyAny>,
+        lora_id: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        static COUNTS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let (model, lora_id) = (string(model, "model")?, lora_id.map_or(Ok(-1), number)?);
+        let tokens = token_bytes(tokens, "tokens")?;
+        let percents = self.percents(py, model, lora_id, tokens.as_slice(), None)?.0;
+        COUNTS.import(py, "kvatlas.types", "Counts")?.call1((percents, 100, "percent"))
     }
 
     /// The router sent a prompt to a pod, and expects that the pod holds its prefixes from now on.
@@ -351,8 +374,8 @@ impl SyncPrefixHashTable {
     /// Returns:
     ///     dict[str, int]: "contexts"; "prefixes" (entries: prefix hashes that a pod holds); "other_names" (names of a
     ///     prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once a context); "bytes" (what all of
-    ///     it takes); and since the table was made: "unknown_parents" (stored events without effect), "unknown_removals"
-    ///     (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
+    ///     it takes); and since the table was made: "unknown_parents" (stored events without effect),
+    ///     "unknown_removals" (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.core.stats());
         let dict = PyDict::new(py);
@@ -386,9 +409,31 @@ impl SyncPrefixHashTable {
         self.close(py);
     }
 
-    fn __repr__(&self) -> String {
-        let stats = self.core.stats();
-        format!("SyncPrefixHashTable({} contexts, {} prefixes)", stats.contexts, stats.prefixes)
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let stats = py.detach(|| self.core.stats());
+        let [contexts, prefixes] = [stats.contexts, stats.prefixes].map(|number| grouped(number as u64));
+        let block_size = self.block_size();
+        format!("SyncPrefixHashTable(block_size={block_size}, contexts={contexts}, prefixes={prefixes})")
+    }
+}
+
+impl SyncPrefixHashTable {
+    /// The share of each pod, and the prompt's prefix hashes.
+    fn percents<'py>(
+        &self,
+        py: Python<'py>,
+        model: &str,
+        lora_id: i64,
+        tokens: &[u8],
+        ready: Option<&[&str]>,
+    ) -> PyResult<(Bound<'py, PyDict>, Vec<u64>)> {
+        let (found, hashes) =
+            detach_if(py, tokens.len() >= LONG_BYTES, || self.core.match_prefix(model, lora_id, tokens, ready));
+        let percents = PyDict::new(py);
+        for (pod, percent) in found {
+            percents.set_item(&*pod, percent)?;
+        }
+        Ok((percents, hashes))
     }
 }
 

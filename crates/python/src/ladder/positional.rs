@@ -12,6 +12,7 @@ use super::rung::numbers;
 use crate::errors;
 use crate::scalars::{JumpSize, Strict, block_hash, describe, int, string, worker as name};
 use crate::sequences::{contents, names};
+use crate::text::truth;
 
 /// The positional index: (position, content hash) to who holds it, searched in jumps.
 ///
@@ -184,7 +185,7 @@ impl PositionalIndexer {
         let Options { jump_size, search, layout, strict } = self.core.options();
         let search = if search == Search::Bisect { "bisect" } else { "jump" };
         let layout = if layout == Layout::Arrays { "arrays" } else { "map" };
-        let strict = if strict { "True" } else { "False" };
+        let strict = truth(strict);
         format!("PositionalIndexer(jump_size={jump_size}, search='{search}', layout='{layout}', strict={strict})")
     }
 }

@@ -28,7 +28,7 @@ use crate::scalars::{TierName, describe, optional_string};
 ///     extra_keys: For each block a sequence of what else belongs to its contents, or None. (identifier, offset) is an
 ///         image or the like, bytes are a digest of prompt embeddings, a str is something that is not known, and a
 ///         tuple of one bytes is the MessagePack of anything else.
-///     group: The cache group.
+///     group_idx: The number of the KV cache group, as vLLM calls it.
 ///     kind: What kind of attention the group is for.
 ///     window: The window of a sliding-window group, in tokens.
 ///     session_id: Whose request stored the blocks.
@@ -51,10 +51,10 @@ pub(crate) struct Stored {
 impl Stored {
     #[new]
     #[pyo3(signature = (block_hashes, parent, tokens, block_size, *, tier=TierName(Tier::Gpu), medium=None, lora=None,
-                        salt=None, extra_keys=None, group=None, kind=None, window=None, session_id=None, lora_id=None,
+                        salt=None, extra_keys=None, group_idx=None, kind=None, window=None, session_id=None, lora_id=None,
                         locality=None, ownership=None, lookahead=None))]
     #[pyo3(text_signature = "(block_hashes, parent, tokens, block_size, *, tier='gpu', medium=None, lora=None, \
-                             salt=None, extra_keys=None, group=None, kind=None, window=None, session_id=None, \
+                             salt=None, extra_keys=None, group_idx=None, kind=None, window=None, session_id=None, \
                              lora_id=None, locality=None, ownership=None, lookahead=None)")]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
@@ -67,7 +67,7 @@ impl Stored {
         lora: Option<&Object<'_>>,
         salt: Option<&Object<'_>>,
         extra_keys: Option<&Object<'_>>,
-        group: Option<&Object<'_>>,
+        group_idx: Option<&Object<'_>>,
         kind: Option<&Object<'_>>,
         window: Option<&Object<'_>>,
         session_id: Option<&Object<'_>>,
@@ -88,7 +88,7 @@ impl Stored {
             lora_id: lora_id.map(|it| number(it, "lora_id")).transpose()?,
             salt: optional_string(salt, "salt")?.map(Into::into),
             extra_keys: extra_keys.map_or(Ok(Vec::new()), keys)?,
-            group: group.map(|it| number(it, "group")).transpose()?,
+            group: group_idx.map(|it| number(it, "group_idx")).transpose()?,
             kind: optional_string(kind, "kind")?.map(|it| it.to_owned().into()),
             window: window.map(|it| number(it, "window")).transpose()?,
             locality: optional_string(locality, "locality")?.map(Into::into),
@@ -177,9 +177,9 @@ impl Stored {
         PyTuple::new(py, blocks).map(Some)
     }
 
-    /// int or None: The cache group.
+    /// int or None: The number of the KV cache group, as vLLM calls it.
     #[getter]
-    fn group(&self) -> Option<u32> {
+    fn group_idx(&self) -> Option<u32> {
         self.it.group
     }
 
@@ -238,7 +238,7 @@ impl Stored {
             "lora_id",
             "salt",
             "extra_keys",
-            "group",
+            "group_idx",
             "kind",
             "window",
             "session_id",
@@ -260,7 +260,7 @@ impl Stored {
 ///     block_hashes: The engine's names of the blocks, in any order: ints of 64 bits, signed or unsigned, or bytes.
 ///     tier: Where the blocks were: "gpu", "cpu", "disk" or "external". Follows from medium if that is given.
 ///     medium: What the engine calls the tier; None for the usual name.
-///     group: The cache group.
+///     group_idx: The number of the KV cache group, as vLLM calls it.
 ///     locality: "LOCAL" or "REMOTE", of an offloaded block.
 ///     ownership: Which secondary offload tier had the block.
 ///
@@ -277,21 +277,23 @@ pub(crate) struct Removed {
 #[pymethods]
 impl Removed {
     #[new]
-    #[pyo3(signature = (block_hashes, *, tier=TierName(Tier::Gpu), medium=None, group=None, locality=None,
+    #[pyo3(signature = (block_hashes, *, tier=TierName(Tier::Gpu), medium=None, group_idx=None, locality=None,
                         ownership=None))]
-    #[pyo3(text_signature = "(block_hashes, *, tier='gpu', medium=None, group=None, locality=None, ownership=None)")]
+    #[pyo3(
+        text_signature = "(block_hashes, *, tier='gpu', medium=None, group_idx=None, locality=None, ownership=None)"
+    )]
     fn new(
         block_hashes: &Object<'_>,
         tier: TierName,
         medium: Option<&Object<'_>>,
-        group: Option<&Object<'_>>,
+        group_idx: Option<&Object<'_>>,
         locality: Option<&Object<'_>>,
         ownership: Option<&Object<'_>>,
     ) -> PyResult<Self> {
         let it = wire::Removed {
             block_hashes: names(block_hashes)?,
             medium: optional_string(medium, "medium")?.map(|it| it.to_owned().into()),
-            group: group.map(|it| number(it, "group")).transpose()?,
+            group: group_idx.map(|it| number(it, "group_idx")).transpose()?,
             locality: optional_string(locality, "locality")?.map(Into::into),
             ownership: optional_string(ownership, "ownership")?.map(Into::into),
         };
@@ -317,9 +319,9 @@ impl Removed {
         self.it.medium.as_deref()
     }
 
-    /// int or None: The cache group.
+    /// int or None: The number of the KV cache group, as vLLM calls it.
     #[getter]
-    fn group(&self) -> Option<u32> {
+    fn group_idx(&self) -> Option<u32> {
         self.it.group
     }
 
@@ -338,7 +340,7 @@ impl Removed {
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let names = slf.getattr("block_hashes")?.repr()?;
         let mut text = format!("Removed(block_hashes={names}, tier='{}'", slf.get().tier);
-        for field in ["medium", "group", "locality", "ownership"] {
+        for field in ["medium", "group_idx", "locality", "ownership"] {
             let value = slf.getattr(field)?;
             if !value.is_none() {
                 text += &format!(", {field}={}", value.repr()?);

@@ -22,6 +22,7 @@ use words::{Symbols, Token, Use, Words};
 use crate::errors;
 use crate::layout::Layout;
 use crate::scalars::{describe, int};
+use crate::text::grouped;
 
 fn refused(error: &Error) -> PyErr {
     errors::argument(error.code(), &error.to_string())
@@ -234,8 +235,8 @@ impl RadixTrie {
     ///     desired_num_evicted: How many; 0 or less is none.
     ///
     /// Returns:
-    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the rest
-    ///     is in use.
+    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the
+    ///     rest is in use.
     ///
     /// Raises:
     ///     InvalidTypeError: desired_num_evicted is not an int.
@@ -330,7 +331,8 @@ impl RadixTrie {
             let state = self.lock(py);
             (state.trie.len(), state.trie.node_count() - 1)
         };
-        format!("RadixTrie(page_size={}): {blocks} blocks in {nodes} nodes", self.page_size)
+        let [blocks, nodes] = [blocks, nodes].map(|number| grouped(number as u64));
+        format!("RadixTrie(page_size={}, blocks={blocks}, nodes={nodes})", self.page_size)
     }
 
     /// Blocks may lead back to the trie: the collector must see them. Who is just using the trie holds it, so that

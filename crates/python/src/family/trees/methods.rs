@@ -3,9 +3,10 @@
 
 use kvatlas_index::family::tree::EvictionPolicy;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::scalars::string;
+use crate::text::grouped;
 
 /// Bytes of a key that take about 10 µs to match or insert.
 const LONG_KEY: usize = 1 << 15;
@@ -31,11 +32,21 @@ pub(super) fn to_dict<'py>(py: Python<'py>, sizes: &[(std::sync::Arc<str>, usize
     Ok(dict)
 }
 
+/// What `__reduce__` gives: who makes it, of what, and the attributes to be set.
+pub(super) type Reduced = (Py<PyAny>, (Py<PyBytes>,), (Option<()>, Py<PyDict>));
+
+/// The sizes in a repr.
+pub(super) fn sizes(tenants: usize, nodes: usize, size: usize) -> String {
+    let [tenants, nodes, size] = [tenants, nodes, size].map(|number| grouped(number as u64));
+    format!("tenants={tenants}, nodes={nodes}, size={size}")
+}
+
 macro_rules! tree {
     (
         $(#[$about:meta])*
         $name:ident($core:ty, $entries:ident),
-        key: $key:ident by $read:path, owned by $own:path,
+        key: $key:ident by $read:path, owned by $own:path, in $unit:literal,
+        about: $about_key:literal,
         insert: $insert:ident by $insert_by:ident as $insert_signature:literal,
         sizes: $size:ident, $sizes:ident,
         $($methods:tt)*
@@ -51,6 +62,14 @@ macro_rules! tree {
             fn with(core: $core, budget: Option<usize>) -> Self {
                 core.set_budget_bytes(budget);
                 Self { core, writers: Writers::default() }
+            }
+
+            /// The sizes in the repr.
+            fn contents(&self, py: Python<'_>) -> String {
+                let core = &self.core;
+                let [tenants, nodes, size] =
+                    self.writers.write(py, false, || [core.tenant_count(), core.node_count(), core.total_size()]);
+                sizes(tenants, nodes, size)
             }
 
             fn add(&self, py: Python<'_>, key: &Bound<'_, PyAny>, tenant: &str, priority: i32) -> PyResult<()> {
@@ -90,7 +109,7 @@ macro_rules! tree {
             /// An empty key, or one shorter than a page, changes nothing.
             ///
             /// Args:
-            ///     key: The prompt: a str for a StringTree, tokens for a TokenTree.
+            #[doc = $about_key]
             ///     tenant: The tenant's name. The first insert makes it known.
             ///     priority: What it is worth: of the policy "priority", lower ones are evicted first. A node keeps the
             ///         greatest of the inserts of its tenant that went through it.
@@ -126,7 +145,7 @@ macro_rules! tree {
             /// How much every tenant has of a prompt. Asking changes nothing, not even who was used last.
             ///
             /// Args:
-            ///     key: The prompt: a str for a StringTree, tokens for a TokenTree.
+            #[doc = $about_key]
             ///
             /// Returns:
             ///     TreeDepths
@@ -134,14 +153,15 @@ macro_rules! tree {
             /// Raises:
             ///     InvalidTypeError: The key is of the wrong type.
             ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
-            fn find(&self, py: Python<'_>, key: &Bound<'_, PyAny>) -> PyResult<TreeDepths> {
-                let key = $read(key)?;
+            #[pyo3(signature = (*, $key))]
+            fn find(&self, py: Python<'_>, $key: &Bound<'_, PyAny>) -> PyResult<TreeDepths> {
+                let key = $read($key)?;
                 let key = &*key;
                 let depths = self.writers.write(py, is_long(key), || self.core.match_all(key));
-                Ok(TreeDepths::new(depths, self.paged(key)))
+                Ok(TreeDepths::new(depths, self.paged(key), $unit))
             }
 
-            /// find(key).scores(): how much every tenant has of a prompt.
+            /// find(...).scores(): how much every tenant has of a prompt.
             ///
             /// Returns:
             ///     dict of tenant to depth, deepest first, equals by name; only tenants that have anything.
@@ -150,7 +170,7 @@ macro_rules! tree {
             ///     InvalidTypeError: The key is of the wrong type.
             ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
             fn depths<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
-                self.find(py, key)?.to_dict(py)
+                self.find(py, key)?.scores(py)
             }
 
             /// Whose prefix of this prompt is the longest. That tenant has then used it.
@@ -183,7 +203,7 @@ macro_rules! tree {
             /// match_prefix_with_counts(), then an insert for this tenant, in one call.
             ///
             /// Args:
-            ///     key: The prompt: a str for a StringTree, tokens for a TokenTree.
+            #[doc = $about_key]
             ///     tenant: For whom to insert.
             ///
             /// Returns:
@@ -210,7 +230,7 @@ macro_rules! tree {
             /// raises is passed on, and nothing is inserted; that the match was a use of its tenant stays.
             ///
             /// Args:
-            ///     key: The prompt: a str for a StringTree, tokens for a TokenTree.
+            #[doc = $about_key]
             ///     select: Takes the TreeMatch, and returns the tenant to insert for, or None to insert nothing.
             ///
             /// Returns:
@@ -446,6 +466,16 @@ macro_rules! tree {
                 PyBytes::new(py, &bytes)
             }
 
+            /// pickle and copy, by a snapshot and the budget.
+            fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<Reduced> {
+                let py = slf.py();
+                let state = PyDict::new(py);
+                state.set_item("budget_bytes", slf.get().budget_bytes())?;
+                let make = slf.get_type().getattr("from_snapshot")?.unbind();
+                // A state in two parts is set by attributes.
+                Ok((make, (slf.get().snapshot(py).unbind(),), (None, state.unbind())))
+            }
+
             /// The tree that a snapshot was made of, with its policy and times.
             ///
             /// Args:
@@ -466,7 +496,7 @@ macro_rules! tree {
                 snapshot: &Bound<'_, PyAny>,
                 budget_bytes: Option<&Bound<'_, PyAny>>,
             ) -> PyResult<Self> {
-                let (bytes, budget) = (bytes(snapshot)?, budget(budget_bytes)?);
+                let (bytes, budget) = (bytes(snapshot, "snapshot")?, budget(budget_bytes)?);
                 let made = py.detach(|| <$core>::from_snapshot(&bytes).map(|core| Self::with(core, budget)));
                 made.map_err(|error| refused(&error))
             }
