@@ -61,7 +61,7 @@ WAYS: dict[str, Callable[[BlockIndex], BlockIndex]] = {
 
 
 @pytest.mark.parametrize("count_copies", [True, False])
-@settings(max_examples=settings.default.max_examples // 4)  # five ways back in each
+@settings(max_examples=settings().max_examples // 4)  # five ways back in each
 @given(stream=streams())
 def test_an_index_comes_back(count_copies: bool, stream: list[Step]) -> None:
     """Holes, orphans, copies, ranks, tiers, private names: on wild streams, and it goes on as the old one would."""

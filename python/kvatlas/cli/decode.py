@@ -288,7 +288,7 @@ def _group(group: int | None, kind: str | None) -> list[str]:
     return (
         []
         if group is None and kind is None
-        else [f"group={'-' if group is None else group}"] + ([] if kind is None else [_printable(kind)])
+        else [f"group_idx={'-' if group is None else group}"] + ([] if kind is None else [_printable(kind)])
     )
 
 
@@ -330,7 +330,7 @@ def _json_event(event: Event, tokens: bool, salts: bool) -> dict[str, Any]:
     names = [_json_name(name) for name in event.block_hashes]
     if isinstance(event, Removed):
         made: dict[str, Any] = {"type": "removed", "block_hashes": names, "tier": event.tier, "medium": event.medium}
-        return made | _given(event, ("group", "locality", "ownership"))
+        return made | _given(event, ("group_idx", "locality", "ownership"))
     made = {
         "type": "stored",
         "block_hashes": names,
@@ -347,7 +347,7 @@ def _json_event(event: Event, tokens: bool, salts: bool) -> dict[str, Any]:
         made["salt"] = event.salt
     if event.extra_keys is not None:
         made["extra_keys"] = [None if keys is None else [_json_key(key) for key in keys] for keys in event.extra_keys]
-    optional = ("lora", "lora_id", "group", "kind", "window", "session_id", "locality", "ownership")
+    optional = ("lora", "lora_id", "group_idx", "kind", "window", "session_id", "locality", "ownership")
     return made | _given(event, optional)
 
 

@@ -50,10 +50,10 @@ def theirs(event: Event, dialect: Dialect) -> object:
         case Cleared():
             return wire.Cleared()
         case Removed(names):
-            return wire.Removed(names, medium="GPU", group=0 if vllm else None)
+            return wire.Removed(names, medium="GPU", group_idx=0 if vllm else None)
         case Stored(names, parent, tokens, lora, salt):
             number = int(lora_id(lora)[:6], 16) if lora and vllm else None
-            about = {"group": 0, "kind": "full_attention", "lora_id": number} if vllm else {}
+            about = {"group_idx": 0, "kind": "full_attention", "lora_id": number} if vllm else {}
             return wire.Stored(names, parent, tokens, 4, medium="GPU", lora=lora, salt=salt, **about)
 
 
