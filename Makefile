@@ -60,7 +60,7 @@ bench-peers: build  ## the index beside other released indexes, in one process
 
 bench-family: build  ## the trees beside kv-index, the prefix table beside AIBrix's figures, the trie beside plain Python
 	cargo run --release --manifest-path benchmarks/peers/Cargo.toml --bin family -- $(ARGS)
-	cargo run --release -p kvatlas-index --example prefix_table
+	cargo run --release -p kvatlas-trees --example prefix_table
 	$(BIN)/python -m benchmarks.family.radix_trie
 
 bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
@@ -72,7 +72,7 @@ soak: build  ## simulated engines and the service, killed and disturbed at rando
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
 	cargo run --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
-	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test -p kvatlas-index --test ladder --test trees
+	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test -p kvatlas-trees -p kvatlas-designs --test trees --test designs
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --release -p kvatlas-index --lib --target-dir target/loom loom

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 use crate::find::{Match, find};
-use crate::reclaim::Readers;
+use crate::raw::{Children, Published, Readers};
 use crate::roster::Roster;
-use crate::shared::{Children, Published};
 use crate::stats::{RankStats, Stats};
 use crate::types::{BlockHash, Event, Tier};
 use crate::writer::{Chain, Writer};

@@ -41,27 +41,25 @@
 //! ```
 
 mod error;
-pub mod family;
 mod find;
+mod forks;
 pub mod hash;
 mod index;
-pub mod ladder;
 mod levels;
 mod pages;
-#[cfg(test)]
-#[path = "../tests/random/mod.rs"]
-mod random;
-mod reclaim;
+mod position;
+mod prefix;
+#[allow(unsafe_code, reason = "the one room that has it; its rules are in its text")]
+mod raw;
 pub mod reference;
 mod retire;
 mod roster;
 mod runs;
 mod sets;
-mod shared;
 mod snapshot;
+mod spread;
 mod stats;
 mod sync;
-mod table;
 mod types;
 mod writer;
 

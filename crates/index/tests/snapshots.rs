@@ -5,7 +5,7 @@ mod streams;
 use std::collections::BTreeMap;
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Stats, Tier};
-use streams::random::{Random, seeds};
+use kvatlas_testing::{Random, seeds};
 use xxhash_rust::xxh3::xxh3_64;
 
 fn after(config: Config, events: &[Event]) -> BlockIndex {

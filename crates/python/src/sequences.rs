@@ -7,8 +7,8 @@ use kvatlas_index::BlockHash;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PySequence, PyString, PyTuple};
 
-use crate::buffer::{Array, Offer, offer, plain_ints};
 use crate::errors;
+use crate::raw::{Array, Offer, offer, plain_ints};
 use crate::scalars::{block_hash, describe, int};
 
 const CONTENT: &str = "content_hashes";

@@ -10,10 +10,10 @@ use pyo3::types::PyBytes;
 use super::convert::keys;
 use super::events::from_python;
 use super::{Batch, Object};
-use crate::buffer::{NewArray, Offer, offer};
 use crate::errors;
 use crate::gil::detach_if;
 use crate::hashing::LONG_BYTES;
+use crate::raw::{NewArray, Offer, offer};
 use crate::scalars::{BlockSize, Rank, describe, optional_string, string};
 use crate::sequences::tokens as convert;
 
