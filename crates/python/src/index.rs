@@ -14,7 +14,7 @@ use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name
 use crate::sequences::{bytes, names};
 use crate::text::grouped;
 use crate::wire::{Batch, Readers};
-use crate::{errors, events, files};
+use crate::{errors, events, files, numbers};
 
 /// Blocks that take about 10 µs to store or remove.
 const LONG_WRITE: usize = 128;
@@ -231,28 +231,7 @@ impl BlockIndex {
     ///     dict of str to int; "bytes" is in bytes, everything else counts.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.writers.write(py, true, || self.core.stats());
-        let numbers = PyDict::new(py);
-        for (name, value) in [
-            ("workers", stats.workers),
-            ("holders", stats.holders),
-            ("blocks", stats.blocks),
-            ("unlinked", stats.unlinked),
-            ("copies", stats.copies),
-            ("positions", stats.positions),
-            ("runs", stats.runs),
-            ("sets", stats.sets),
-            ("bytes", stats.bytes),
-            ("private_holders", stats.private_holders),
-            ("stores", stats.stores),
-            ("removes", stats.removes),
-            ("clears", stats.clears),
-            ("drops", stats.drops),
-            ("replaced", stats.replaced),
-            ("unknown_removals", stats.unknown_removals),
-        ] {
-            numbers.set_item(name, value)?;
-        }
-        Ok(numbers)
+        numbers::index(py, &stats)
     }
 
     /// The registered workers.
@@ -413,12 +392,7 @@ impl BlockIndex {
     }
 
     fn apply_events(&self, py: Python<'_>, events: &Bound<'_, PyAny>) -> PyResult<()> {
-        let wanted = || {
-            let given = crate::scalars::describe(events);
-            errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {given}"))
-        };
-        let items = events.try_iter().map_err(|_| wanted())?.enumerate();
-        let events = items.map(|(at, event)| events::from_python(&event?, at)).collect::<PyResult<Vec<_>>>()?;
+        let events = events::all_from_python(events)?;
         let apply = |event: &Event| {
             self.core.apply(event)?;
             match event {

@@ -9,6 +9,7 @@ mod found;
 mod gil;
 mod hashing;
 mod index;
+mod numbers;
 mod prompt;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;

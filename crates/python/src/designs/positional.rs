@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::names::Names;
-use super::rung::numbers;
 use crate::errors;
+use crate::numbers::design;
 use crate::scalars::{JumpSize, Strict, block_hash, describe, int, string, worker as name};
 use crate::sequences::{contents, names};
 use crate::text::truth;
@@ -176,7 +176,7 @@ impl PositionalIndexer {
     ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" by position and content hash,
     ///     stores "refused", "unknown_removals", and "messages", which is 0.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        numbers(py, &py.detach(|| self.core.stats()))
+        design(py, &py.detach(|| self.core.stats()))
     }
 
     fn __repr__(&self) -> String {

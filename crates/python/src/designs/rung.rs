@@ -1,6 +1,6 @@
 //! Any rung of the ladder, with the methods of `BlockIndex`.
 
-use kvatlas_designs::{Change, Feed, LadderStats, OpenError, Options, Scores, open};
+use kvatlas_designs::{Change, Feed, OpenError, Options, Scores, open};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -8,6 +8,7 @@ use super::answer::RungMatch;
 use super::names::Names;
 use crate::errors;
 use crate::gil::detach_if;
+use crate::numbers::design;
 use crate::prompt::Given;
 use crate::scalars::{
     BlockSize, EventThreads, GroupSize, JumpSize, Shards, Strict, block_hash, string, worker as name,
@@ -262,7 +263,7 @@ impl Rung {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.feed.stats());
         self.sound()?;
-        numbers(py, &stats)
+        design(py, &stats)
     }
 
     /// The workers that hold anything. Flushes.
@@ -297,22 +298,6 @@ impl Rung {
             Some(said) => Err(errors::rung("broken", &format!("the rung is broken, make a new one: {said}"))),
         }
     }
-}
-
-/// Sizes and counts as a dict.
-pub(super) fn numbers<'py>(py: Python<'py>, stats: &LadderStats) -> PyResult<Bound<'py, PyDict>> {
-    let numbers = PyDict::new(py);
-    for (name, value) in [
-        ("workers", stats.workers),
-        ("blocks", stats.blocks),
-        ("entries", stats.entries),
-        ("refused", stats.refused),
-        ("unknown_removals", stats.unknown_removals),
-        ("messages", stats.messages),
-    ] {
-        numbers.set_item(name, value)?;
-    }
-    Ok(numbers)
 }
 
 fn refused(error: &OpenError) -> PyErr {

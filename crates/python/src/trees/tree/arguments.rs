@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 
 use super::answers::TreeMatch;
 use crate::errors;
-use crate::raw::{Offer, offer};
 use crate::scalars::{describe, int, string};
 use crate::sequences::{Tokens, tokens};
 

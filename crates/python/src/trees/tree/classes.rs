@@ -12,6 +12,7 @@ use super::arguments::{
 };
 use super::entries::{StringEntries, TokenEntries};
 use super::methods::{Reduced, is_long, name, quoted, sizes, to_dict, tree};
+use super::sizes::with_sizes;
 use crate::gil::Writers;
 use crate::sequences::bytes;
 
