@@ -21,6 +21,7 @@ pub(crate) enum Given<'a> {
 
 impl<'a> Given<'a> {
     /// `call` names the method in errors.
+    #[inline]
     pub(crate) fn new(
         call: &str,
         tokens: Option<&Bound<'_, PyAny>>,
@@ -52,6 +53,7 @@ impl<'a> Given<'a> {
 
     /// The same with content hashes of our own. Others may write to an array while a call waits without the GIL: an
     /// index must see one state of it. Tokens are read once, when they are hashed.
+    #[inline]
     pub(crate) fn own(self) -> Self {
         match self {
             Self::Hashes(Contents::Array(array)) => Self::Hashes(Contents::Items(array.to_vec())),
@@ -59,6 +61,7 @@ impl<'a> Given<'a> {
         }
     }
 
+    #[inline]
     pub(crate) fn prompt(&self) -> Prompt<'_> {
         match self {
             Self::Hashes(contents) => Prompt::Hashes(contents.as_slice()),
@@ -78,6 +81,7 @@ pub(crate) enum Prompt<'a> {
 
 impl<'a> Prompt<'a> {
     /// Its full blocks.
+    #[inline]
     pub(crate) fn blocks(self, block_size: u32) -> usize {
         match self {
             Self::Hashes(hashes) => hashes.len(),
@@ -86,6 +90,7 @@ impl<'a> Prompt<'a> {
     }
 
     /// Whether it takes about 10 µs or more to look it up.
+    #[inline]
     pub(crate) fn is_long(self) -> bool {
         match self {
             Self::Hashes(hashes) => hashes.len() >= LONG_FIND,
@@ -94,6 +99,7 @@ impl<'a> Prompt<'a> {
     }
 
     /// The content hash of each full block.
+    #[inline]
     pub(crate) fn hashes(self, block_size: u32) -> Cow<'a, [u64]> {
         match self {
             Self::Hashes(hashes) => Cow::Borrowed(hashes),
