@@ -75,7 +75,7 @@ def test_depths_lie_between_the_true_ones(step: int, length: int) -> None:
     def read() -> None:
         nonlocal judged
         before = [chain.bounds() for chain in chains]
-        scores = index.find(query).scores()
+        scores = index.find(content_hashes=query).scores()
         after = [chain.bounds() for chain in chains]
         assert scores.pop("still") == 40
         for chain, (turns, least, most), (turns_after, least_after, most_after) in zip(
@@ -105,7 +105,7 @@ def test_answers_outlive_what_they_speak_of() -> None:
             index.drop(f"{number}-{worker}")
 
     def read() -> None:
-        matches = [index.find(query) for _ in range(20)]
+        matches = [index.find(content_hashes=query) for _ in range(20)]
         for match in matches:
             for depth, workers in match.levels():
                 assert {int(worker.split("-")[1]) + 1 for worker in workers} == {depth}
@@ -124,9 +124,9 @@ def test_several_writers_are_each_complete() -> None:
 
         def once() -> None:
             chain.grow()
-            assert index.find(QUERY).scores()[worker] == LENGTH
+            assert index.find(content_hashes=QUERY).scores()[worker] == LENGTH
             chain.shrink()
-            assert worker not in index.find(QUERY).scores()
+            assert worker not in index.find(content_hashes=QUERY).scores()
 
         return once
 
@@ -134,7 +134,7 @@ def test_several_writers_are_each_complete() -> None:
         assert index.stats()["blocks"] <= 3 * LENGTH
         copied = BlockIndex()
         copied.apply(index.dump())
-        assert copied.find(QUERY).scores().keys() <= {"a", "b", "c"}
+        assert copied.find(content_hashes=QUERY).scores().keys() <= {"a", "b", "c"}
 
     run(SECONDS, churn("a"), churn("b"), churn("c"), look)
     assert index.stats()["blocks"] == 0
@@ -155,4 +155,4 @@ def test_long_calls_leave_other_threads_room() -> None:
     applying.join()
     assert turns > 100
     index.apply(events)
-    assert index.find(contents).scores() == dict.fromkeys(["w", "w0", "w1"], 1 << 18)
+    assert index.find(content_hashes=contents).scores() == dict.fromkeys(["w", "w0", "w1"], 1 << 18)

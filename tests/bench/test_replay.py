@@ -129,8 +129,8 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._index, name)
 
-    def find(self, content_hashes: Any) -> Any:
-        return self._index.find(content_hashes[:2])
+    def find(self, *, content_hashes: Any) -> Any:
+        return self._index.find(content_hashes=content_hashes[:2])
 
 
 def test_a_wrong_index_is_found_out(trace: Trace, settings: ReplaySettings) -> None:

@@ -24,7 +24,15 @@ from .conftest import Run
 
 EVENTS: list[Event] = [
     Stored(
-        [1, 2, 3, 4, 5, 6], None, [7] * 12, 2, lora="ad", salt="secret", group=0, kind="full_attention", session_id="x"
+        [1, 2, 3, 4, 5, 6],
+        None,
+        [7] * 12,
+        2,
+        lora="ad",
+        salt="secret",
+        group_idx=0,
+        kind="full_attention",
+        session_id="x",
     ),
     Removed([-1, b"\xab\xcd"], tier="cpu"),
     Cleared(),
@@ -32,7 +40,7 @@ EVENTS: list[Event] = [
 PAYLOAD = encode_batch(EVENTS, timestamp=1.5, rank=2)
 PEOPLE = """\
 time 1.500000  rank 2
-  stored    6 blocks of 2 tokens in gpu after the beginning: 1, 2, 3, 4, and 2 more lora=ad salted group=0 full_attention session=x
+  stored    6 blocks of 2 tokens in gpu after the beginning: 1, 2, 3, 4, and 2 more lora=ad salted group_idx=0 full_attention session=x
   removed   2 blocks from cpu: -1, abcd
   cleared   everything of the rank
 """  # noqa: E501
@@ -99,7 +107,7 @@ def test_json(run: Run, tmp_path: Path) -> None:
     (line,) = run("decode", "p", "--json").stdout.splitlines()
     stored = {
         "type": "stored", "block_hashes": [1, 2, 3, 4, 5, 6], "parent": None, "block_size": 2, "tokens": 12,
-        "tier": "gpu", "medium": "GPU", "salted": True, "lora": "ad", "group": 0, "kind": "full_attention",
+        "tier": "gpu", "medium": "GPU", "salted": True, "lora": "ad", "group_idx": 0, "kind": "full_attention",
         "session_id": "x",
     }  # fmt: skip
     removed = {"type": "removed", "block_hashes": [-1, "abcd"], "tier": "cpu", "medium": "CPU"}

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from kvatlas.types import EvictionPolicy
+
 Path: TypeAlias = tuple[Any, ...]
 
 
@@ -39,7 +41,7 @@ class Held:
     priority: int
 
 
-POLICIES: Mapping[str, Callable[[Held], tuple[int, ...]]] = {
+POLICIES: Mapping[EvictionPolicy, Callable[[Held], tuple[int, ...]]] = {
     "lru": lambda held: (held.used,),
     "lfu": lambda held: (held.hits, held.used),
     "fifo": lambda held: (held.since,),
@@ -64,7 +66,7 @@ class TreeModel:
     """The rules, for paths of any units."""
 
     unit: int = 1  # what an element of a path counts: 1 for a character, the page size for a page
-    policy: str = "lru"
+    policy: EvictionPolicy = "lru"
     now: int = 0
     nodes: dict[Path, dict[str, Held]] = field(default_factory=dict)
 

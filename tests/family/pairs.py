@@ -10,10 +10,12 @@ from kvatlas.family import (
     GLOBAL_EVICTION_HASH,
     StringTree,
     TokenTree,
+    TreeDepths,
     TreeMatch,
     hash_node_path,
     hash_token_path,
 )
+from kvatlas.types import EvictionPolicy
 
 from .models import POLICIES, Match, Path, TreeModel, flat, text_path, token_path
 
@@ -118,7 +120,7 @@ class Pair:
         for key in keys:
             path = self.path(key)
             wanted = self.model.depths(path)
-            found = self.tree.find(self.given(key))
+            found = find(self.tree, self.given(key))
             assert found.scores() == self.tree.depths(key) == wanted
             assert list(found.scores().items()) == sorted(wanted.items(), key=lambda score: (-score[1], score[0]))
             assert (found.depth, found.length) == (max(wanted.values(), default=0), len(path) * self.model.unit)
@@ -147,8 +149,13 @@ class Pair:
         assert list(self.tree.iter_entries()) == []
 
 
+def find(tree: StringTree | TokenTree, key: Any) -> TreeDepths:
+    """Asks either tree, each by the keyword that it has."""
+    return tree.find(text=key) if isinstance(tree, StringTree) else tree.find(tokens=key)
+
+
 class Texts(Pair):
-    def __init__(self, policy: str) -> None:
+    def __init__(self, policy: EvictionPolicy) -> None:
         self.tree = StringTree(policy=policy)
         self.model = TreeModel(policy=policy)
 
@@ -160,7 +167,7 @@ class Texts(Pair):
 
 
 class Tokens(Pair):
-    def __init__(self, policy: str, page_size: int, choose: random.Random) -> None:
+    def __init__(self, policy: EvictionPolicy, page_size: int, choose: random.Random) -> None:
         self.tree = TokenTree(page_size, policy=policy)
         self.model = TreeModel(page_size, policy)
         self.choose = choose

@@ -296,7 +296,7 @@ def test_nodes_are_values() -> None:
     assert node != other.insert([1], [1])
     assert node != 1
     assert repr(node) == "TrieNode([1] : [1])"
-    assert (repr(trie), bool(RadixTrie())) == ("RadixTrie(page_size=1): 1 blocks in 1 nodes", True)
+    assert (repr(trie), bool(RadixTrie())) == ("RadixTrie(page_size=1, blocks=1, nodes=1)", True)
 
 
 ANY: Any = RadixTrie  # so that calls of the wrong types can be written down

@@ -16,6 +16,9 @@ from kvatlas.family import (
     hash_node_path,
     hash_token_path,
 )
+from kvatlas.types import EvictionPolicy
+
+from .pairs import find
 
 PAGE = 16
 
@@ -73,9 +76,9 @@ def test_matches_are_values() -> None:
     assert one != ("it's", 2, 2, 2)
     assert repr(one) == """TreeMatch(tenant="it's", matched=2, input=2, paged=2)"""
     assert repr(tree.match_prefix_with_counts("z")) == "TreeMatch(tenant=None, matched=0, input=1, paged=1)"
-    assert repr(tree.find("abx")) == "<TreeDepths depth=2 length=3 tenants=1>"
-    assert repr(tree) == "StringTree(policy='lru')"
-    assert repr(TokenTree(64, policy="filo")) == "TokenTree(page_size=64, policy='filo')"
+    assert repr(tree.find(text="abx")) == "TreeDepths(depth=2, length=3, unit='characters', tenants=1)"
+    assert repr(tree) == "StringTree(policy='lru', tenants=1, nodes=1, size=4)"
+    assert repr(TokenTree(64, policy="filo")) == "TokenTree(page_size=64, policy='filo', tenants=0, nodes=0, size=0)"
     with pytest.raises(AttributeError):
         one.tenant = "x"  # type: ignore[misc]
 
@@ -84,7 +87,7 @@ def test_everyone_has_a_depth() -> None:
     tree = StringTree()
     for tenant, text in [("a", "system prompt, question"), ("b", "system prompt"), ("c", "systems"), ("d", "other")]:
         tree.insert_text(text, tenant)
-    found = tree.find("system prompt, answer")
+    found = tree.find(text="system prompt, answer")
     assert found.scores() == {"a": 15, "b": 13, "c": 6}
     assert (found.depth, found.length) == (15, 21)
     assert found.best(2) == [("a", 15), ("b", 13)]
@@ -98,13 +101,13 @@ def test_asking_by_find_changes_nothing() -> None:
     tree.insert_text("old", "w")
     tree.insert_text("new", "w")
     before = tree.snapshot()
-    assert tree.find("old").depth == 3
+    assert tree.find(text="old").depth == 3
     assert tree.depths("old") == {"w": 3}
     assert tree.snapshot() == before
     tree.match_prefix_with_counts("old")  # this one is a use
     tree.evict_tenant("w", 3)
     assert tree.tenant_char_size("w") == 3
-    assert tree.find("old").depth == 3
+    assert tree.find(text="old").depth == 3
 
 
 def test_characters_are_whole() -> None:
@@ -122,7 +125,7 @@ def test_characters_are_not_normalized() -> None:
     tree = StringTree()
     tree.insert_text("caf\u00e9\0\n", "composed")
     tree.insert_text("cafe\u0301", "decomposed")
-    assert tree.find("caf\u00e9\0\n").scores() == {"composed": 6, "decomposed": 3}
+    assert tree.find(text="caf\u00e9\0\n").scores() == {"composed": 6, "decomposed": 3}
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 8, 16, 32, 64, 128])
@@ -133,7 +136,7 @@ def test_tokens_match_in_whole_pages(page_size: int) -> None:
     query = [*range(200), 7, *range(201, 256)]
     assert answer(tree.match_prefix_with_counts(query)) == ("w", 200 // page_size * page_size, 256)
     tree.insert_tokens(query, "v")
-    assert tree.find(range(256)).scores() == {"w": 256, "v": 200 // page_size * page_size}
+    assert tree.find(tokens=range(256)).scores() == {"w": 256, "v": 200 // page_size * page_size}
 
 
 def test_less_than_a_page_is_nothing() -> None:
@@ -154,8 +157,8 @@ def test_tokens_in_any_form(tokens: Any) -> None:
     tree = TokenTree()
     tree.insert(tokens, "w")
     gaps = np.repeat(np.array(tokens), 2)[::2]
-    assert tree.find(gaps).scores() == tree.find(tuple(pages(3, 4))).scores() == {"w": 32}
-    assert tree.find(np.array(pages(3, 4), "<u4").tobytes()).depth == 32
+    assert tree.find(tokens=gaps).scores() == tree.find(tokens=tuple(pages(3, 4))).scores() == {"w": 32}
+    assert tree.find(tokens=np.array(pages(3, 4), "<u4").tobytes()).depth == 32
 
 
 def test_what_is_held_is_not_counted_again() -> None:
@@ -167,7 +170,7 @@ def test_what_is_held_is_not_counted_again() -> None:
     tree.insert_tokens(range(64), "w")  # a beginning of it
     assert tree.get_tenant_token_counts() == {"w": 1024}
     assert tree.evict_tenant_by_size(10_000) == 0
-    assert tree.find(range(1024)).depth == 1024
+    assert tree.find(tokens=range(1024)).depth == 1024
 
 
 def test_shared_nodes_do_not_stop_eviction() -> None:
@@ -178,7 +181,7 @@ def test_shared_nodes_do_not_stop_eviction() -> None:
             tree.insert_tokens(pages(*range(length)), tenant)
     assert tree.evict_tenant("a", 0) == 48
     assert tree.tenant_sizes() == {"b": 48}
-    assert tree.find(pages(0, 1, 2)).scores() == {"b": 48}
+    assert tree.find(tokens=pages(0, 1, 2)).scores() == {"b": 48}
 
 
 def test_eviction_takes_the_ends_first() -> None:
@@ -188,9 +191,9 @@ def test_eviction_takes_the_ends_first() -> None:
         tree.insert_text(text, "w")
     tree.match_prefix_with_counts("abcdefghi")
     assert tree.evict_by_tenant("w", 7) == 3
-    assert tree.find("abcdefghi").scores() == {"w": 6}
+    assert tree.find(text="abcdefghi").scores() == {"w": 6}
     assert tree.evict_by_tenant("w", 5) == 3
-    assert tree.find("abcdefghi").scores() == {"w": 3}
+    assert tree.find(text="abcdefghi").scores() == {"w": 3}
 
 
 def test_who_has_gone_is_not_found() -> None:
@@ -246,7 +249,7 @@ def test_select_is_asked_once_and_obeyed() -> None:
     found = tree.match_and_insert_with("prompt one", select)
     assert seen == [found]
     assert answer(found) == ("a", 6, 10)
-    assert tree.find("prompt one").scores() == {"b": 10, "a": 6}
+    assert tree.find(text="prompt one").scores() == {"b": 10, "a": 6}
     tree.match_and_insert_with("prompt two", lambda _: None)
     assert tree.total_size == 16
 
@@ -285,7 +288,7 @@ def test_select_may_use_the_tree(length: int) -> None:
     tree.insert_tokens(key, "a")
 
     def select(found: TreeMatch) -> str:
-        assert tree.find(key).best() == [(found.tenant, found.matched)]
+        assert tree.find(tokens=key).best() == [(found.tenant, found.matched)]
         tree.remove_tenant("a")
         tree.insert_tokens(key[:16], "b")
         tree.match_and_insert(key, "c")
@@ -296,7 +299,7 @@ def test_select_may_use_the_tree(length: int) -> None:
         return "e"
 
     assert tree.match_and_insert_with(key, select).matched == len(key)
-    assert tree.find(key).scores() == {"e": len(key)}
+    assert tree.find(tokens=key).scores() == {"e": len(key)}
 
 
 # eviction
@@ -314,14 +317,14 @@ def three(tree: StringTree) -> None:
     ("policy", "order"),
     [("lru", "acb"), ("mru", "bca"), ("fifo", "abc"), ("filo", "cba"), ("lfu", "cba"), ("priority", "acb")],
 )
-def test_policies(policy: str, order: str) -> None:
+def test_policies(policy: EvictionPolicy, order: str) -> None:
     tree = StringTree(policy=policy)
     three(tree)
     gone = ""
     for left in (2, 1, 0):
         before = [path for path, _ in tree.iter_entries()]
         assert tree.evict_tenant("w", left) == 1
-        gone += next(path for path in before if not tree.find(path).depth)
+        gone += next(path for path in before if not tree.find(text=path).depth)
     assert gone == order
 
 
@@ -335,7 +338,7 @@ def test_priorities() -> None:
     while tree.tenants():
         before = [path for path, _ in tree.iter_entries()]
         tree.evict_to_size(tree.total_size - 1)
-        order.append(next(path for path in before if tree.find(path).depth < len(path)))
+        order.append(next(path for path in before if tree.find(text=path).depth < len(path)))
     assert order == ["chat", "batch of two", "batch", "system prompt"]
 
 
@@ -346,7 +349,7 @@ def test_eviction_over_all_tenants() -> None:
     assert tree.total_size == 16
     assert tree.evict_to_size(9) == 8
     assert tree.tenant_sizes() == {"a": 4, "b": 4}
-    assert tree.find("1111").scores() == {"b": 4}
+    assert tree.find(text="1111").scores() == {"b": 4}
     assert tree.evict_to_size(0) == 8
     assert tree.evict_to_size(0) == 0
 
@@ -379,7 +382,7 @@ def test_eviction_by_path_hash() -> None:
     assert tree.evict_by_path_hash(hash_node_path("nowhere")) == 0
     assert tree.evict_by_path_hash(hash_node_path("abcdef"), "c") == 0
     assert tree.evict_by_path_hash(hash_node_path("abcdef"), "a") == 3
-    assert tree.find("abcdef").scores() == {"b": 6, "a": 3}
+    assert tree.find(text="abcdef").scores() == {"b": 6, "a": 3}
     assert tree.evict_by_path_hash(hash_node_path("abc"), "b") == 9  # with all that is below
     assert tree.tenant_sizes() == {"a": 8}
     assert tree.evict_by_path_hash(hash_node_path("abc")) == 3
@@ -413,7 +416,8 @@ def test_the_budget_holds_after_every_insert(make: Callable[..., Any], key: Call
     for at in range(3000):
         tree.match_and_insert(key(at), f"w{at % 5}")
         assert tree.bytes <= budget
-        assert tree.find(key(at)).best() == [(f"w{at % 5}", tree.find(key(at)).length)]
+        found = find(tree, key(at))
+        assert found.best() == [(f"w{at % 5}", found.length)]
     assert tree.bytes > budget / 2
     assert tree.tenant_sizes() == tree.get_used_size_per_tenant()
     tree.budget_bytes = budget // 2
@@ -465,7 +469,7 @@ def test_entries_make_the_tree_again() -> None:
         for tenant, _ in tenants:
             other.insert_text(path, tenant)
     assert other.tenant_sizes() == {"a": 5, "b": 5, "c": 1}
-    assert other.find("abcxy").scores() == tree.find("abcxy").scores()
+    assert other.find(text="abcxy").scores() == tree.find(text="abcxy").scores()
 
 
 # snapshots

@@ -9,6 +9,8 @@ import pytest
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError
 from kvatlas.family import StringTree, TokenTree, hash_node_path, hash_token_path
 
+from .pairs import find
+
 Call = Callable[[Any], object]
 TOKEN_KINDS = "an array of uint32, int32, uint64 or int64, bytes of little-endian uint32s, or a list of ints"
 POLICIES = 'it is one of "lru", "lfu", "fifo", "mru", "filo", "priority"'
@@ -71,10 +73,10 @@ TEXTS: list[tuple[Call, str, str]] = [
     (lambda t: t.prefix_match("a\udfff"), "invalid_string", "text has a lone surrogate in it"),
     (lambda t: t.prefix_match_legacy(b""), "wrong_type", "text must be a str, got bytes"),
     (lambda t: t.prefix_match_tenant("abc", 1), "wrong_type", "tenant must be a str, got int"),
-    (lambda t: t.find("\udc00"), "invalid_string", "text has a lone surrogate in it"),
+    (lambda t: t.find(text="\udc00"), "invalid_string", "text has a lone surrogate in it"),
     (lambda t: t.depths(7), "wrong_type", "text must be a str, got int"),
-    (lambda t: t.find("abc").best(-1), "out_of_range", "k must be at least 0, got -1"),
-    (lambda t: t.find("abc").best(1, "w"), "wrong_type", "among must be an iterable of str, got str"),
+    (lambda t: t.find(text="abc").best(-1), "out_of_range", "top_k must be at least 0, got -1"),
+    (lambda t: t.find(text="abc").best(1, "w"), "wrong_type", "among must be an iterable of str, got str"),
     (lambda t: t.match_and_insert("abx", 1), "wrong_type", "tenant must be a str, got int"),
     (lambda t: t.match_and_insert("a\udc00", "w"), "invalid_string", "text has a lone surrogate in it"),
     (lambda t: t.match_and_insert_with("abx", "w"), "wrong_type", "select must be callable, got str"),
@@ -116,7 +118,7 @@ TOKENS: list[tuple[Call, str, str]] = [
     (lambda t: t.prefix_match([-5]), "out_of_range", "tokens[0] must be from 0 to 2**32 - 1, got -5"),
     (lambda t: t.prefix_match_legacy("a"), "wrong_type", f"tokens must be {TOKEN_KINDS}, got str"),
     (lambda t: t.prefix_match_tenant([1], None), "wrong_type", "tenant must be a str, got NoneType"),
-    (lambda t: t.find({1: 2}), "wrong_type", f"tokens must be {TOKEN_KINDS}, got dict"),
+    (lambda t: t.find(tokens={1: 2}), "wrong_type", f"tokens must be {TOKEN_KINDS}, got dict"),
     (lambda t: t.match_and_insert([9] * 16, 5), "wrong_type", "tenant must be a str, got int"),
     (lambda t: t.match_and_insert_with([9] * 16, 5), "wrong_type", "select must be callable, got int"),
     (lambda _: TokenTree(0), "invalid_page_size", f"{PAGES} 0"),
@@ -173,7 +175,7 @@ def test_the_signatures_are_as_documented(make: Callable[[], Any]) -> None:
         tree.evict_tenant,
         lambda: type(tree)(16, "lru"),
         lambda: tree.from_snapshot(tree.snapshot(), 5),
-        lambda: type(tree.find(key))(),
+        lambda: type(find(tree, key))(),
         lambda: type(tree.match_prefix_with_counts(key))(),
         lambda: type(tree.iter_entries())(),
     ):
@@ -197,7 +199,7 @@ def test_whose_own_code_fails() -> None:
     with pytest.raises((LookupError, InvalidTypeError)):
         tree.insert_tokens(Broken(), "w")
     with pytest.raises(RuntimeError, match="the names broke"):
-        tree.find([1] * 16).best(
+        tree.find(tokens=[1] * 16).best(
             1, (_ for _ in iter(lambda: (_ for _ in ()).throw(RuntimeError("the names broke")), 0))
         )
     assert tree.tenants() == []

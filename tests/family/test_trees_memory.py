@@ -14,6 +14,8 @@ import pytest
 
 from kvatlas.family import GLOBAL_EVICTION_HASH, StringTree, TokenTree
 
+from .pairs import find
+
 
 def texts(tree: Any, count: int = 5000) -> None:
     for at in range(count):
@@ -139,7 +141,7 @@ def test_a_chain_of_many_nodes_needs_no_stack() -> None:
             tree.insert_tokens(key[:length], "w")
         assert (tree.node_count, tree.tenant_token_size("w")) == (levels, levels)
         assert tree.match_and_insert(key, "v").matched == levels
-        assert tree.find(key).scores() == {"w": levels, "v": levels}
+        assert tree.find(tokens=key).scores() == {"w": levels, "v": levels}
         entries = tree.iter_entries()
         assert [len(next(entries)[0]) for _ in range(100)] == list(range(1, 101))
         copy = TokenTree.from_snapshot(tree.snapshot())
@@ -147,7 +149,7 @@ def test_a_chain_of_many_nodes_needs_no_stack() -> None:
         assert copy.remove_tenant("w") == levels
         assert copy.evict_by_path_hash(GLOBAL_EVICTION_HASH) == levels
         assert tree.evict_tenant("w", 10) == levels - 10
-        assert tree.find(key).scores() == {"w": 10, "v": levels}
+        assert tree.find(tokens=key).scores() == {"w": 10, "v": levels}
         tree.clear()
         assert tree.node_count == 0
         TokenTree.from_snapshot(copy.snapshot())
@@ -171,7 +173,7 @@ def test_prompts_of_millions(make: Callable[[], Any], key: Any, other: Any) -> N
         tree = make()
         tree.insert(key, "w")
         assert tree.match_and_insert(other, "v").matched == LENGTH // 2
-        assert tree.find(key).scores() == {"w": LENGTH, "v": LENGTH // 2}
+        assert find(tree, key).scores() == {"w": LENGTH, "v": LENGTH // 2}
         assert tree.node_count == 3
         assert tree.tenant_sizes() == tree.get_used_size_per_tenant() == {"v": len(other), "w": LENGTH}
         assert tree.evict_tenant("w", LENGTH - 1) == LENGTH // 2

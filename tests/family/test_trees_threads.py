@@ -11,9 +11,10 @@ import pytest
 from tests.threads import run
 
 from kvatlas.family import StringTree, TokenTree, hash_node_path, hash_token_path
+from kvatlas.types import EvictionPolicy
 
 from .models import Held, Path, TreeModel, text_path, token_path
-from .pairs import Keys, seeded
+from .pairs import Keys, find, seeded
 
 pytestmark = pytest.mark.usefixtures("frequent_switches")
 
@@ -49,7 +50,7 @@ def equals_a_recount(tree: Any, page: int | None, keys: list[Any]) -> None:
 
 @pytest.mark.parametrize("page", [None, 1, 16], ids=["text", "tokens", "pages"])
 @pytest.mark.parametrize("policy", ["lru", "lfu"])
-def test_sizes_equal_a_recount(page: int | None, policy: str) -> None:
+def test_sizes_equal_a_recount(page: int | None, policy: EvictionPolicy) -> None:
     choose = seeded(page or 0)
     tree: Any = StringTree(policy=policy) if page is None else TokenTree(page, policy=policy)
     shared_keys = Keys(choose, page)
@@ -82,7 +83,7 @@ def test_sizes_equal_a_recount(page: int | None, policy: str) -> None:
             elif turn < 0.7:
                 sane(tree.match_and_insert_with(key, select))
             elif turn < 0.8:
-                found = tree.find(key)
+                found = find(tree, key)
                 assert all(0 < depth <= found.length for depth in found.scores().values())
                 assert found.scores().keys() <= set(TENANTS)
             elif turn < 0.85:
@@ -143,7 +144,7 @@ def test_what_nobody_evicts_is_always_found(page: int | None) -> None:
         return once
 
     def read() -> None:
-        assert tree.find(base).scores()["still"] == full
+        assert find(tree, base).scores()["still"] == full
         assert tree.match_prefix_with_counts(base).matched == full
         done[2] += 1
 
@@ -175,7 +176,7 @@ def test_a_tenant_each_is_counted_exactly(kind: str) -> None:
         list(pool.map(build, range(8)))
     for number in range(8):
         for at in range(60):
-            assert tree.find(key(number, at)).scores()[f"w{number}"] == length
+            assert find(tree, key(number, at)).scores()[f"w{number}"] == length
     assert tree.tenant_sizes() == tree.get_used_size_per_tenant()
     assert len(set(tree.tenant_sizes().values())) == 1
 
@@ -199,7 +200,7 @@ def test_selects_that_wait_for_each_other() -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    assert tree.find(key).scores() == {"late": len(key), "during": 64}
+    assert tree.find(tokens=key).scores() == {"late": len(key), "during": 64}
 
 
 def test_the_budget_holds_among_threads() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError, UnknownParentError
 from kvatlas.ladder import RUNGS, PositionalIndexer, open_rung
+from kvatlas.types import Layout, Search
 
 ONE: Any = {"block_hashes": [1], "content_hashes": [10]}
 
@@ -27,11 +28,11 @@ NATIVE: list[tuple[Callable[[Any], object], str]] = [
     (lambda i: i.store("x", block_hashes=[1], content_hashes=[-1]), "out_of_range"),
     (lambda i: i.store("x", block_hashes="12", content_hashes=[1]), "wrong_type"),
     (lambda i: i.remove("w", block_hashes=[1, "2"]), "wrong_type"),
-    (lambda i: i.find(None), "wrong_type"),
-    (lambda i: i.find([2**64]), "out_of_range"),
-    (lambda i: i.find_tokens([2**32]), "out_of_range"),
-    (lambda i: i.find([10]).best(-1), "out_of_range"),
-    (lambda i: i.find([10]).best(1, "w"), "wrong_type"),
+    (lambda i: i.find(content_hashes={1: 2}), "wrong_type"),
+    (lambda i: i.find(content_hashes=[2**64]), "out_of_range"),
+    (lambda i: i.find(tokens=[2**32]), "out_of_range"),
+    (lambda i: i.find(content_hashes=[10]).best(-1), "out_of_range"),
+    (lambda i: i.find(content_hashes=[10]).best(1, "w"), "wrong_type"),
 ]
 
 
@@ -64,8 +65,8 @@ def test_refused_without_a_trace(name: str) -> None:
         (lambda: open_rung("grouped", group_size=2**33), "out_of_range", "group_size must be from 1 to 4294967295"),
         (lambda: open_rung("dict", block_size=0), "invalid_block_size", "block_size must be at least 1, got 0"),
         (lambda: PositionalIndexer(jump_size=0), "out_of_range", "jump_size must be at least 1, got 0"),
-        (lambda: PositionalIndexer(search="leap"), "unknown_search", 'it is one of "jump", "bisect"'),
-        (lambda: PositionalIndexer(layout="tree"), "unknown_layout", 'it is one of "map", "arrays"'),
+        (lambda: PositionalIndexer(search="leap"), "unknown_search", 'it is one of "jump", "bisect"'),  # type: ignore[arg-type]
+        (lambda: PositionalIndexer(layout="tree"), "unknown_layout", 'it is one of "map", "arrays"'),  # type: ignore[arg-type]
     ],
 )
 def test_opening_is_refused_in_words(call: Callable[[], object], code: str, words: str) -> None:
@@ -92,7 +93,7 @@ def test_what_a_design_refuses_is_counted() -> None:
 
 @pytest.mark.parametrize("layout", ["map", "arrays"])
 @pytest.mark.parametrize("search", ["jump", "bisect"])
-def test_positional_indexer_has_the_vendors_operations(search: str, layout: str) -> None:
+def test_positional_indexer_has_the_vendors_operations(search: Search, layout: Layout) -> None:
     index = PositionalIndexer(jump_size=4, search=search, layout=layout, strict=True)
     index.apply_stored("a", [(71, 1), (b"72", 2)])
     index.apply_stored("a", [(73, 3)], b"72")

@@ -97,7 +97,7 @@ def compare(index: Rung | NestedDict, stream: Iterator[tuple[Event, list[list[in
         apply(model, event)
         index.flush()
         for query in queries:
-            found, wanted = index.find(query), model.find(query)
+            found, wanted = index.find(content_hashes=query), model.find(content_hashes=query)
             assert found.scores() == wanted.scores(), (event, query)
             assert found.depth == wanted.depth
             assert [(depth, set(level)) for depth, level in found.levels()] == [
@@ -140,7 +140,7 @@ def test_deviates_as_the_registry_says(name: str, deviation: Deviation) -> None:
     model = ReferenceIndex(count_copies=False)
     for event in deviation.events:
         apply(model, event)
-    assert model.find(deviation.query).depth == deviation.truth
+    assert model.find(content_hashes=deviation.query).depth == deviation.truth
     strict = RUNGS[name].strict_deviations
     cases = [(name, deviation.answer)]
     if strict is not None:
@@ -150,7 +150,7 @@ def test_deviates_as_the_registry_says(name: str, deviation: Deviation) -> None:
         for event in deviation.events:
             apply(index, event)
         index.flush()
-        assert index.find(deviation.query).depth == answer, which
+        assert index.find(content_hashes=deviation.query).depth == answer, which
 
 
 def test_the_example_of_the_package_holds() -> None:
@@ -180,12 +180,18 @@ def test_takes_tokens_and_arrays(name: str) -> None:
     index.store("w", block_hashes=[9], tokens=tokens[4:], parent=8, lora="a")
     index.flush()
     assert index.applied == 2
-    assert index.find_tokens(tokens, lora="a").scores() == {"w": 3}
-    assert index.find_tokens(tokens[:5].tolist(), lora="a").levels() == [(2, ["w"])]
-    assert index.find_tokens(tokens).depth == 0
-    assert index.find(np.array([], "u8")).scores() == {}
+    assert index.find(tokens=tokens, lora="a").scores() == {"w": 3}
+    assert index.find(tokens=tokens[:5].tolist(), lora="a").levels() == [(2, ["w"])]
+    assert index.find(tokens=tokens).depth == 0
+    assert index.find(content_hashes=np.array([], "u8")).scores() == {}
     assert "w" in index.workers()
-    assert repr(index) == ("NestedDict(strict=False)" if name == "dict-python" else f"Rung('{name}', strict=False)")
+    if name == "dict-python":
+        assert repr(index) == "NestedDict(strict=False, workers=1, blocks=3)"
+    else:
+        assert repr(index) == f"Rung('{name}', strict=False, block_size=2, applied=2)"
+    found = index.find(tokens=tokens, lora="a")
+    if not isinstance(index, NestedDict):
+        assert repr(found) == "RungMatch(depth=3, length=3, workers=1)"
 
 
 @pytest.mark.parametrize("name", [name for name in RUNGS if name != "dict-python"])
@@ -195,7 +201,7 @@ def test_takes_changes_from_many_threads(name: str) -> None:
     def feed(worker: str) -> None:
         for block in range(200):
             index.store(worker, block_hashes=[block], content_hashes=[block], parent=block - 1 if block else None)
-            index.find([0, 1, 2])
+            index.find(content_hashes=[0, 1, 2])
 
     threads = [threading.Thread(target=feed, args=(f"w{number}",)) for number in range(4)]
     for thread in threads:
@@ -204,4 +210,4 @@ def test_takes_changes_from_many_threads(name: str) -> None:
         thread.join()
     index.flush()
     assert index.applied == 800
-    assert index.find(list(range(300))).scores() == {f"w{number}": 200 for number in range(4)}
+    assert index.find(content_hashes=list(range(300))).scores() == {f"w{number}": 200 for number in range(4)}

@@ -21,6 +21,7 @@ import zmq
 from kvatlas import BlockIndex, content_hashes
 from kvatlas._native import Service
 from kvatlas.errors import ServiceError
+from kvatlas.types import Tier
 
 from .dialect.tools import (
     BLOCK_SIZE,
@@ -191,7 +192,11 @@ def test_answers_are_those_of_the_index(service: Service, engine: Callable[..., 
             length = random_.randrange(1, 11)
             names = [hash((worker, tuple(prompt[: BLOCK_SIZE * (i + 1)]))) & (2**63 - 1) for i in range(length)]
             split = random_.randrange(length + 1)
-            for part, medium, tier in [(slice(split), "GPU", "gpu"), (slice(split, length), "CPU", "cpu")]:
+            parts: list[tuple[slice, str, Tier]] = [
+                (slice(split), "GPU", "gpu"),
+                (slice(split, length), "CPU", "cpu"),
+            ]
+            for part, medium, tier in parts:
                 if not names[part]:
                     continue
                 parent = names[part.start - 1] if part.start else None
@@ -208,7 +213,7 @@ def test_answers_are_those_of_the_index(service: Service, engine: Callable[..., 
 
     matched = 0
     for prompt in prompts:
-        found = index.find_tokens(prompt)
+        found = index.find(tokens=prompt)
         hashes = [int(hash_) for hash_ in content_hashes(prompt, BLOCK_SIZE)]
         for answer in (
             query(service, token_ids=prompt),
@@ -232,7 +237,7 @@ def test_answers_are_those_of_the_index(service: Service, engine: Callable[..., 
     names_ = [str(rank["instance_id"]) for rank in batch["workers"]]
     assert all(rank["dp_rank"] == 0 for rank in batch["workers"])
     for prompt, answer in zip(prompts * 2, batch["answers"], strict=True):
-        found = index.find_tokens(prompt)
+        found = index.find(tokens=prompt)
         told = dict(zip((names_[rank] for rank in answer["ranks"]), answer["tokens"], strict=True))
         assert {worker: tokens for worker, tokens in told.items() if tokens} == expected(found)
         anywhere = dict(zip(told, answer.get("any_tier", answer["tokens"]), strict=True))

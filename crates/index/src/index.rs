@@ -167,7 +167,7 @@ impl BlockIndex {
         self.write(|writer| writer.workers())
     }
 
-    fn write<T>(&self, change: impl FnOnce(&mut Writer) -> T) -> T {
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Writer) -> T) -> T {
         self.write_after(false, change)
     }
 

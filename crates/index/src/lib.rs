@@ -77,6 +77,7 @@ mod retire;
 mod roster;
 mod runs;
 mod sets;
+mod snapshot;
 mod spread;
 mod stats;
 mod sync;

@@ -4,15 +4,19 @@ mod bench;
 mod designs;
 mod errors;
 mod events;
+mod files;
 mod found;
 mod gil;
 mod hashing;
 mod index;
+mod numbers;
+mod prompt;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;
 mod scalars;
 mod sequences;
 mod service;
+mod text;
 mod trees;
 mod wire;
 

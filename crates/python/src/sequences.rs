@@ -116,6 +116,17 @@ pub(crate) fn tokens(object: &Bound<'_, PyAny>) -> PyResult<Tokens> {
     }
 }
 
+/// Bytes of our own, from anything that has them in one piece.
+pub(crate) fn bytes(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> {
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    match offer(object, what)? {
+        Offer::U8(bytes) => Ok(bytes.to_vec()),
+        _ => Err(wanted(object, what, "bytes")),
+    }
+}
+
 /// Tokens out of 64-bit integers. All bits are looked at in one pass without branches, which vectorizes.
 fn narrow<T: Copy + Display + TryInto<u32>>(array: &[T], bits: impl Fn(T) -> u64) -> PyResult<Tokens> {
     in_range(array, array.iter().fold(0, |all, &token| all | bits(token)) <= u32::MAX.into())?;

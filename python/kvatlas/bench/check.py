@@ -91,7 +91,7 @@ class Checker:
             return
         start = perf_counter()
         result.checked += 1
-        reference = timed.shadow.find(query.tolist())
+        reference = timed.shadow.find(content_hashes=query.tolist())
         got = match.scores()
         names = request.block_hashes[: len(query)]
         for number, engine in enumerate(engines):

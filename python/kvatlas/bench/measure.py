@@ -6,7 +6,7 @@ Times are wall-clock nanoseconds around one call each, from Python, and include 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -24,7 +24,7 @@ class IndexMatch(Depths, Protocol):
     def any_tier(self) -> Depths:
         """The same answer counting every tier."""
 
-    def best(self, k: int = 1, among: Sequence[str] | None = None) -> list[tuple[str, int]]:
+    def best(self, top_k: int = 1, among: Sequence[str] | None = None) -> list[tuple[str, int]]:
         """The deepest workers."""
 
 
@@ -37,9 +37,9 @@ class Index(Protocol):
 
     def clear(self, worker: str) -> None: ...
 
-    def find(self, content_hashes: Any) -> IndexMatch: ...
+    def find(self, *, content_hashes: Any) -> IndexMatch: ...
 
-    def stats(self) -> dict[str, int]: ...
+    def stats(self) -> Mapping[str, Any]: ...
 
 
 class TimedIndex:
@@ -87,7 +87,7 @@ class TimedIndex:
 
     def find(self, content_hashes: Hashes) -> IndexMatch:
         start = perf_counter_ns()
-        match = self.index.find(content_hashes)
+        match = self.index.find(content_hashes=content_hashes)
         self.find_ns.append(perf_counter_ns() - start)
         return match
 
@@ -113,7 +113,7 @@ class IndexFigures:
     clock_cost_ns: float
 
 
-def index_figures(timed: TimedIndex, stats: dict[str, int], clock: float) -> IndexFigures:
+def index_figures(timed: TimedIndex, stats: Mapping[str, Any], clock: float) -> IndexFigures:
     """Sum up. `stats`: of the index at the moment that counts."""
     find = np.frombuffer(timed.find_ns, dtype=np.int64) if timed.find_ns else np.zeros(1, dtype=np.int64)
     p50, p99 = (float(value) for value in np.percentile(find, [50, 99]))

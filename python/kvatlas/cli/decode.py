@@ -274,7 +274,7 @@ def _event_line(event: Event, tokens: bool, salts: bool) -> str:
             keyed = sum(keys is not None for keys in event.extra_keys or ())
             if keyed:
                 parts.append(f"{keyed} with extra keys")
-            parts += _group(event.group, event.kind)
+            parts += _group(event.group_idx, event.kind)
             if event.session_id is not None:
                 parts.append(f"session={_printable(event.session_id)}")
             if tokens:
@@ -282,7 +282,7 @@ def _event_line(event: Event, tokens: bool, salts: bool) -> str:
             return " ".join(parts)
         case Removed():
             parts = ["removed  ", f"{_blocks(event)} from {event.tier}:", _names(event.block_hashes)]
-            return " ".join(parts + _group(event.group, None))
+            return " ".join(parts + _group(event.group_idx, None))
         case Cleared():
             return "cleared   everything of the rank"
 
@@ -296,7 +296,7 @@ def _group(group: int | None, kind: str | None) -> list[str]:
     return (
         []
         if group is None and kind is None
-        else [f"group={'-' if group is None else group}"] + ([] if kind is None else [_printable(kind)])
+        else [f"group_idx={'-' if group is None else group}"] + ([] if kind is None else [_printable(kind)])
     )
 
 
@@ -338,7 +338,7 @@ def _json_event(event: Event, tokens: bool, salts: bool) -> dict[str, Any]:
     names = [_json_name(name) for name in event.block_hashes]
     if isinstance(event, Removed):
         made: dict[str, Any] = {"type": "removed", "block_hashes": names, "tier": event.tier, "medium": event.medium}
-        return made | _given(event, ("group", "locality", "ownership"))
+        return made | _given(event, ("group_idx", "locality", "ownership"))
     made = {
         "type": "stored",
         "block_hashes": names,
@@ -355,7 +355,7 @@ def _json_event(event: Event, tokens: bool, salts: bool) -> dict[str, Any]:
         made["salt"] = event.salt
     if event.extra_keys is not None:
         made["extra_keys"] = [None if keys is None else [_json_key(key) for key in keys] for keys in event.extra_keys]
-    optional = ("lora", "lora_id", "group", "kind", "window", "session_id", "locality", "ownership")
+    optional = ("lora", "lora_id", "group_idx", "kind", "window", "session_id", "locality", "ownership")
     return made | _given(event, optional)
 
 

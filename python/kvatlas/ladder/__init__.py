@@ -10,12 +10,12 @@ Example:
     >>> rung.store("w0", block_hashes=[71, 72, 73], content_hashes=[1, 2, 3])
     >>> rung.store("w1", block_hashes=[71], content_hashes=[1])
     >>> rung.flush()
-    >>> rung.find([1, 2, 4]).levels()
+    >>> rung.find(content_hashes=[1, 2, 4]).levels()
     [(2, ['w0']), (1, ['w1'])]
 
     It knows a block by its content alone, so it is wrong about a prompt that repeats itself:
 
-    >>> rung.find([1, 1]).scores()
+    >>> rung.find(content_hashes=[1, 1]).scores()
     {'w0': 2, 'w1': 2}
     >>> [deviation.name for deviation in RUNGS["inverted"].deviations]
     ['conflation', 'orphans', 'renames', 'aliases']

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kvatlas._native import content_hashes as hash_contents
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.reference import ReferenceMatch
+from kvatlas.types import RungStats
 
 __all__ = ["NestedDict"]
 
@@ -33,7 +34,7 @@ class NestedDict:
 
     Args:
         strict: Whether lookups follow parents, which makes them exact.
-        block_size: Tokens in a block, for ``tokens=`` and `find_tokens`.
+        block_size: Tokens in a block, for ``tokens=``.
     """
 
     name = "dict-python"
@@ -66,13 +67,8 @@ class NestedDict:
             InvalidArgumentError: Lengths that do not go together, or both or neither of content_hashes and tokens.
         """
         _check_worker(worker)
-        if (content_hashes is None) == (tokens is None):
-            code = "missing_argument" if tokens is None else "conflicting_arguments"
-            raise InvalidArgumentError("store takes either content_hashes or tokens", code)
-        if content_hashes is None:
-            assert tokens is not None  # noqa: S101 - for the type checker
-            content_hashes = hash_contents(tokens, self.block_size, lora, salt).tolist()
-        names, contents = list(block_hashes), [int(content) for content in content_hashes]
+        contents = self._hashes("store", tokens, content_hashes, lora, salt)
+        names = list(block_hashes)
         if len(names) != len(contents):
             message = (
                 f"{len(names)} block hashes but {len(contents)} content hashes: "
@@ -134,12 +130,40 @@ class NestedDict:
     def flush(self) -> None:
         """Does nothing: a change is applied when its call returns."""
 
-    def find(self, content_hashes: Ints) -> ReferenceMatch:
-        """Who holds how many leading blocks of a prompt, by its content hashes: see `kvatlas.BlockIndex.find`."""
-        query = [int(content) for content in content_hashes]
+    def find(
+        self,
+        *,
+        tokens: Ints | None = None,
+        content_hashes: Ints | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> ReferenceMatch:
+        """Who holds how many leading blocks of a prompt: see `kvatlas.BlockIndex.find`.
+
+        Raises:
+            InvalidArgumentError: Both or neither of tokens and content_hashes, or lora or salt with content_hashes.
+        """
+        query = self._hashes("find", tokens, content_hashes, lora, salt)
         depth = self._strict_depth if self.strict else self._depth
         depths = {(worker, 0): depth(blocks, query) for worker, blocks in self._blocks.items()}
         return ReferenceMatch({"gpu": depths}, len(query))
+
+    def _hashes(
+        self, call: str, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None
+    ) -> list[int]:
+        """Content hashes, as given or of the tokens: exactly one of the two."""
+        if content_hashes is None:
+            if tokens is None:
+                raise InvalidArgumentError(f"{call} needs content_hashes or tokens", "missing_argument")
+            hashes: list[int] = hash_contents(tokens, self.block_size, lora, salt).tolist()
+            return hashes
+        if tokens is not None:
+            message = f"{call} takes either content_hashes or tokens, not both"
+            raise InvalidArgumentError(message, "conflicting_arguments")
+        if lora is not None or salt is not None:
+            message = "lora and salt go with tokens; content_hashes have them in already"
+            raise InvalidArgumentError(message, "conflicting_arguments")
+        return [int(content) for content in content_hashes]
 
     @staticmethod
     def _depth(blocks: dict[int, dict[Name, Name | None]], query: list[int]) -> int:
@@ -157,15 +181,11 @@ class NestedDict:
                 return depth
         return len(query)
 
-    def find_tokens(self, tokens: Ints, *, lora: str | None = None, salt: str | None = None) -> ReferenceMatch:
-        """Who holds how many leading blocks of a prompt, by its tokens: see `kvatlas.BlockIndex.find_tokens`."""
-        return self.find(hash_contents(tokens, self.block_size, lora, salt).tolist())
-
     def workers(self) -> dict[str, int]:
         """The workers that hold anything, with the number of blocks."""
         return {worker: len(names) for worker, names in self._contents.items() if names}
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> RungStats:
         """The numbers of `kvatlas.ladder.Rung.stats`; entries are pairs of a worker and a content hash."""
         return {
             "workers": len(self._blocks),
@@ -177,7 +197,8 @@ class NestedDict:
         }
 
     def __repr__(self) -> str:
-        return f"NestedDict(strict={self.strict})"
+        blocks = sum(self.workers().values())
+        return f"NestedDict(strict={self.strict}, workers={len(self.workers()):,}, blocks={blocks:,})"
 
 
 def _check_worker(worker: object) -> None:

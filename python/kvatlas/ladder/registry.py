@@ -208,7 +208,7 @@ def open_rung(
         jump_size: How far the positional rungs jump, in blocks, at least 1.
         shards: Actors of "radix-sharded"; 1 to 1,024.
         group_size: Workers in a group of "grouped", at least 1.
-        block_size: Tokens in a block, for ``tokens=`` and ``find_tokens``, at least 1.
+        block_size: Tokens in a block, for ``tokens=``, at least 1.
 
     Returns:
         A `Rung`, or a `NestedDict` for "dict-python".

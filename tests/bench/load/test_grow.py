@@ -134,7 +134,9 @@ def test_names_are_not_mixed_up() -> None:
         names, contents = columns.names[first : first + length], columns.contents[first : first + length]
         reference.store(str(worker), block_hashes=names.tolist(), content_hashes=contents.tolist(), parent=parent)
     for _, first, length in columns.lookups():
-        depths = np.array(sorted(reference.find(columns.contents[first : first + length].tolist()).scores().values()))
+        depths = np.array(
+            sorted(reference.find(content_hashes=columns.contents[first : first + length].tolist()).scores().values())
+        )
         assert depths[-2:].tolist() == [4, 4]
         assert set(depths[:-2].tolist()) <= {1}
 

@@ -106,7 +106,7 @@ def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     assert facts["ops"] == len(plan) == facts["lookups"] + facts["stores"] + facts["removes"] + facts["clears"]
     assert facts["lookup_blocks"] == REQUESTS * DEPTH
     assert facts["clears"] == 1
-    assert repr(plan).startswith(f"Plan({REQUESTS} lookups")
+    assert repr(plan).startswith(f"Plan(lookups={REQUESTS:,}, events=")
     other = columns()
     other["times"][-1] += 1
     assert Plan(**other).digest != plan.digest

@@ -79,7 +79,7 @@ async def check(engine: LiveEngine, workload: Workload, poison_before: Sequence[
         assert stats["unknown_removals"] == 0
         for tokens, lora, salt in workload.probes():
             truth = engine.match(tokens, lora=lora, salt=salt, rank=state.rank)
-            depth = reader.index.find_tokens(tokens, lora=lora, salt=salt).by_rank().get(("w", state.rank), 0)
+            depth = reader.index.find(tokens=tokens, lora=lora, salt=salt).by_rank().get(("w", state.rank), 0)
             assert (truth.held, truth.seq, truth.quiet) == (depth, state.seq, True)
             assert truth.usable == min(depth, max(len(tokens) - 1, 0) // FAST.block_size)
             found += depth

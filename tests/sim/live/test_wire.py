@@ -50,10 +50,10 @@ def theirs(event: Event, dialect: Dialect) -> object:
         case Cleared():
             return wire.Cleared()
         case Removed(names):
-            return wire.Removed(names, medium="GPU", group=0 if vllm else None)
+            return wire.Removed(names, medium="GPU", group_idx=0 if vllm else None)
         case Stored(names, parent, tokens, lora, salt):
             number = int(lora_id(lora)[:6], 16) if lora and vllm else None
-            about = {"group": 0, "kind": "full_attention", "lora_id": number} if vllm else {}
+            about = {"group_idx": 0, "kind": "full_attention", "lora_id": number} if vllm else {}
             return wire.Stored(names, parent, tokens, 4, medium="GPU", lora=lora, salt=salt, **about)
 
 
@@ -108,7 +108,7 @@ def test_the_index_agrees_with_the_engine(kind: LiveSettings) -> None:
             found = 0
             for tokens, lora, salt in [query() for _ in range(200)]:
                 truth = engine.match(tokens, lora=lora, salt=salt)
-                assert index.find_tokens(tokens, lora=lora, salt=salt).scores().get("w", 0) == truth.held
+                assert index.find(tokens=tokens, lora=lora, salt=salt).scores().get("w", 0) == truth.held
                 found += truth.held
             assert found > 50
 

@@ -9,11 +9,12 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use kvatlas_bench::{Error, Label, Options, probe_rung, replay as by_name, run};
-use pyo3::exceptions::{PyOSError, PyRuntimeError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::errors;
+use crate::files::failed;
 use crate::scalars::{describe, string};
 use object::{Methods, Object};
 use plan::Plan;
@@ -69,7 +70,7 @@ fn replay(
     serde_json::to_string(&result).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// Builds a rung from a plan's events, then times the plan's lookups one by one: what one costs when nothing else runs.
+/// Builds a rung from a plan's events, then times the plan's lookups one by one, with nothing else running.
 ///
 /// Args:
 ///     plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
@@ -147,10 +148,7 @@ fn supervised<T: Send + 'static>(
 /// A refusal as the exception of `kvatlas.errors`, or of Python's own if it is the system's.
 fn raised(error: &Error) -> PyErr {
     match error {
-        Error::Io { path, source } => match source.raw_os_error() {
-            Some(number) => PyOSError::new_err((number, source.to_string(), path.clone())),
-            None => PyOSError::new_err(error.to_string()),
-        },
+        Error::Io { path, source } => failed(path, source),
         _ => errors::argument(error.code(), &error.to_string()),
     }
 }

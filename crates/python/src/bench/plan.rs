@@ -11,6 +11,7 @@ use super::raised;
 use crate::errors;
 use crate::raw::{Offer, offer};
 use crate::scalars::{describe, int, string};
+use crate::text::grouped;
 
 /// What happens to an index, and when: lookups, stores, removals and clears at given moments.
 ///
@@ -123,8 +124,8 @@ impl Plan {
     /// How much there is of everything.
     ///
     /// Returns:
-    ///     Counts by name: ops, lookups, stores, removes, clears, lookup_blocks, stored_blocks, removed_blocks, workers,
-    ///     block_size, span_ns.
+    ///     Counts by name: ops, lookups, stores, removes, clears, lookup_blocks, stored_blocks, removed_blocks,
+    ///     workers, block_size, span_ns.
     fn facts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let facts = self.core.facts();
         let dict = PyDict::new(py);
@@ -153,7 +154,8 @@ impl Plan {
 
     fn __repr__(&self) -> String {
         let facts = self.core.facts();
-        format!("Plan({} lookups, {} events, {} workers)", facts.lookups, facts.events(), facts.workers)
+        let [lookups, events, workers] = [facts.lookups, facts.events(), facts.workers].map(grouped);
+        format!("Plan(lookups={lookups}, events={events}, workers={workers})")
     }
 }
 

@@ -1,29 +1,27 @@
 //! The answer of a rung.
 
-use std::cmp::Reverse;
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::found::workers;
-use crate::scalars::Best;
+use crate::found::Ranked;
+use crate::scalars::TopK;
+use crate::text::grouped;
 
 /// Who holds how much of a query, by what the rung had applied at the moment of the find.
 ///
-/// Made by Rung.find and Rung.find_tokens; later changes do not change it. Workers that hold none of the query's
-/// blocks are not in it.
+/// Made by Rung.find; later changes do not change it. Workers that hold none of the query's blocks are not in it. A
+/// kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct RungMatch {
-    /// Deepest first.
-    scores: Vec<(Arc<str>, u32)>,
+    ranked: Ranked,
+    length: usize,
 }
 
 impl RungMatch {
-    pub(super) fn new(mut scores: Vec<(Arc<str>, u32)>) -> Self {
-        scores.sort_by_key(|&(_, depth)| Reverse(depth));
-        Self { scores }
+    pub(super) fn new(scores: Vec<(Arc<str>, u32)>, length: usize) -> Self {
+        Self { ranked: Ranked::new(scores.into_iter().map(|(worker, depth)| (worker, depth as usize))), length }
     }
 }
 
@@ -31,8 +29,20 @@ impl RungMatch {
 impl RungMatch {
     /// int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block.
     #[getter]
-    fn depth(&self) -> u32 {
-        self.scores.first().map_or(0, |&(_, depth)| depth)
+    fn depth(&self) -> usize {
+        self.ranked.depth()
+    }
+
+    /// int: The blocks that were asked for: what a depth is out of.
+    #[getter]
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    /// str: What depths and length count: "blocks".
+    #[getter]
+    fn unit(&self) -> &'static str {
+        "blocks"
     }
 
     /// The workers grouped by depth.
@@ -40,8 +50,7 @@ impl RungMatch {
     /// Returns:
     ///     list of (depth in blocks, list of workers), deepest first.
     fn levels<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let levels = self.scores.chunk_by(|one, next| one.1 == next.1);
-        PyList::new(py, levels.map(|level| (level[0].1, level.iter().map(|(worker, _)| &**worker).collect::<Vec<_>>())))
+        self.ranked.levels(py)
     }
 
     /// The depth of every worker.
@@ -49,35 +58,33 @@ impl RungMatch {
     /// Returns:
     ///     dict of worker to depth in blocks.
     fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let scores = PyDict::new(py);
-        for (worker, depth) in &self.scores {
-            scores.set_item(&**worker, depth)?;
-        }
-        Ok(scores)
+        self.ranked.scores(py)
     }
 
     /// The deepest workers.
     ///
     /// Args:
-    ///     k: How many, at least 0.
+    ///     top_k: How many, at least 0.
     ///     among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
     ///
     /// Returns:
-    ///     list of (worker, depth in blocks), at most k, deepest first; equals in no particular order.
+    ///     list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
     ///
     /// Raises:
-    ///     InvalidTypeError: k is not an int, or among is not an iterable of str.
-    ///     InvalidArgumentError: k is negative.
-    #[pyo3(signature = (k=Best(1), among=None))]
-    #[pyo3(text_signature = "($self, k=1, among=None)")]
-    fn best<'py>(&self, py: Python<'py>, k: Best, among: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyList>> {
-        let among: Option<HashSet<String>> = among.map(workers).transpose()?.map(|names| names.into_iter().collect());
-        let wanted = |worker: &str| among.as_ref().is_none_or(|among| among.contains(worker));
-        let best: Vec<_> = self.scores.iter().filter(|(worker, _)| wanted(worker)).take(k.0).collect();
-        PyList::new(py, best.into_iter().map(|(worker, depth)| (&**worker, *depth)))
+    ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+    ///     InvalidArgumentError: top_k is negative.
+    #[pyo3(signature = (top_k=TopK(1), among=None), text_signature = "($self, top_k=1, among=None)")]
+    fn best<'py>(
+        &self,
+        py: Python<'py>,
+        top_k: TopK,
+        among: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.ranked.best(py, top_k, among)
     }
 
     fn __repr__(&self) -> String {
-        format!("<RungMatch depth={} workers={}>", self.depth(), self.scores.len())
+        let workers = grouped(self.ranked.len() as u64);
+        format!("RungMatch(depth={}, length={}, workers={workers})", self.ranked.depth(), self.length)
     }
 }

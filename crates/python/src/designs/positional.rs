@@ -6,10 +6,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use super::names::Names;
-use super::rung::numbers;
 use crate::errors;
+use crate::numbers::design;
 use crate::scalars::{JumpSize, Strict, block_hash, describe, int, string, worker as name};
 use crate::sequences::{contents, names};
+use crate::text::truth;
 
 /// The positional index: (position, content hash) to who holds it, searched in jumps.
 ///
@@ -175,14 +176,14 @@ impl PositionalIndexer {
     ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" by position and content hash,
     ///     stores "refused", "unknown_removals", and "messages", which is 0.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        numbers(py, &py.detach(|| self.core.stats()))
+        design(py, &py.detach(|| self.core.stats()))
     }
 
     fn __repr__(&self) -> String {
         let Options { jump_size, search, layout, strict } = self.core.options();
         let search = if search == Search::Bisect { "bisect" } else { "jump" };
         let layout = if layout == Layout::Arrays { "arrays" } else { "map" };
-        let strict = if strict { "True" } else { "False" };
+        let strict = truth(strict);
         format!("PositionalIndexer(jump_size={jump_size}, search='{search}', layout='{layout}', strict={strict})")
     }
 }

@@ -1,7 +1,6 @@
 //! Any rung of the ladder, with the methods of `BlockIndex`.
 
-use kvatlas_designs::{Change, Feed, LadderStats, OpenError, Options, Scores, open};
-use kvatlas_index::{BlockHash, Error, hash};
+use kvatlas_designs::{Change, Feed, OpenError, Options, Scores, open};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
@@ -9,11 +8,13 @@ use super::answer::RungMatch;
 use super::names::Names;
 use crate::errors;
 use crate::gil::detach_if;
-use crate::hashing::LONG_BYTES;
+use crate::numbers::design;
+use crate::prompt::Given;
 use crate::scalars::{
-    BlockSize, EventThreads, GroupSize, JumpSize, Shards, Strict, block_hash, optional_string, string, worker as name,
+    BlockSize, EventThreads, GroupSize, JumpSize, Shards, Strict, block_hash, string, worker as name,
 };
-use crate::sequences::{contents, names, tokens as convert};
+use crate::sequences::names;
+use crate::text::{grouped, truth};
 
 /// A rung of the ladder at work: the methods of BlockIndex, over any design.
 ///
@@ -34,7 +35,7 @@ use crate::sequences::{contents, names, tokens as convert};
 ///     jump_size: How far the positional rungs jump, in blocks, at least 1.
 ///     shards: Actors of "radix-sharded"; 1 to 1,024.
 ///     group_size: Workers in a group of "grouped", at least 1.
-///     block_size: Tokens in a block, for tokens= and find_tokens(), at least 1.
+///     block_size: Tokens in a block, for tokens=, at least 1.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
@@ -141,23 +142,10 @@ impl Rung {
         let worker = name(worker)?;
         let parent = parent.map(|parent| block_hash(parent, || "parent".to_owned())).transpose()?;
         let names = names(block_hashes)?;
-        let contents = match (content_hashes, tokens) {
-            (Some(hashes), None) => {
-                if lora.is_some() || salt.is_some() {
-                    let message = "lora and salt go with tokens; content_hashes have them in already";
-                    return Err(errors::argument("conflicting_arguments", message));
-                }
-                same_length(&names, contents(hashes)?.as_slice())?
-            }
-            (None, Some(tokens)) => self.hash(py, tokens, Some(&names), lora, salt)?,
-            (None, None) => {
-                return Err(errors::argument("missing_argument", "store needs content_hashes or tokens"));
-            }
-            (Some(_), Some(_)) => {
-                let message = "store takes either content_hashes or tokens, not both";
-                return Err(errors::argument("conflicting_arguments", message));
-            }
-        };
+        let given = Given::new("store", tokens, content_hashes, lora, salt)?.own();
+        let prompt = given.prompt();
+        prompt.fills(&names, self.block_size)?;
+        let contents = detach_if(py, prompt.is_long(), || prompt.hashes(self.block_size).into_owned());
         self.feed.send(Change::Store {
             worker: self.workers.number(worker),
             parent,
@@ -222,46 +210,45 @@ impl Rung {
         self.sound()
     }
 
-    /// Who holds how many leading blocks of a prompt, by its content hashes and by what has been applied so far.
+    /// Who holds how many leading blocks of a prompt, by what has been applied so far.
+    ///
+    /// The prompt is given by exactly one of tokens and content_hashes.
     ///
     /// Args:
+    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is
+    ///         left out.
     ///     content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
     ///         (read in place) or a list of ints.
-    ///
-    /// Returns:
-    ///     RungMatch
-    ///
-    /// Raises:
-    ///     InvalidTypeError: Not a uint64 array or a list of ints.
-    ///     InvalidArgumentError: A hash out of range, or an array of more than one dimension.
-    ///     DesignError: A change broke the design.
-    fn find(&self, py: Python<'_>, content_hashes: &Bound<'_, PyAny>) -> PyResult<RungMatch> {
-        self.answer(py, contents(content_hashes)?.as_slice())
-    }
-
-    /// Who holds how many leading blocks of a prompt, by its tokens. A trailing partial block is left out.
-    ///
-    /// Args:
-    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them.
-    ///     lora: Name of the LoRA adapter; None and "" mean none.
-    ///     salt: Cache salt; None and "" mean none.
+    ///     lora: Name of the LoRA adapter, with tokens only; None and "" mean none.
+    ///     salt: Cache salt, with tokens only; None and "" mean none.
     ///
     /// Returns:
     ///     RungMatch
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
+    ///     InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
+    ///         number out of range, or an array of more than one dimension.
     ///     DesignError: A change broke the design.
-    #[pyo3(signature = (tokens, *, lora=None, salt=None))]
-    fn find_tokens(
+    #[pyo3(signature = (*, tokens=None, content_hashes=None, lora=None, salt=None))]
+    fn find(
         &self,
         py: Python<'_>,
-        tokens: &Bound<'_, PyAny>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        content_hashes: Option<&Bound<'_, PyAny>>,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<RungMatch> {
-        self.answer(py, &self.hash(py, tokens, None, lora, salt)?)
+        let given = Given::new("find", tokens, content_hashes, lora, salt)?;
+        let prompt = given.prompt();
+        // Detached whatever the rung: an actor's answer comes from another thread.
+        let scores = py.detach(|| {
+            let mut scores = Scores::new();
+            self.feed.find(&prompt.hashes(self.block_size), &mut scores);
+            self.workers.resolve(scores)
+        });
+        self.sound()?;
+        Ok(RungMatch::new(scores, prompt.blocks(self.block_size)))
     }
 
     /// Numbers about the contents and the changes so far. Flushes.
@@ -276,7 +263,7 @@ impl Rung {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.feed.stats());
         self.sound()?;
-        numbers(py, &stats)
+        design(py, &stats)
     }
 
     /// The workers that hold anything. Flushes.
@@ -299,75 +286,18 @@ impl Rung {
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let name = PyString::new(py, &self.name).repr()?;
-        Ok(format!("Rung({name}, strict={})", if self.strict { "True" } else { "False" }))
+        let (strict, block_size, applied) = (truth(self.strict), self.block_size, grouped(self.applied()));
+        Ok(format!("Rung({name}, strict={strict}, block_size={block_size}, applied={applied})"))
     }
 }
 
 impl Rung {
-    /// Content hashes of tokens, which fill the blocks exactly if those are given.
-    fn hash(
-        &self,
-        py: Python<'_>,
-        tokens: &Bound<'_, PyAny>,
-        names: Option<&[BlockHash]>,
-        lora: Option<&Bound<'_, PyAny>>,
-        salt: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Vec<u64>> {
-        let tokens = convert(tokens)?;
-        let (tokens, block_size) = (tokens.as_slice(), self.block_size as usize);
-        if let Some(names) = names
-            && names.len().checked_mul(block_size) != Some(tokens.len())
-        {
-            let error = Error::TokenCount { tokens: tokens.len(), block_hashes: names.len(), block_size };
-            return Err(errors::index(&error));
-        }
-        let (lora, salt) = (optional_string(lora, "lora")?, optional_string(salt, "salt")?);
-        let long = size_of_val(tokens) >= LONG_BYTES;
-        Ok(detach_if(py, long, || hash::content_hashes(tokens, block_size, lora, salt)))
-    }
-
-    fn answer(&self, py: Python<'_>, contents: &[u64]) -> PyResult<RungMatch> {
-        // Detached whatever the rung: an actor's answer comes from another thread.
-        let scores = py.detach(|| {
-            let mut scores = Scores::new();
-            self.feed.find(contents, &mut scores);
-            self.workers.resolve(scores)
-        });
-        self.sound()?;
-        Ok(RungMatch::new(scores))
-    }
-
     fn sound(&self) -> PyResult<()> {
         match self.feed.broken() {
             None => Ok(()),
             Some(said) => Err(errors::rung("broken", &format!("the rung is broken, make a new one: {said}"))),
         }
     }
-}
-
-/// A copy of the contents, if there are as many as names.
-fn same_length(names: &[BlockHash], contents: &[u64]) -> PyResult<Vec<u64>> {
-    if names.len() == contents.len() {
-        return Ok(contents.to_vec());
-    }
-    let error = Error::LengthMismatch { block_hashes: names.len(), content_hashes: contents.len() };
-    Err(errors::index(&error))
-}
-
-/// Sizes and counts as a dict.
-pub(super) fn numbers<'py>(py: Python<'py>, stats: &LadderStats) -> PyResult<Bound<'py, PyDict>> {
-    let numbers = PyDict::new(py);
-    for (name, value) in [
-        ("workers", stats.workers),
-        ("blocks", stats.blocks),
-        ("entries", stats.entries),
-        ("refused", stats.refused),
-        ("unknown_removals", stats.unknown_removals),
-        ("messages", stats.messages),
-    ] {
-        numbers.set_item(name, value)?;
-    }
-    Ok(numbers)
 }
 
 fn refused(error: &OpenError) -> PyErr {

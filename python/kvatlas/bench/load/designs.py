@@ -116,7 +116,9 @@ class _Numbered:
         self._inner.clear(str(worker))
 
     def find(self, content_hashes: Sequence[int]) -> dict[int, int]:
-        return {int(worker): depth for worker, depth in self._inner.find(content_hashes).scores().items()}
+        return {
+            int(worker): depth for worker, depth in self._inner.find(content_hashes=content_hashes).scores().items()
+        }
 
 
 def make_design(name: str, *, strict: bool = False) -> Any:

@@ -4,24 +4,26 @@
 //! nothing that could run Python code happens while the trie is locked: no object is made or let go of there, only
 //! references are counted up and moved.
 
+mod blocks;
 mod node;
 mod words;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvatlas_trees::radix_trie::{Error, NodeId, RadixTrie as Core, Tokens};
+use kvatlas_trees::radix_trie::{Error, NodeId, RadixTrie as Core};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::{PyInt, PyList, PySet, PyString};
+use pyo3::types::{PyInt, PyList, PySet};
 
+use blocks::{Insert, Match, copies, given, list, objects};
 pub(crate) use node::TrieNode;
-use words::{Symbols, Token, Use, Words};
+use words::{Symbols, Token, Words};
 
 use crate::errors;
-use crate::raw::Layout;
 use crate::scalars::{describe, int};
+use crate::text::grouped;
 
 fn refused(error: &Error) -> PyErr {
     errors::argument(error.code(), &error.to_string())
@@ -234,8 +236,8 @@ impl RadixTrie {
     ///     desired_num_evicted: How many; 0 or less is none.
     ///
     /// Returns:
-    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the rest
-    ///     is in use.
+    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the
+    ///     rest is in use.
     ///
     /// Raises:
     ///     InvalidTypeError: desired_num_evicted is not an int.
@@ -330,7 +332,8 @@ impl RadixTrie {
             let state = self.lock(py);
             (state.trie.len(), state.trie.node_count() - 1)
         };
-        format!("RadixTrie(page_size={}): {blocks} blocks in {nodes} nodes", self.page_size)
+        let [blocks, nodes] = [blocks, nodes].map(|number| grouped(number as u64));
+        format!("RadixTrie(page_size={}, blocks={blocks}, nodes={nodes})", self.page_size)
     }
 
     /// Blocks may lead back to the trie: the collector must see them. Who is just using the trie holds it, so that
@@ -374,82 +377,6 @@ impl RadixTrie {
         let looked = look(&self.lock(py));
         looked.map_err(|error| refused(&error))
     }
-}
-
-struct Insert<'a, 'py> {
-    trie: &'a mut Core<Py<PyAny>>,
-    blocks: &'a Bound<'py, PyList>,
-    node: Option<NodeId>,
-}
-
-impl Use<Result<(NodeId, usize), Error>> for Insert<'_, '_> {
-    fn with(self, tokens: &(impl Tokens + ?Sized)) -> Result<(NodeId, usize), Error> {
-        let count = self.blocks.len();
-        // Only the blocks that are needed are looked at. That counts references up and runs nothing; a list that
-        // another thread has made shorter meanwhile gives too few, and is refused.
-        let blocks = |start| match Layout::of(self.blocks.py()) {
-            Some(layout) => layout.part(self.blocks, start, count),
-            None => (start..count).map_while(|at| self.blocks.get_item(at).ok()).map(Bound::unbind).collect(),
-        };
-        self.trie.insert_from(tokens, count, self.node, blocks)
-    }
-}
-
-struct Match<'a, 'py> {
-    py: Python<'py>,
-    trie: &'a mut Core<Py<PyAny>>,
-    blocks: &'a mut Vec<Py<PyAny>>,
-    node: Option<NodeId>,
-}
-
-impl Use<Result<NodeId, Error>> for Match<'_, '_> {
-    fn with(self, tokens: &(impl Tokens + ?Sized)) -> Result<NodeId, Error> {
-        let show = |more: &[Py<PyAny>]| copy(self.py, more, self.blocks);
-        self.trie.match_prefix_with(tokens, self.node, show)
-    }
-}
-
-fn copy(py: Python<'_>, blocks: &[Py<PyAny>], to: &mut Vec<Py<PyAny>>) {
-    match Layout::of(py) {
-        Some(layout) => layout.copy(blocks, to),
-        None => to.extend(blocks.iter().map(|block| block.clone_ref(py))),
-    }
-}
-
-fn copies(py: Python<'_>, blocks: &[Py<PyAny>]) -> Vec<Py<PyAny>> {
-    let mut copies = Vec::new();
-    copy(py, blocks, &mut copies);
-    copies
-}
-
-/// Blocks as the list that a caller gets.
-fn given(py: Python<'_>, blocks: Vec<Py<PyAny>>) -> PyResult<Bound<'_, PyList>> {
-    match Layout::of(py) {
-        Some(layout) => layout.list(blocks),
-        None => PyList::new(py, blocks),
-    }
-}
-
-fn list<'py>(py: Python<'py>, tokens: &[Token]) -> PyResult<Bound<'py, PyList>> {
-    PyList::new(py, tokens.iter().map(|token| token.to_python(py)).collect::<PyResult<Vec<_>>>()?)
-}
-
-/// The caller's blocks as a list. An array gives Python's own numbers.
-fn objects<'py>(blocks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-    if let Ok(list) = blocks.cast::<PyList>() {
-        return Ok(list.clone());
-    }
-    let wrong = || errors::wrong_type(&format!("blocks must be a list or an array, got {}", describe(blocks)));
-    if blocks.is_instance_of::<PyString>() {
-        return Err(wrong());
-    }
-    if let Ok(list) = blocks.call_method0(intern!(blocks.py(), "tolist"))
-        && let Ok(list) = list.cast_into::<PyList>()
-    {
-        return Ok(list);
-    }
-    let items = blocks.try_iter().map_err(|_| wrong())?.collect::<PyResult<Vec<_>>>()?;
-    PyList::new(blocks.py(), items)
 }
 
 fn sequence(value: &Bound<'_, PyAny>) -> PyResult<i64> {

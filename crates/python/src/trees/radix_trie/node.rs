@@ -7,7 +7,8 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySet, PyTuple};
 
-use super::{RadixTrie, copies, given, list};
+use super::RadixTrie;
+use super::blocks::{copies, given, list};
 
 /// The end of a cached sequence of tokens, in one RadixTrie.
 ///

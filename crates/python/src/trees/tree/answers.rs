@@ -6,8 +6,9 @@ use kvatlas_trees::tree::PrefixMatch;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::found::workers;
-use crate::scalars::Best;
+use crate::found::Ranked;
+use crate::scalars::TopK;
+use crate::text::grouped;
 
 /// Whose prefix is the longest, and how long it is. Made by the matches of StringTree and TokenTree.
 ///
@@ -77,25 +78,17 @@ fn ratio(part: usize, whole: usize) -> f64 {
 
 /// How much of a prompt each tenant has. Made by StringTree.find and TokenTree.find; a kvatlas.types.PrefixMatch.
 ///
-/// Lengths count the characters of a text (Unicode scalar values) or tokens, these in whole pages.
+/// Lengths count the characters of a text (Unicode scalar values) or tokens, these in whole pages; `unit` says which.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct TreeDepths {
-    /// Deepest first.
-    depths: Vec<(Arc<str>, usize)>,
+    ranked: Ranked,
     length: usize,
+    unit: &'static str,
 }
 
 impl TreeDepths {
-    pub(super) fn new(depths: Vec<(Arc<str>, usize)>, length: usize) -> Self {
-        Self { depths, length }
-    }
-
-    pub(super) fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let scores = PyDict::new(py);
-        for (tenant, depth) in &self.depths {
-            scores.set_item(&**tenant, depth)?;
-        }
-        Ok(scores)
+    pub(super) fn new(depths: Vec<(Arc<str>, usize)>, length: usize, unit: &'static str) -> Self {
+        Self { ranked: Ranked::new(depths), length, unit }
     }
 }
 
@@ -104,7 +97,7 @@ impl TreeDepths {
     /// int: The greatest depth of any tenant; 0 if nobody has anything.
     #[getter]
     fn depth(&self) -> usize {
-        self.depths.first().map_or(0, |(_, depth)| *depth)
+        self.ranked.depth()
     }
 
     /// int: What a depth is out of: the length of the prompt, in whole pages.
@@ -113,37 +106,55 @@ impl TreeDepths {
         self.length
     }
 
+    /// str: What depths and length count: "characters" of a StringTree, "tokens" of a TokenTree.
+    #[getter]
+    fn unit(&self) -> &'static str {
+        self.unit
+    }
+
+    /// The tenants grouped by depth.
+    ///
+    /// Returns:
+    ///     list of (depth, list of tenants by name), deepest first.
+    fn levels<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.ranked.levels(py)
+    }
+
     /// The depth of every tenant that has anything.
     ///
     /// Returns:
     ///     dict of tenant to depth, deepest first, equals by name.
-    fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.to_dict(py)
+    pub(super) fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.ranked.scores(py)
     }
 
     /// The deepest tenants.
     ///
     /// Args:
-    ///     k: How many, at least 0.
+    ///     top_k: How many, at least 0.
     ///     among: Only these tenants, an iterable of str; None for all. Names that are not in the answer are ignored.
     ///
     /// Returns:
-    ///     list of (tenant, depth), at most k, deepest first, equals by name.
+    ///     list of (tenant, depth), at most top_k, deepest first, equals by name.
     ///
     /// Raises:
-    ///     InvalidTypeError: k is not an int, or among is not an iterable of str.
-    ///     InvalidArgumentError: k is negative.
-    #[pyo3(signature = (k=Best(1), among=None))]
-    #[pyo3(text_signature = "($self, k=1, among=None)")]
-    fn best<'py>(&self, py: Python<'py>, k: Best, among: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyList>> {
-        let among: Option<std::collections::HashSet<String>> =
-            among.map(workers).transpose()?.map(|names| names.into_iter().collect());
-        let allowed = |tenant: &str| among.as_ref().is_none_or(|among| among.contains(tenant));
-        let best: Vec<_> = self.depths.iter().filter(|(tenant, _)| allowed(tenant)).take(k.0).collect();
-        PyList::new(py, best.into_iter().map(|(tenant, depth)| (&**tenant, *depth)))
+    ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+    ///     InvalidArgumentError: top_k is negative.
+    #[pyo3(signature = (top_k=TopK(1), among=None), text_signature = "($self, top_k=1, among=None)")]
+    fn best<'py>(
+        &self,
+        py: Python<'py>,
+        top_k: TopK,
+        among: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.ranked.best(py, top_k, among)
     }
 
     fn __repr__(&self) -> String {
-        format!("<TreeDepths depth={} length={} tenants={}>", self.depth(), self.length, self.depths.len())
+        let (depth, length, unit) = (self.ranked.depth(), self.length, self.unit);
+        format!(
+            "TreeDepths(depth={depth}, length={length}, unit='{unit}', tenants={})",
+            grouped(self.ranked.len() as u64)
+        )
     }
 }

@@ -5,11 +5,9 @@ use std::ops::Deref;
 use kvatlas_trees::tree::{EvictionPolicy, PrefixMatch, TreeError};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use super::answers::TreeMatch;
 use crate::errors;
-use crate::raw::{Offer, offer};
 use crate::scalars::{describe, int, string};
 use crate::sequences::{Tokens, tokens};
 
@@ -115,17 +113,6 @@ pub(super) fn path_hash(value: &Bound<'_, PyAny>) -> PyResult<u64> {
         true => errors::argument("out_of_range", &format!("path_hash must be from 0 to 2**64 - 1, got {value}")),
         false => error,
     })
-}
-
-/// Bytes of our own, from anything that has them in one piece.
-pub(super) fn bytes(value: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    if let Ok(bytes) = value.cast::<PyBytes>() {
-        return Ok(bytes.as_bytes().to_vec());
-    }
-    match offer(value, "snapshot")? {
-        Offer::U8(bytes) => Ok(bytes.to_vec()),
-        _ => Err(errors::wrong_type(&format!("snapshot must be bytes, got {}", describe(value)))),
-    }
 }
 
 /// The caller's choice between a match and an insert, callable from wherever the tree does its work.

@@ -8,11 +8,13 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 
 use super::answers::{TreeDepths, TreeMatch};
 use super::arguments::{
-    PageSize, Policy, Priority, Select, budget, bytes, own_tokens_key, path_hash, refused, size, text_key, tokens_key,
+    PageSize, Policy, Priority, Select, budget, own_tokens_key, path_hash, refused, size, text_key, tokens_key,
 };
 use super::entries::{StringEntries, TokenEntries};
-use super::methods::{is_long, name, quoted, to_dict, tree};
+use super::methods::{Reduced, is_long, name, quoted, sizes, to_dict, tree};
+use super::sizes::with_sizes;
 use crate::gil::Writers;
+use crate::sequences::bytes;
 
 tree! {
     /// Who was sent which texts: a radix tree over characters, for routers that see text.
@@ -30,7 +32,8 @@ tree! {
     ///     InvalidTypeError: policy is not a str, or budget_bytes not an int.
     ///     InvalidArgumentError: An unknown policy, or budget_bytes is negative.
     StringTree(string_tree::StringTree, StringEntries),
-    key: text by text_key, owned by text_key,
+    key: text by text_key, owned by text_key, in "characters",
+    about: "     text: The prompt.",
     insert: insert_text by insert_text_with_priority as "($self, text, tenant, *, priority=0)",
     sizes: tenant_char_size, get_tenant_char_count,
 
@@ -89,8 +92,8 @@ tree! {
         self.evict_tenant(py, tenant, max_size)
     }
 
-    fn __repr__(&self) -> String {
-        format!("StringTree(policy={})", quoted(self.core.eviction_policy()))
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("StringTree(policy={}, {})", quoted(self.core.eviction_policy()), self.contents(py))
     }
 }
 
@@ -111,7 +114,8 @@ tree! {
     ///     InvalidTypeError: page_size is not an int, policy not a str, or budget_bytes not an int.
     ///     InvalidArgumentError: Another page size, an unknown policy, or budget_bytes is negative.
     TokenTree(token_tree::TokenTree, TokenEntries),
-    key: tokens by tokens_key, owned by own_tokens_key,
+    key: tokens by tokens_key, owned by own_tokens_key, in "tokens",
+    about: "     tokens: The prompt, shape (n,), as content_hashes() takes tokens.",
     insert: insert_tokens by insert_tokens_with_priority as "($self, tokens, tenant, *, priority=0)",
     sizes: tenant_token_size, get_tenant_token_counts,
 
@@ -167,9 +171,9 @@ tree! {
         Ok(self.writers.write(py, is_long(tokens), || self.core.prefix_match_tenant(tokens, tenant)))
     }
 
-    fn __repr__(&self) -> String {
+    fn __repr__(&self, py: Python<'_>) -> String {
         let policy = quoted(self.core.eviction_policy());
-        format!("TokenTree(page_size={}, policy={policy})", self.core.page_size())
+        format!("TokenTree(page_size={}, policy={policy}, {})", self.core.page_size(), self.contents(py))
     }
 }
 

@@ -6,6 +6,7 @@ mod classes;
 mod entries;
 mod hashes;
 mod methods;
+mod sizes;
 
 use pyo3::prelude::*;
 

@@ -1,28 +1,24 @@
 //! `SyncPrefixHashTable`: arguments converted, the table called, the answer converted.
 
-use std::time::Duration;
-
-use kvatlas_trees::prefix_table::{Error, Settings, SyncPrefixHashTable as Core};
+use arguments::{Given, Origin, field, number, pods, refused, settings};
+use kvatlas_trees::prefix_table::SyncPrefixHashTable as Core;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString, PyType};
+
+mod arguments;
 
 use super::token_bytes::{TokenBytes, token_bytes};
 use crate::errors;
 use crate::gil::detach_if;
 use crate::raw::NewArray;
-use crate::scalars::{block_hash, describe, int, string};
-use crate::sequences::{contents, names};
+use crate::scalars::{block_hash, describe, string};
+use crate::sequences::contents;
+use crate::text::grouped;
 
 /// Bytes of tokens that take about 10 µs to hash and match.
 const LONG_BYTES: usize = 32 << 10;
-
-fn refused(error: &Error) -> PyErr {
-    match error {
-        Error::Setting { .. } => errors::config(&error.to_string()),
-        _ => errors::argument(error.code(), &error.to_string()),
-    }
-}
 
 /// Which pods hold how much of a prompt, by chained hashes of its blocks.
 ///
@@ -50,7 +46,7 @@ fn refused(error: &Error) -> PyErr {
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     ConfigError: An argument or a variable of no use, named in the message.
+///     SettingsError: An argument or a variable of no use, named in the message.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct SyncPrefixHashTable {
     core: Core,
@@ -69,35 +65,14 @@ impl SyncPrefixHashTable {
         block_size: Option<&Bound<'_, PyAny>>,
         seed: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let mut settings = Settings::from_env().map_err(|error| refused(&error))?;
-        for (given, place, what) in [
-            (max_contexts, &mut settings.max_contexts, "max_contexts"),
-            (max_prefixes_per_context, &mut settings.max_prefixes_per_context, "max_prefixes_per_context"),
-            (block_size, &mut settings.block_size, "block_size"),
-        ] {
-            if let Some(given) = given {
-                let given = int(given, || what.to_owned())?;
-                // What is negative or too great is refused with its name as 0 is, but with what was given.
-                *place = given
-                    .extract::<u32>()
-                    .map_err(|_| errors::config(&format!("{what} must be a whole number from 1 on, got {given}")))?
-                    as usize;
-            }
-        }
-        for (given, place, what) in [
-            (eviction_interval, &mut settings.eviction_interval, "eviction_interval"),
-            (eviction_duration, &mut settings.eviction_duration, "eviction_duration"),
-        ] {
-            if let Some(given) = given {
-                *place = seconds(given, what)?;
-            }
-        }
-        if let Some(seed) = seed {
-            let seed = int(seed, || "seed".to_owned())?;
-            settings.seed = Some(
-                seed.extract().map_err(|_| errors::config(&format!("seed must be from 0 to 2**64 - 1, got {seed}")))?,
-            );
-        }
+        let settings = settings(Given {
+            max_contexts,
+            max_prefixes_per_context,
+            eviction_interval,
+            eviction_duration,
+            block_size,
+            seed,
+        })?;
         Ok(Self { core: Core::new(settings).map_err(|error| refused(&error))? })
     }
 
@@ -194,15 +169,36 @@ impl SyncPrefixHashTable {
         let ready: Option<Vec<Bound<'py, PyAny>>> = ready_pods.map(pods).transpose()?;
         let ready: Option<Vec<&str>> =
             ready.as_ref().map(|ready| ready.iter().map(|pod| string(pod, "ready_pods")).collect()).transpose()?;
-        let bytes = tokens.as_slice();
-        let (found, hashes) = detach_if(py, bytes.len() >= LONG_BYTES, || {
-            self.core.match_prefix(model, lora_id, bytes, ready.as_deref())
-        });
-        let percents = PyDict::new(py);
-        for (pod, percent) in found {
-            percents.set_item(&*pod, percent)?;
-        }
+        let (percents, hashes) = self.percents(py, model, lora_id, tokens.as_slice(), ready.as_deref())?;
         Ok((percents, array(py, &hashes)?))
+    }
+
+    /// match_prefix() as the other indexes answer: a match, in percent.
+    ///
+    /// Args:
+    ///     tokens: As get_prefix_hashes() takes them.
+    ///     model: The model's name.
+    ///     lora_id: The adapter's number, -1 for none.
+    ///
+    /// Returns:
+    ///     kvatlas.types.Counts: The share of each pod; its unit is "percent" and its length 100.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: A token or lora_id is out of range.
+    #[pyo3(signature = (*, tokens, model, lora_id=None), text_signature = "($self, *, tokens, model, lora_id=-1)")]
+    fn find<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+        model: &Bound<'py, PyAny>,
+        lora_id: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        static COUNTS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+        let (model, lora_id) = (string(model, "model")?, lora_id.map_or(Ok(-1), number)?);
+        let tokens = token_bytes(tokens, "tokens")?;
+        let percents = self.percents(py, model, lora_id, tokens.as_slice(), None)?.0;
+        COUNTS.import(py, "kvatlas.types", "Counts")?.call1((percents, 100, "percent"))
     }
 
     /// The router sent a prompt to a pod, and expects that the pod holds its prefixes from now on.
@@ -349,8 +345,8 @@ impl SyncPrefixHashTable {
     /// Returns:
     ///     dict[str, int]: "contexts"; "prefixes" (entries: prefix hashes that a pod holds); "other_names" (names of a
     ///     prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once a context); "bytes" (what all of
-    ///     it takes); and since the table was made: "unknown_parents" (stored events without effect), "unknown_removals"
-    ///     (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
+    ///     it takes); and since the table was made: "unknown_parents" (stored events without effect),
+    ///     "unknown_removals" (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.core.stats());
         let dict = PyDict::new(py);
@@ -384,73 +380,32 @@ impl SyncPrefixHashTable {
         self.close(py);
     }
 
-    fn __repr__(&self) -> String {
-        let stats = self.core.stats();
-        format!("SyncPrefixHashTable({} contexts, {} prefixes)", stats.contexts, stats.prefixes)
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let stats = py.detach(|| self.core.stats());
+        let [contexts, prefixes] = [stats.contexts, stats.prefixes].map(|number| grouped(number as u64));
+        let block_size = self.block_size();
+        format!("SyncPrefixHashTable(block_size={block_size}, contexts={contexts}, prefixes={prefixes})")
     }
 }
 
-/// The fields of an event, kept while their contents are borrowed.
-struct Origin<'py> {
-    event: Bound<'py, PyAny>,
-    model: Bound<'py, PyAny>,
-    lora_id: Bound<'py, PyAny>,
-    pod: Bound<'py, PyAny>,
-}
-
-impl<'py> Origin<'py> {
-    fn new(event: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let py = event.py();
-        Ok(Self {
-            event: event.clone(),
-            model: field(event, intern!(py, "model_name"))?,
-            lora_id: field(event, intern!(py, "lora_id"))?,
-            pod: field(event, intern!(py, "source_pod"))?,
-        })
+impl SyncPrefixHashTable {
+    /// The share of each pod, and the prompt's prefix hashes.
+    fn percents<'py>(
+        &self,
+        py: Python<'py>,
+        model: &str,
+        lora_id: i64,
+        tokens: &[u8],
+        ready: Option<&[&str]>,
+    ) -> PyResult<(Bound<'py, PyDict>, Vec<u64>)> {
+        let (found, hashes) =
+            detach_if(py, tokens.len() >= LONG_BYTES, || self.core.match_prefix(model, lora_id, tokens, ready));
+        let percents = PyDict::new(py);
+        for (pod, percent) in found {
+            percents.set_item(&*pod, percent)?;
+        }
+        Ok((percents, hashes))
     }
-
-    fn field(&self, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
-        field(&self.event, name)
-    }
-
-    fn names(&self) -> PyResult<(&str, i64, &str)> {
-        Ok((string(&self.model, "model_name")?, number(&self.lora_id)?, string(&self.pod, "source_pod")?))
-    }
-
-    fn blocks(&self) -> PyResult<Vec<u64>> {
-        let hashes = names(&self.field(intern!(self.event.py(), "block_hashes"))?)?;
-        Ok(hashes.into_iter().map(|hash| hash.0).collect())
-    }
-}
-
-fn field<'py>(event: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> PyResult<Bound<'py, PyAny>> {
-    let missing = |_| errors::wrong_type(&format!("an event must have a field {name}; {} has none", describe(event)));
-    event.getattr(name).map_err(missing)
-}
-
-fn number(lora_id: &Bound<'_, PyAny>) -> PyResult<i64> {
-    let lora_id = int(lora_id, || "lora_id".to_owned())?;
-    let wrong =
-        |_| errors::argument("out_of_range", &format!("lora_id must be from -2**63 to 2**63 - 1, got {lora_id}"));
-    lora_id.extract().map_err(wrong)
-}
-
-fn pods<'py>(ready: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-    let wrong = || errors::wrong_type(&format!("ready_pods must be names of pods or None, got {}", describe(ready)));
-    if ready.is_instance_of::<PyString>() {
-        return Err(wrong());
-    }
-    ready.try_iter().map_err(|_| wrong())?.collect()
-}
-
-fn seconds(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Duration> {
-    let seconds = match value.extract::<f64>() {
-        Ok(seconds) if !value.is_instance_of::<pyo3::types::PyBool>() => seconds,
-        _ => return Err(errors::wrong_type(&format!("{what} must be a number of seconds, got {}", describe(value)))),
-    };
-    let refused = || errors::config(&format!("{what} must be more than 0 seconds, got {value}"));
-    let time = Duration::try_from_secs_f64(seconds).map_err(|_| refused())?;
-    if time.is_zero() { Err(refused()) } else { Ok(time) }
 }
 
 fn array<'py>(py: Python<'py>, hashes: &[u64]) -> PyResult<Bound<'py, PyAny>> {
