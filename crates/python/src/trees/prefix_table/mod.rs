@@ -46,7 +46,7 @@ const LONG_BYTES: usize = 32 << 10;
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     SettingsError: An argument or a variable of no use, named in the message.
+///     ConfigError: An argument or a variable of no use, named in the message.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct SyncPrefixHashTable {
     core: Core,
