@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvatlas.errors import InvalidArgumentError
-from kvatlas.family import RadixTrie, TrieNode
+from kvatlas.trees import RadixTrie, TrieNode
 
 from .trie_model import Key, TrieModel
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvatlas.family import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
+from kvatlas.trees import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
 
 from .prefix_table_model import PrefixTableModel
 

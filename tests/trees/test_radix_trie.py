@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError
-from kvatlas.family import RadixTrie
+from kvatlas.trees import RadixTrie
 
 
 def test_split_on_insert() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
-from kvatlas.family import AllBlocksCleared, BlockRemoved, BlockStored
+from kvatlas.trees import AllBlocksCleared, BlockRemoved, BlockStored
 
 Prefix = bytes
 """All bytes up to the end of a block: what a prefix hash stands for."""

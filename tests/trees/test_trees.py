@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
-from kvatlas.family import (
+from kvatlas.trees import (
     GLOBAL_EVICTION_HASH,
     StringTree,
     TokenTree,

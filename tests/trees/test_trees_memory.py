@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvatlas.family import GLOBAL_EVICTION_HASH, StringTree, TokenTree
+from kvatlas.trees import GLOBAL_EVICTION_HASH, StringTree, TokenTree
 
 
 def texts(tree: Any, count: int = 5000) -> None:
@@ -83,7 +83,7 @@ def test_names_are_given_back() -> None:
 SAYS = """
 import gc, os, sys
 import numpy as np
-from kvatlas.family import StringTree, TokenTree
+from kvatlas.trees import StringTree, TokenTree
 
 def taken():
     gc.collect()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.threads import run
 
-from kvatlas.family import StringTree, TokenTree, hash_node_path, hash_token_path
+from kvatlas.trees import StringTree, TokenTree, hash_node_path, hash_token_path
 
 from .models import Held, Path, TreeModel, text_path, token_path
 from .pairs import Keys, seeded

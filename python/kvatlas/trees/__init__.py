@@ -17,7 +17,7 @@ from kvatlas._native import (
     hash_node_path,
     hash_token_path,
 )
-from kvatlas.family.prefix_table import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
+from kvatlas.trees.prefix_table import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
 
 __all__ = [
     "GLOBAL_EVICTION_HASH",

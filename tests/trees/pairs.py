@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.family import (
+from kvatlas.trees import (
     GLOBAL_EVICTION_HASH,
     StringTree,
     TokenTree,

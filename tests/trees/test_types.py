@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvatlas import BlockIndex
-from kvatlas.family import StringTree, SyncPrefixHashTable, TokenTree
+from kvatlas.trees import StringTree, SyncPrefixHashTable, TokenTree
 from kvatlas.reference import ReferenceIndex
 from kvatlas.types import Counts, Finder, PrefixIndex, PrefixMatch
 

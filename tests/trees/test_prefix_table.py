@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError, SettingsError
-from kvatlas.family import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
+from kvatlas.trees import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
 
 VARIABLES = {
     "AIBRIX_SYNC_MAX_CONTEXTS": ("max_contexts", 1000),
