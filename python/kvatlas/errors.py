@@ -10,6 +10,7 @@ __all__ = [
     "InvalidArgumentError",
     "InvalidTypeError",
     "KvatlasError",
+    "MissingExtraError",
     "RungError",
     "ServiceError",
     "SettingsError",
@@ -121,3 +122,12 @@ class UnreachableError(ClientError, ConnectionError):
     """Nobody answered. Codes: "unreachable", "timeout"."""
 
     code = "unreachable"
+
+
+# Of routing, the simulator and the laboratory
+
+
+class MissingExtraError(KvatlasError, ImportError):
+    """A part of kvatlas was imported without the packages that its extra installs. Code: "missing_extra"."""
+
+    code = "missing_extra"

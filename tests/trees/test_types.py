@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from kvatlas import BlockIndex
-from kvatlas.trees import StringTree, SyncPrefixHashTable, TokenTree
 from kvatlas.reference import ReferenceIndex
+from kvatlas.trees import StringTree, SyncPrefixHashTable, TokenTree
 from kvatlas.types import Counts, Finder, PrefixIndex, PrefixMatch
 
 Tokens = Sequence[int] | NDArray[np.uint32]

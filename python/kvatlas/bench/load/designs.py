@@ -13,7 +13,7 @@ from typing import Any
 
 from kvatlas.bench.load.point import PointError, Program
 from kvatlas.errors import KvatlasError
-from kvatlas.ladder import RUNGS, Deviation, NestedDict
+from kvatlas.lab.designs import RUNGS, Deviation, NestedDict
 
 
 class DesignError(KvatlasError, ValueError):

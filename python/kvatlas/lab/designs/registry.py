@@ -7,7 +7,7 @@ from kvatlas._native import Rung
 from kvatlas._native import rungs as native_rungs
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.events import Event, Remove, Store
-from kvatlas.ladder.nested_dict import NestedDict
+from kvatlas.lab.designs.nested_dict import NestedDict
 
 __all__ = ["RUNGS", "Deviation", "RungInfo", "open_rung"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError, UnknownParentError
-from kvatlas.ladder import RUNGS, PositionalIndexer, open_rung
+from kvatlas.lab.designs import RUNGS, PositionalIndexer, open_rung
 
 ONE: Any = {"block_hashes": [1], "content_hashes": [10]}
 

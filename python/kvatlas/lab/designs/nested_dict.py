@@ -8,8 +8,8 @@ and counts too much:
 - a worker that holds ``1`` seems to hold all of ``1 1 1``,
 - a block whose parent was never announced counts as if it began a prompt.
 
-``kvatlas.ladder.RUNGS["dict-python"]`` has them all, with the events that show them. ``strict=True`` also asks that a
-block continue one of those that fitted the step before, and is exact.
+``kvatlas.lab.designs.RUNGS["dict-python"]`` has them all, with the events that show them. ``strict=True`` also asks
+that a block continue one of those that fitted the step before, and is exact.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ Ints = Sequence[int] | NDArray[Any]
 
 
 class NestedDict:
-    """The nested dictionary, with the methods of `kvatlas.ladder.Rung`. For one thread at a time.
+    """The nested dictionary, with the methods of `kvatlas.lab.designs.Rung`. For one thread at a time.
 
     Args:
         strict: Whether lookups follow parents, which makes them exact.
@@ -166,7 +166,7 @@ class NestedDict:
         return {worker: len(names) for worker, names in self._contents.items() if names}
 
     def stats(self) -> dict[str, int]:
-        """The numbers of `kvatlas.ladder.Rung.stats`; entries are pairs of a worker and a content hash."""
+        """The numbers of `kvatlas.lab.designs.Rung.stats`; entries are pairs of a worker and a content hash."""
         return {
             "workers": len(self._blocks),
             "blocks": sum(len(names) for names in self._contents.values()),

@@ -5,7 +5,7 @@ smallest example. `open_rung` makes one, with the methods of `BlockIndex`. `Posi
 the names that other implementations give its operations.
 
 Example:
-    >>> from kvatlas.ladder import RUNGS, open_rung
+    >>> from kvatlas.lab.designs import RUNGS, open_rung
     >>> rung = open_rung("inverted")
     >>> rung.store("w0", block_hashes=[71, 72, 73], content_hashes=[1, 2, 3])
     >>> rung.store("w1", block_hashes=[71], content_hashes=[1])
@@ -24,8 +24,8 @@ Example:
 """
 
 from kvatlas._native import PositionalIndexer, Rung, RungMatch
-from kvatlas.ladder.nested_dict import NestedDict
-from kvatlas.ladder.registry import RUNGS, Deviation, RungInfo, open_rung
+from kvatlas.lab.designs.nested_dict import NestedDict
+from kvatlas.lab.designs.registry import RUNGS, Deviation, RungInfo, open_rung
 
 __all__ = [
     "RUNGS",

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import kvatlas.ladder
+import kvatlas.lab.designs
 from kvatlas.events import Clear, Drop, Event, Remove, Store
-from kvatlas.ladder import RUNGS, Deviation, NestedDict, Rung, open_rung
+from kvatlas.lab.designs import RUNGS, Deviation, NestedDict, Rung, open_rung
 from kvatlas.reference import ReferenceIndex
 
 WORKERS = ["a", "b", "c", "å"]
@@ -154,7 +154,7 @@ def test_deviates_as_the_registry_says(name: str, deviation: Deviation) -> None:
 
 
 def test_the_example_of_the_package_holds() -> None:
-    assert doctest.testmod(kvatlas.ladder) == doctest.TestResults(failed=0, attempted=9)
+    assert doctest.testmod(kvatlas.lab.designs) == doctest.TestResults(failed=0, attempted=9)
 
 
 def test_registry_is_complete() -> None:
