@@ -11,6 +11,7 @@ __all__ = [
     "InvalidTypeError",
     "KvatlasError",
     "MissingExtraError",
+    "PolicyError",
     "RungError",
     "ServiceError",
     "SettingsError",
@@ -131,3 +132,12 @@ class MissingExtraError(KvatlasError, ImportError):
     """A part of kvatlas was imported without the packages that its extra installs. Code: "missing_extra"."""
 
     code = "missing_extra"
+
+
+class PolicyError(KvatlasError, ValueError):
+    """There is no such policy, what was named is not a policy, or a policy failed.
+
+    Codes: "invalid_policy"; "policy_failed" if the policy itself raised an error or chose an engine that is not there.
+    """
+
+    code = "invalid_policy"

@@ -9,8 +9,8 @@ import pytest
 from kvatlas import BlockIndex
 from kvatlas.bench import POLICIES, PolicyError, ReplayResult, ReplaySettings, SettingsError, replay
 from kvatlas.bench.check import watched_workers
-from kvatlas.bench.policies import Depths, Load, Prompt
 from kvatlas.bench.results import as_json
+from kvatlas.routing import Depths, Load, Prompt
 from kvatlas.sim import Trace, TraceError, TraceRequest, read_trace
 
 

@@ -18,9 +18,10 @@ from time import perf_counter
 
 import numpy as np
 
+from kvatlas._hashes import Hashes
 from kvatlas.bench.measure import IndexMatch, TimedIndex
 from kvatlas.sim.engine import Engine
-from kvatlas.sim.hashing import Hashes, rename
+from kvatlas.sim.hashing import rename
 from kvatlas.sim.request import Request
 
 REFERENCE_BLOCKS = 100_000  # about 1 KB each, in plain Python

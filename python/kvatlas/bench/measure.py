@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from kvatlas.bench.policies import Depths
-from kvatlas.sim.hashing import Hashes
+from kvatlas._hashes import Hashes
+from kvatlas.routing import Depths
 
 
 class IndexMatch(Depths, Protocol):

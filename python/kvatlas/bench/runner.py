@@ -15,10 +15,10 @@ import kvatlas
 from kvatlas import BlockIndex
 from kvatlas.bench.check import Checker, watched_workers
 from kvatlas.bench.measure import Index, TimedIndex, clock_cost, index_figures
-from kvatlas.bench.policies import Load, Policy, PolicyError, Prompt, find_policy, policy_failed
 from kvatlas.bench.results import PolicyResult, ReplayResult, latency, spread
 from kvatlas.bench.settings import ReplaySettings
 from kvatlas.reference import ReferenceIndex
+from kvatlas.routing import Load, Policy, PolicyError, Prompt, find_policy, policy_failed
 from kvatlas.sim.engine import Engine
 from kvatlas.sim.request import Request
 from kvatlas.sim.statistics import infinite_cache, shared_cache, trace_statistics

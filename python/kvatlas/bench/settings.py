@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvatlas.bench.policies import POLICIES
 from kvatlas.errors import KvatlasError
+from kvatlas.routing import POLICIES
 from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.trace import check_block_size
 

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from kvatlas.bench.plots import check_plot, write_plot
-from kvatlas.bench.policies import POLICIES, find_policy
 from kvatlas.bench.report import print_report
 from kvatlas.bench.results import ReplayResult, as_json
 from kvatlas.bench.runner import replay as run_replay
@@ -21,6 +20,7 @@ from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, on_interrupt, progress_bar
 from kvatlas.cli.engine_options import POSITIVE, engine_options
 from kvatlas.errors import KvatlasError
+from kvatlas.routing import POLICIES, find_policy
 from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, generate, read_trace, write_trace
 
 _FLEET = ReplaySettings()

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from kvatlas import prefix_hashes
+from kvatlas._hashes import Hashes
 from kvatlas.errors import KvatlasError
-from kvatlas.sim.hashing import Hashes, expand, output_blocks, rename
+from kvatlas.sim.hashing import expand, output_blocks, rename
 from kvatlas.sim.request import Request, cacheable_tokens
 
 TRACE_BLOCK = 512  # tokens

@@ -13,9 +13,9 @@ from statistics import fmean
 import aiohttp
 
 from kvatlas.bench.live.side import Side, settle
-from kvatlas.bench.policies import PolicyFactory, find_policy
 from kvatlas.bench.settings import SettingsError
 from kvatlas.client import AsyncClient
+from kvatlas.routing import PolicyFactory, find_policy
 from kvatlas.service import Engine, HttpSettings, Service, Settings
 from kvatlas.sim import EngineConfig, Trace, TraceRequest, WorkloadConfig, generate
 from kvatlas.sim.live import Fleet, LiveSettings, prompt_tokens

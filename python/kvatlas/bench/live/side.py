@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import aiohttp
 
 from kvatlas import content_hashes
-from kvatlas.bench.policies import Depths, Load, Policy, Prompt
 from kvatlas.client import AsyncClient
 from kvatlas.errors import KvatlasError
+from kvatlas.routing import Depths, Load, Policy, Prompt
 
 WINDOW = 10.0  # seconds that "now" means
 SAMPLES = 4_096

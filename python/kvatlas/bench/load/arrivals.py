@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas import prefix_hashes
+from kvatlas._hashes import Hashes
 from kvatlas.bench.load.settings import MOST_BLOCKS, PlanSettings
 from kvatlas.bench.settings import SettingsError
-from kvatlas.sim.hashing import Hashes, expand, output_content
+from kvatlas.sim.hashing import expand, output_content
 from kvatlas.sim.request import cacheable_tokens
 from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest, check_block_size
 

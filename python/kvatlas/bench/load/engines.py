@@ -20,9 +20,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from kvatlas._hashes import Hashes
 from kvatlas.bench.load.arrivals import Arrivals, Chains, Floats, Ints
 from kvatlas.sim.engine import Engine, EngineConfig
-from kvatlas.sim.hashing import Hashes
 from kvatlas.sim.request import Request
 
 LOOKUP, STORE_ROOT, STORE, REMOVE, CLEAR = range(5)

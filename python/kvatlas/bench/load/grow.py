@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas import prefix_hashes
+from kvatlas._hashes import Hashes, mix
 from kvatlas._native import Plan
 from kvatlas.bench.load.engines import LOOKUP, STORE, STORE_ROOT
 from kvatlas.bench.load.journal import Journal
 from kvatlas.bench.load.point import PointError, Result
 from kvatlas.bench.settings import SettingsError
-from kvatlas.sim.hashing import Hashes, mix
 
 Ints = NDArray[np.int64]
 

@@ -28,12 +28,12 @@ from pathlib import Path
 
 import numpy as np
 
+from kvatlas._hashes import Hashes
 from kvatlas._native import Plan
 from kvatlas.bench.load.arrivals import Arrivals, Chains, make_arrivals, make_chains
 from kvatlas.bench.load.engines import Columns, join, run_share, run_share_of_files, save_chains
 from kvatlas.bench.load.settings import FORMAT, PlanSettings
 from kvatlas.sim.engine import EngineConfig
-from kvatlas.sim.hashing import Hashes
 from kvatlas.sim.trace import Trace
 
 Progress = Callable[[int, int], None]  # (request, worker) pairs done, and all of them

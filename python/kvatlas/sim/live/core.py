@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvatlas._hashes import Hashes
 from kvatlas.sim.engine import Engine, EngineConfig, Listener
-from kvatlas.sim.hashing import Hashes
 from kvatlas.sim.live.events import Batch, Stored
 from kvatlas.sim.live.events import Engine as Dialect
 from kvatlas.sim.live.names import Names

@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from kvatlas._hashes import Hashes
 from kvatlas.errors import KvatlasError
-from kvatlas.sim.hashing import Hashes, expand
+from kvatlas.sim.hashing import expand
 from kvatlas.sim.live.engine import LiveEngine
 from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest, read_trace
 from kvatlas.sim.workload import WorkloadConfig, generate

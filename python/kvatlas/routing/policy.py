@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvatlas.sim.hashing import Hashes
+from kvatlas._hashes import Hashes
 
 
 class Depths(Protocol):

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvatlas import prefix_hashes
-from kvatlas.bench.policies.base import Depths, Load, Prompt
-from kvatlas.bench.policies.simple import least
-from kvatlas.sim.hashing import mix
+from kvatlas._hashes import mix
+from kvatlas.routing.policy import Depths, Load, Prompt
+from kvatlas.routing.simple import least
 
 
 class PrefixAffinity:

@@ -1,18 +1,18 @@
-"""Routing policies by name, and how to bring your own."""
+"""Policies by name: those that come with kvatlas, and your own at `module:Class`."""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvatlas.bench.policies.affinity import PrefixAffinity
-from kvatlas.bench.policies.base import Depths, Load, Policy, Prompt
-from kvatlas.bench.policies.exact import Exact
-from kvatlas.bench.policies.simple import LeastLoaded, Random, RoundRobin
-from kvatlas.errors import KvatlasError
+from kvatlas._text import nearest
+from kvatlas.errors import PolicyError
+from kvatlas.routing.affinity import PrefixAffinity
+from kvatlas.routing.exact import Exact
+from kvatlas.routing.policy import Policy
+from kvatlas.routing.simple import LeastLoaded, Random, RoundRobin
 
 PolicyFactory = Callable[[Sequence[str], int], Policy]
 
@@ -25,20 +25,13 @@ POLICIES: dict[str, PolicyFactory] = {
 }
 
 
-class PolicyError(KvatlasError, ValueError):
-    """No such policy, or not a policy."""
-
-    code = "bad_policy"
-
-
 def find_policy(name: str) -> PolicyFactory:
     """The policy called `name`, or the class at `module:Class`. Raises `PolicyError`."""
     if name in POLICIES:
         return POLICIES[name]
     module, colon, attribute = name.partition(":")
     if not colon:
-        near = difflib.get_close_matches(name, POLICIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it is one of {', '.join(POLICIES)}, or module:Class"
+        hint = nearest(name, POLICIES, otherwise=f"it must be one of {', '.join(POLICIES)}, or module:Class")
         raise PolicyError(f"no policy {name!r}: {hint}")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -56,22 +49,4 @@ def policy_failed(name: str, when: str, error: Exception) -> PolicyError:
     """The error to raise when a user's policy raised `error`: one line that says where."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return PolicyError(f"policy {name!r} failed {when}: {type(error).__name__}: {error}{place}")
-
-
-__all__ = [
-    "POLICIES",
-    "Depths",
-    "Exact",
-    "LeastLoaded",
-    "Load",
-    "Policy",
-    "PolicyError",
-    "PolicyFactory",
-    "PrefixAffinity",
-    "Prompt",
-    "Random",
-    "RoundRobin",
-    "find_policy",
-    "policy_failed",
-]
+    return PolicyError(f"policy {name!r} failed {when}: {type(error).__name__}: {error}{place}", "policy_failed")

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvatlas.bench import POLICIES, Load, PolicyError, Prompt, find_policy
-from kvatlas.bench.policies import PrefixAffinity
-from kvatlas.sim.hashing import mix
+from kvatlas._hashes import mix
+from kvatlas.routing import POLICIES, Load, PolicyError, PrefixAffinity, Prompt, find_policy
 
 WORKERS = ["a", "b", "c", "d"]
 

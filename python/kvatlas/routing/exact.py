@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from kvatlas.bench.policies.base import Depths, Load, Prompt
-from kvatlas.bench.policies.simple import least
+from kvatlas.routing.policy import Depths, Load, Prompt
+from kvatlas.routing.simple import least
 
 
 class Exact:

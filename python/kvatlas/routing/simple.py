@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from kvatlas.bench.policies.base import Depths, Load, Prompt
+from kvatlas.routing.policy import Depths, Load, Prompt
 
 
 class Random:
