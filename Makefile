@@ -43,7 +43,7 @@ ladder: build  ## the figures of docs/ladder.md: make ladder TRACE=trace.jsonl P
 	mkdir -p docs/ladder
 	for name in w1 w2 w4; do cp target/ladder/$$name/sweep.png docs/ladder/$$name.png; done
 	cp target/ladder/grow/grow.png docs/ladder/grow.png
-	$(BIN)/python -m kvatlas.bench.load.pages docs/ladder.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
+	$(BIN)/python -m kvatlas.lab.bench.fill docs/ladder.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
 		W4=target/ladder/w4/sweep.json grow=target/ladder/grow/grow.json
 
 ladder-short: build  ## all rungs, small and rough, in minutes; results in target/ladder-short

@@ -5,16 +5,25 @@ Each class is also the built-in exception that fits, so code that knows nothing 
 
 __all__ = [
     "ClientError",
+    "ConfigError",
     "DecodeError",
+    "DesignError",
     "IndexFullError",
     "InvalidArgumentError",
     "InvalidTypeError",
+    "JournalError",
     "KvatlasError",
+    "MeasurementError",
     "MissingExtraError",
+    "PageError",
+    "PlotError",
     "PolicyError",
-    "RungError",
+    "RequestFailedError",
+    "RequestRefusedError",
     "ServiceError",
     "SettingsError",
+    "SimulatedEngineError",
+    "TraceError",
     "UnknownParentError",
     "UnreachableError",
 ]
@@ -85,15 +94,6 @@ class UnknownParentError(InvalidArgumentError, LookupError):
     code = "unknown_parent"
 
 
-class RungError(KvatlasError, RuntimeError):
-    """A rung of the ladder could not be started, or a defect of it has shown, so that its answers are worth nothing.
-
-    Codes: "not_started", "broken".
-    """
-
-    code = "broken"
-
-
 class ServiceError(KvatlasError, RuntimeError):
     """The service could not be started, or refused what it was told in this process.
 
@@ -134,10 +134,77 @@ class MissingExtraError(KvatlasError, ImportError):
     code = "missing_extra"
 
 
+class ConfigError(InvalidArgumentError):
+    """A configuration with a value that is unknown, of the wrong type or out of range. Code: "invalid_config"."""
+
+    code = "invalid_config"
+
+
 class PolicyError(KvatlasError, ValueError):
-    """There is no such policy, what was named is not a policy, or a policy failed.
+    """There is no such routing policy, what was named is not a policy, or a policy failed.
 
     Codes: "invalid_policy"; "policy_failed" if the policy itself raised an error or chose an engine that is not there.
     """
 
     code = "invalid_policy"
+
+
+class TraceError(KvatlasError, ValueError):
+    """A trace that cannot be read. Code: "invalid_trace"."""
+
+    code = "invalid_trace"
+
+
+class SimulatedEngineError(KvatlasError, RuntimeError):
+    """A simulated engine that cannot start, or cannot do what it was asked.
+
+    Codes: "port_in_use", "invalid_host", "not_started", "running", "down", "bad_answer", or "http_" and the status of
+    an answer.
+    """
+
+    code = "simulated_engine"
+
+
+class RequestRefusedError(InvalidArgumentError):
+    """A request that a simulated engine can never run. Codes: "invalid_request", "too_long"."""
+
+    code = "invalid_request"
+
+
+class RequestFailedError(KvatlasError, RuntimeError):
+    """A simulated engine gave a request up before its end. Code: "request_failed"."""
+
+    code = "request_failed"
+
+
+class DesignError(KvatlasError, RuntimeError):
+    """A design of the index that is unknown, cannot be started, or is broken, so that its answers are worth nothing.
+
+    Codes: "unknown_design", "cannot_load", "not_started", "broken".
+    """
+
+    code = "broken"
+
+
+class PlotError(KvatlasError, ValueError):
+    """A picture cannot be made under the name given. Code: "unknown_format"."""
+
+    code = "unknown_format"
+
+
+class MeasurementError(KvatlasError, RuntimeError):
+    """A measurement that came to no result. Codes: "measurement_failed", "measurement_timeout", "no_program"."""
+
+    code = "measurement_failed"
+
+
+class JournalError(KvatlasError, ValueError):
+    """A file that does not hold measurements. Code: "invalid_journal"."""
+
+    code = "invalid_journal"
+
+
+class PageError(KvatlasError, ValueError):
+    """A document without the place for figures, or a file without the figures. Code: "invalid_page"."""
+
+    code = "invalid_page"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvatlas._hashes import mix
-from kvatlas.routing import POLICIES, Load, PolicyError, PrefixAffinity, Prompt, find_policy
+from kvatlas.errors import PolicyError
+from kvatlas.routing import POLICIES, Load, PrefixAffinity, Prompt, find_policy
 
 WORKERS = ["a", "b", "c", "d"]
 

@@ -41,7 +41,7 @@ pub(crate) fn unknown_parent(message: &str) -> PyErr {
 /// A rung of the ladder cannot go on.
 pub(crate) fn rung(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    raise(&CLASS, "RungError", code, message)
+    raise(&CLASS, "DesignError", code, message)
 }
 
 /// A refusal of the service's.

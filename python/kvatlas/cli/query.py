@@ -14,8 +14,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from kvatlas._text import counted
 from kvatlas.cli.ask import asking, asks, no_workers
-from kvatlas.cli.console import console, counted
+from kvatlas.cli.console import console
 from kvatlas.client import Answer, Client
 from kvatlas.errors import ClientError, InvalidArgumentError
 

@@ -16,9 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvatlas._text import counted
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.ask import asking, asks, no_workers
-from kvatlas.cli.console import console, counted
+from kvatlas.cli.console import console
 from kvatlas.cli.query import lag
 from kvatlas.client import Client, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError

@@ -39,7 +39,7 @@ use crate::sequences::{contents, names, tokens as convert};
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
 ///     InvalidArgumentError: An unknown rung, a number out of range, or a rung that cannot be strict.
-///     RungError: The system started no more threads.
+///     DesignError: The system started no more threads.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Rung {
     name: String,
@@ -216,7 +216,7 @@ impl Rung {
     /// Returns when everything handed over before has been applied.
     ///
     /// Raises:
-    ///     RungError: A change broke the design.
+    ///     DesignError: A change broke the design.
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.feed.flush());
         self.sound()
@@ -234,7 +234,7 @@ impl Rung {
     /// Raises:
     ///     InvalidTypeError: Not a uint64 array or a list of ints.
     ///     InvalidArgumentError: A hash out of range, or an array of more than one dimension.
-    ///     RungError: A change broke the design.
+    ///     DesignError: A change broke the design.
     fn find(&self, py: Python<'_>, content_hashes: &Bound<'_, PyAny>) -> PyResult<RungMatch> {
         self.answer(py, contents(content_hashes)?.as_slice())
     }
@@ -252,7 +252,7 @@ impl Rung {
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
     ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
-    ///     RungError: A change broke the design.
+    ///     DesignError: A change broke the design.
     #[pyo3(signature = (tokens, *, lora=None, salt=None))]
     fn find_tokens(
         &self,
@@ -272,7 +272,7 @@ impl Rung {
     ///     design that has several.
     ///
     /// Raises:
-    ///     RungError: A change broke the design.
+    ///     DesignError: A change broke the design.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.feed.stats());
         self.sound()?;
@@ -285,7 +285,7 @@ impl Rung {
     ///     dict of worker to blocks held.
     ///
     /// Raises:
-    ///     RungError: A change broke the design.
+    ///     DesignError: A change broke the design.
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let holdings = py.detach(|| self.feed.holdings());
         self.sound()?;

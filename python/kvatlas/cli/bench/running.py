@@ -21,6 +21,13 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 CONTEXT = {"max_content_width": 110}
 
 
+class InOrder(click.Group):
+    """Lists its commands in the order in which they were added, not by the alphabet."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
 class Ended(Exception):  # noqa: N818 - not an error
     """End with an exit status; everything has been said."""
 
@@ -97,16 +104,9 @@ def same_command() -> str:
 
 
 def draw_pictures(out: Path, name: str, draw: Callable[[], Any], page: Callable[[], str]) -> None:
-    """Pictures, if matplotlib is there: results must not be lost for want of it."""
-    from kvatlas.bench.load.pictures import save_png  # noqa: PLC0415
-    from kvatlas.bench.plots import PlotError, check_plot  # noqa: PLC0415
+    """The picture and the page, beside the results."""
+    from kvatlas.lab.figures import save_png  # noqa: PLC0415 - slow to import
 
-    try:
-        check_plot(out / f"{name}.png")
-    except PlotError as error:
-        click.echo(f"No pictures: {error}", err=True)
-        click.echo(f"Wrote {out}/{name}.json.", err=True)
-        return
     save_png(draw(), out / f"{name}.png")
     (out / f"{name}.html").write_text(page(), encoding="utf-8")
     click.echo(f"Wrote {name}.json, {name}.html and {name}.png in {out}.", err=True)

@@ -217,7 +217,7 @@ def open_rung(
         InvalidTypeError: An argument is of the wrong type.
         InvalidArgumentError: An unknown rung ("unknown_rung"), a number out of range, or a rung that cannot be strict
             ("never_strict").
-        RungError: The system started no more threads.
+        DesignError: The system started no more threads.
     """
     if not isinstance(name, str):
         raise InvalidTypeError(f"name must be a str, got {type(name).__name__}")
