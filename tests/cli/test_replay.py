@@ -20,7 +20,15 @@ def test_a_generated_trace(run: Run) -> None:
     done = run("replay", *FAST)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    for word in ("200 requests", "random", "prefix-affinity", "exact", "one infinite cache", "find p50", "all agree"):
+    for word in (
+        "200 requests",
+        "random",
+        "prefix-affinity",
+        "exact",
+        "one infinite cache",
+        "bytes",
+        "all agree",
+    ):
         assert word in done.stdout
 
 

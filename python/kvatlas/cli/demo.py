@@ -57,10 +57,10 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
     def show(standing: Standing) -> None:
         nonlocal shown
         if not quiet:
-            view.update(_table(standing), refresh=True)
+            view.update(_table(standing, out.width), refresh=True)
         elif standing.elapsed - shown >= 10.0:
             shown = standing.elapsed
-            out.print(_table(standing))
+            out.print(_table(standing, out.width))
 
     try:
         config = DemoConfig(
@@ -78,7 +78,7 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
     except KvatlasError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)
-    out.print(_table(last))
+    out.print(_table(last, out.width))
     for policy in last.policies:
         if policy.failure is not None:
             out.print(f"The last failure of {policy.name}: {policy.failure}", highlight=False, markup=False)
@@ -86,7 +86,7 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
         sys.exit(INTERRUPTED)
 
 
-def _table(standing: Standing) -> Table:
+def _table(standing: Standing, width: int) -> Table:
     best = max((policy.hit_rate for policy in standing.policies), default=0.0)
     rows = [
         (
@@ -102,6 +102,7 @@ def _table(standing: Standing) -> Table:
     table = make_table(
         ("policy", "requests", "in flight", "hit rate", "last 10 s", "first token"),
         rows,
+        width,
         wrap=(1,),
         title=f"{standing.elapsed:.0f} s, {standing.live} of {standing.streams} event streams live",
         styles=["bold" if policy.hit_rate == best and best > 0 else None for policy in standing.policies],

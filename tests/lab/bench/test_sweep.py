@@ -1,5 +1,6 @@
 """Sweeps over designs that are formulas: what is found, what is kept, what counts."""
 
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from kvatlas.errors import ConfigError, JournalError, MeasurementError
 from kvatlas.lab.bench.journal import Journal
-from kvatlas.lab.bench.report import run_rows, sweep_rows
+from kvatlas.lab.bench.report import print_sweep, run_rows, sweep_rows
 from kvatlas.lab.bench.search import Search
 from kvatlas.lab.bench.sweep import Sweep, Sweeper, SweepSettings, summarise
 from kvatlas.lab.bench.verdict import Limit, judge, parse_time
@@ -259,7 +261,7 @@ def test_the_limit_of_p99_decides() -> None:
     assert judge(run_, Limit(50e3)).passed
     assert judge(run_, Limit(30e3)).kind == "slow"
     assert judge(run_, Limit(3e3, "service")).passed
-    assert "p99 2.0 µs, wanted: p99 of service ≤ 1.0 µs" in judge(run_, Limit(1e3, "service")).reason
+    assert "p99 2 µs, wanted: p99 of service ≤ 1 µs" in judge(run_, Limit(1e3, "service")).reason
     assert judge({**run_, "from_deadline": None}, Limit(1e9)).kind == "slow"
 
 
@@ -304,3 +306,23 @@ def test_the_journal_has_what_is_needed_to_believe_it(tmp_path: Path) -> None:
     assert {row["key"]["options"]["query_threads"] for row in rows} == {2}
     assert len({json.dumps(row["key"], sort_keys=True) for row in rows}) == len(rows)
     assert all(a["key"] != b["key"] for a, b in pairwise(rows))
+
+
+@pytest.mark.parametrize("width", [80, 110, 160])
+def test_words_stay_whole_in_the_table(width: int) -> None:
+    class Ill(Designs):
+        def answer(self, index: str, rate: float, seconds: float) -> dict[str, Any]:
+            if index == "dict":
+                raise MeasurementError("a remark of many words. " * 9)
+            return super().answer(index, rate, seconds)
+
+    sweep = run(Ill({"dict": 1e6, "block-index-scores": 1e8, "radix-concurrent": 3e6}))
+    out = io.StringIO()
+    print_sweep(sweep, Console(file=out, width=width))
+    text = out.getvalue()
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= width
+    for word in ("block-index-scores", "radix-concurrent", "threshold", "logical", "service", "keeping", "wrong"):
+        assert word in text
+    assert "…" not in text
+    # Long remarks are below the table, not in a narrow column.
+    assert "dict: error: a remark of many words. a remark of" in text

@@ -108,7 +108,7 @@ def grow(indexes: str, **options: Any) -> None:
     for one in every:
         columns, rows = growth_rows(growth, one.name)
         rows = [[cell.replace(" / ", " /\n") for cell in row] for row in rows] if screen.width < _WIDE else rows
-        screen.print(make_table(columns, rows, title=f"{one.name}: {one.label} (p50 / p99)"))
+        screen.print(make_table(columns, rows, screen.width, title=f"{one.name}: {one.label} (p50 / p99)"))
     for line in skipped(growth):
         screen.print(f"left out: {line}", highlight=False)
     if interrupted:

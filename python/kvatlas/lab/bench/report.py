@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvatlas.lab.bench.sweep import Sweep
 
 COLUMNS = ("index", "threshold", "logical", "spread", "p99 at half", "service at half", "wrong", "bound by")
+_WIDE = 116  # characters in which a threshold and its spread have room on one line
 _KINDS = {
     "": "nothing that was tried",
     "invalid": "the generator",
@@ -175,11 +176,12 @@ def print_sweep(sweep: Sweep, out: Console) -> None:
     rows = []
     for one, row in zip(sweep.indexes, sweep_rows(sweep), strict=True):
         bound = "-" if one.threshold is None else _KINDS[one.bound_by]
-        rows.append((*(figure.replace(" to ", " to\n") for figure in row[:-2]), row[-2], bound))
+        cells = row if out.width >= _WIDE else tuple(cell.replace(" to ", " to\n") for cell in row)
+        rows.append((*cells[:-1], bound))
     wrong, bound_by = len(COLUMNS) - 2, len(COLUMNS) - 1
     if not sweep.complete:
         out.print("Interrupted: this is what was done so far.")
-    out.print(make_table(COLUMNS, rows, left=(0, bound_by), wrap=(wrong, bound_by)))
+    out.print(make_table(COLUMNS, rows, out.width, left=(0, bound_by), wrap=(wrong, bound_by)))
     out.print(
         "threshold: block operations a second (query, stored and removed blocks), the highest offered rate that is "
         f"valid, keeps up, is right and has {sweep.settings.limit}; logical: the same in lookups and events. "

@@ -68,10 +68,10 @@ def print_report(result: ReplayResult, console: Console) -> None:
     console.print()
     rows = routing_rows(result)
     styles = ["dim" if row[0].startswith("one ") else "bold green" if row[0] == "exact" else None for row in rows]
-    console.print(make_table(ROUTING, rows, title="What routing is worth", styles=styles))
+    console.print(make_table(ROUTING, rows, console.width, title="What routing is worth", styles=styles))
     console.print(Padding(words.LEGEND, (0, 1)), style="dim", highlight=False)
     console.print()
-    console.print(make_table(INDEX, index_rows(result), title="The index meanwhile"))
+    console.print(make_table(INDEX, index_rows(result), console.width, title="The index meanwhile"))
     console.print(Padding(words.about_index(result), (0, 1)), style="dim", highlight=False)
     console.print()
     for line in words.conclusion(result):
