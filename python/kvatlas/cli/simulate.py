@@ -232,16 +232,16 @@ def _show(fleet: Fleet, *, as_json: bool) -> None:
         click.echo(json.dumps({"engines": rows}))
         sys.stdout.flush()
         return
-    rows = []
+    shown = []
     for engine in fleet.engines[:_SHOWN]:
         last = engine.config.ranks - 1
         more = f" to :{engine.config.events_port + last}" if last else ""
         replays = engine.replay_endpoint() or "none"
         if last and engine.replay_endpoint():
             replays += f" to :{engine.config.replay_port + last}"
-        rows.append((engine.name, engine.url, engine.endpoint() + more, replays))
+        shown.append((engine.name, engine.url, engine.endpoint() + more, replays))
     out = console()
-    out.print(make_table(("engine", "URL", "events", "replay socket"), rows, out.width, left=range(4), wrap=(2, 3)))
+    out.print(make_table(("engine", "URL", "events", "replay socket"), shown, out.width, left=range(4), wrap=(2, 3)))
     if len(fleet) > _SHOWN:
         out.print(f"and {len(fleet) - _SHOWN:,} more (--json or --engines-file tell all of them).")
     out.print("Serving until Ctrl-C.")
