@@ -155,7 +155,7 @@ def test_ctrl_c_takes_the_process_along(tmp_path: Path) -> None:
     parent = (
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from kvatlas.lab.bench.point import run_child\n"
+        "from kvatlas.lab.bench.programs import run_child\n"
         f"run_child([sys.executable, '-c', {child!r}, {str(tmp_path / 'pid')!r}], 'it', 600)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stderr=subprocess.DEVNULL)
