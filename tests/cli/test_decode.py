@@ -154,7 +154,7 @@ def test_what_is_no_batch_does_not_stop_the_rest(run: Run, tmp_path: Path) -> No
         (b'{"type": "frames"}', [], "p, line 1: not a record of frames"),
         (b'{"type": "meta"}\n{"type', [], "p, line 2: not a record of frames"),
         (b'{"type": "meta"}', [], "p: nothing has been published in it"),
-        (PAYLOAD, ["--topic", "x"], "--replay and --topic are for an endpoint"),
+        (PAYLOAD, ["--topic", "x"], "--replay-endpoint and --topic are for an endpoint"),
         (PAYLOAD, ["--count", "0"], "0 is not in the range"),
     ],
 )
@@ -171,8 +171,8 @@ def test_wrong_endpoints(run: Run) -> None:
     for args, message in (
         (["http://host:1"], "'http://host:1' is no endpoint: tcp://HOST:PORT or ipc://PATH is"),
         (["tcp://nowhere"], "cannot connect to tcp://nowhere"),
-        (["tcp://127.0.0.1:1", "--replay", "127.0.0.1:5"], "'127.0.0.1:5' is not of the form tcp://host:port"),
-        (["tcp://127.0.0.1:1", "--replay", "tcp://x"], "cannot connect to tcp://x"),
+        (["tcp://127.0.0.1:1", "--replay-endpoint", "127.0.0.1:5"], "'127.0.0.1:5' is not of the form tcp://host:port"),
+        (["tcp://127.0.0.1:1", "--replay-endpoint", "tcp://x"], "cannot connect to tcp://x"),
     ):
         done = run("decode", *args)
         assert done.returncode == 2
@@ -243,7 +243,7 @@ def test_a_live_endpoint(run: Run, context: "zmq.Context[Any]") -> None:
 def test_replay_first_and_nothing_twice(run: Run, context: "zmq.Context[Any]") -> None:
     engine = Engine(context)
     try:
-        done = run("decode", engine.endpoint, "--replay", engine.replay, "--count", 8, "--json")
+        done = run("decode", engine.endpoint, "--replay-endpoint", engine.replay, "--count", 8, "--json")
     finally:
         engine.close()
     numbers = [json.loads(line)["seq"] for line in done.stdout.splitlines()]
@@ -319,7 +319,7 @@ def test_a_silent_replay_is_not_waited_for(run: Run, context: "zmq.Context[Any]"
     with context.socket(zmq.ROUTER) as silent:
         port = silent.bind_to_random_port("tcp://127.0.0.1")
         try:
-            done = run("decode", engine.endpoint, "--replay", f"tcp://127.0.0.1:{port}", "--count", 1)
+            done = run("decode", engine.endpoint, "--replay-endpoint", f"tcp://127.0.0.1:{port}", "--count", 1)
         finally:
             engine.close()
     assert "does not answer, or not to the end: going on live" in done.stderr

@@ -51,7 +51,7 @@ class Service:
             for rank in range(engine.config.ranks):
                 replay = engine.replay_endpoint(rank)
                 worker = f"{engine.name}={engine.endpoint(rank)},rank={rank},model={MODEL},block_size={BLOCK}"
-                self.command += ["--worker", worker + (f",replay={replay}" if replay else "")]
+                self.command += ["--stream", worker + (f",replay_endpoint={replay}" if replay else "")]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -29,14 +29,14 @@ def counted(arena: Arena, name: str) -> int:
     [
         ({}, "batches"),
         ({"drop": 0.2}, "recovered_batches"),
-        ({"duplicate": 0.3}, "duplicates"),
+        ({"duplicate": 0.3}, "duplicate_batches"),
         ({"reorder": 0.3}, "gaps"),
         ({"delay": 0.1}, "batches"),
         ({"poison_event": 0.2, "poison_type": 0.2}, None),
-        ({"poison_payload": 0.2}, "undecodable"),
+        ({"poison_payload": 0.2}, "undecodable_batches"),
         ({"restart": 0.02}, "epoch"),
         ({"drop": 0.2, "replay": "closed"}, "resets"),
-        ({"drop": 0.2, "replay": "silent"}, "replays_failed"),
+        ({"drop": 0.2, "replay": "silent"}, "failed_replays"),
     ],
     ids=lambda value: "+".join(value) or "none" if isinstance(value, dict) else "",
 )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError, SettingsError
+from kvatlas.errors import ConfigError, InvalidArgumentError, InvalidTypeError, KvatlasError
 from kvatlas.trees import AllBlocksCleared, BlockRemoved, BlockStored, SyncPrefixHashTable
 
 VARIABLES = {
@@ -313,7 +313,7 @@ def test_variables_and_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("value", ["0", "-1", "many", "1.5", "", "9" * 30])
 def test_a_bad_variable_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=f'{name} must be a whole number from 1 to .*, got "{value}"'):
+    with pytest.raises(ConfigError, match=f'{name} must be a whole number from 1 to .*, got "{value}"'):
         SyncPrefixHashTable()
 
 
@@ -377,21 +377,21 @@ REFUSED: list[tuple[Callable[[Any], object], str, str]] = [
     (lambda t: t.add_prefix("m", -1, "a", [1.0]), "wrong_type", r"content_hashes\[0\] must be an int"),
     (lambda t: t.add_prefix("m", -1, None, [1]), "wrong_type", "pod must be a str, got NoneType"),
     (lambda t: t.remove_prefix("m", -1, 1), "wrong_type", "pod must be a str, got int"),
-    (lambda t: ANY(max_contexts=0), "invalid_settings", "max_contexts must be a whole number from 1"),
-    (lambda t: ANY(max_contexts=-1), "invalid_settings", "max_contexts must be .* got -1"),
-    (lambda t: ANY(max_prefixes_per_context=0), "invalid_settings", "max_prefixes_per_context must be"),
-    (lambda t: ANY(block_size=2**40), "invalid_settings", "block_size must be .* got 1099511627776"),
+    (lambda t: ANY(max_contexts=0), "invalid_config", "max_contexts must be a whole number from 1"),
+    (lambda t: ANY(max_contexts=-1), "invalid_config", "max_contexts must be .* got -1"),
+    (lambda t: ANY(max_prefixes_per_context=0), "invalid_config", "max_prefixes_per_context must be"),
+    (lambda t: ANY(block_size=2**40), "invalid_config", "block_size must be .* got 1099511627776"),
     (lambda t: ANY(block_size=4.0), "wrong_type", "block_size must be an int, got float"),
-    (lambda t: ANY(eviction_interval=0), "invalid_settings", "eviction_interval must be more than 0"),
-    (lambda t: ANY(eviction_interval=float("nan")), "invalid_settings", "eviction_interval must be"),
-    (lambda t: ANY(eviction_duration=-1), "invalid_settings", "eviction_duration must be more than 0"),
-    (lambda t: ANY(eviction_duration=1e12), "invalid_settings", "eviction_duration must be"),
+    (lambda t: ANY(eviction_interval=0), "invalid_config", "eviction_interval must be more than 0"),
+    (lambda t: ANY(eviction_interval=float("nan")), "invalid_config", "eviction_interval must be"),
+    (lambda t: ANY(eviction_duration=-1), "invalid_config", "eviction_duration must be more than 0"),
+    (lambda t: ANY(eviction_duration=1e12), "invalid_config", "eviction_duration must be"),
     (
         lambda t: ANY(eviction_duration="1"),
         "wrong_type",
         "eviction_duration must be a number of seconds",
     ),
-    (lambda t: ANY(seed=-1), "invalid_settings", r"seed must be from 0 to 2\*\*64 - 1, got -1"),
+    (lambda t: ANY(seed=-1), "invalid_config", r"seed must be from 0 to 2\*\*64 - 1, got -1"),
 ]
 
 

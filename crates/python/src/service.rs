@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvatlas_service::{Service as Inner, Settings};
+use kvatlas_service::{Config, Service as Inner};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -16,7 +16,7 @@ pub(crate) struct Service {
 impl Service {
     #[new]
     fn new(py: Python<'_>, settings_json: &str) -> PyResult<Self> {
-        let start = || Settings::from_json(settings_json).and_then(Inner::start);
+        let start = || Config::from_json(settings_json).and_then(Inner::start);
         py.detach(start).map(|inner| Self { inner }).map_err(|error| errors::service(&error))
     }
 

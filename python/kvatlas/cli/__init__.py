@@ -31,10 +31,6 @@ GROUPS: dict[str, dict[str, str]] = {
 COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
 
-class _MissingExtra(click.ClickException):
-    exit_code = 2
-
-
 class _Commands(click.Group):
     """The commands, each the function of its name in the module of its name. Names the nearest if there is none."""
 
@@ -53,7 +49,8 @@ class _Commands(click.Group):
         try:
             module = importlib.import_module(f"kvatlas.cli.{cmd_name}")
         except MissingExtraError as error:
-            raise _MissingExtra(f"`kvatlas {cmd_name}`: {error}") from error
+            click.echo(f"Error: `kvatlas {cmd_name}`: {error}", err=True)
+            ctx.exit(2)
         command: click.Command = getattr(module, cmd_name)
         return command
 

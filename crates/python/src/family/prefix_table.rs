@@ -19,7 +19,7 @@ const LONG_BYTES: usize = 32 << 10;
 
 fn refused(error: &Error) -> PyErr {
     match error {
-        Error::Setting { .. } => errors::settings(error.code(), &error.to_string()),
+        Error::Setting { .. } => errors::config(&error.to_string()),
         _ => errors::argument(error.code(), &error.to_string()),
     }
 }
@@ -50,7 +50,7 @@ fn refused(error: &Error) -> PyErr {
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     SettingsError: An argument or a variable of no use, named in the message.
+///     ConfigError: An argument or a variable of no use, named in the message.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct SyncPrefixHashTable {
     core: Core,
@@ -78,12 +78,10 @@ impl SyncPrefixHashTable {
             if let Some(given) = given {
                 let given = int(given, || what.to_owned())?;
                 // What is negative or too great is refused with its name as 0 is, but with what was given.
-                *place = given.extract::<u32>().map_err(|_| {
-                    errors::settings(
-                        "invalid_settings",
-                        &format!("{what} must be a whole number from 1 on, got {given}"),
-                    )
-                })? as usize;
+                *place = given
+                    .extract::<u32>()
+                    .map_err(|_| errors::config(&format!("{what} must be a whole number from 1 on, got {given}")))?
+                    as usize;
             }
         }
         for (given, place, what) in [
@@ -96,9 +94,9 @@ impl SyncPrefixHashTable {
         }
         if let Some(seed) = seed {
             let seed = int(seed, || "seed".to_owned())?;
-            settings.seed = Some(seed.extract().map_err(|_| {
-                errors::settings("invalid_settings", &format!("seed must be from 0 to 2**64 - 1, got {seed}"))
-            })?);
+            settings.seed = Some(
+                seed.extract().map_err(|_| errors::config(&format!("seed must be from 0 to 2**64 - 1, got {seed}")))?,
+            );
         }
         Ok(Self { core: Core::new(settings).map_err(|error| refused(&error))? })
     }
@@ -450,7 +448,7 @@ fn seconds(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Duration> {
         Ok(seconds) if !value.is_instance_of::<pyo3::types::PyBool>() => seconds,
         _ => return Err(errors::wrong_type(&format!("{what} must be a number of seconds, got {}", describe(value)))),
     };
-    let refused = || errors::settings("invalid_settings", &format!("{what} must be more than 0 seconds, got {value}"));
+    let refused = || errors::config(&format!("{what} must be more than 0 seconds, got {value}"));
     let time = Duration::try_from_secs_f64(seconds).map_err(|_| refused())?;
     if time.is_zero() { Err(refused()) } else { Ok(time) }
 }

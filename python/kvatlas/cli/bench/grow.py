@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.exceptions import Exit
 
 from kvatlas._tables import make_table
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.bench.options import FILE, index_names
 from kvatlas.cli.bench.running import (
     CONTEXT,
-    Ended,
     check_folder,
     draw_pictures,
     exit_status,
@@ -113,7 +113,7 @@ def grow(indexes: str, **options: Any) -> None:
         screen.print(f"left out: {line}", highlight=False)
     if interrupted:
         click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
-        raise Ended(INTERRUPTED)
+        raise Exit(INTERRUPTED)
     if not any(point.p50 for point in growth.points):
         click.echo("Error: nothing could be measured.", err=True)
-        raise Ended(1)
+        raise Exit(1)

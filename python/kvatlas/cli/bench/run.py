@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.exceptions import Exit
 from rich.console import Console
 
 from kvatlas.cli.bench.options import FILE, plan_options, run_options, run_values
 from kvatlas.cli.bench.plan import get_plan, plan_facts
-from kvatlas.cli.bench.running import CONTEXT, Ended, check_file, exit_status
+from kvatlas.cli.bench.running import CONTEXT, check_file, exit_status
 from kvatlas.cli.console import console
 from kvatlas.lab.bench.verdict import judge, parse_time
 
@@ -94,4 +95,4 @@ def run(trace: Path | None, index: str, json_to: str | None, **options: Any) -> 
     if json_to == "-":
         click.echo(text)
     if not verdict.passed:
-        raise Ended(1)
+        raise Exit(1)

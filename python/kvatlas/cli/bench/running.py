@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.exceptions import Exit
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -28,13 +29,6 @@ class InOrder(click.Group):
         return list(self.commands)
 
 
-class Ended(Exception):  # noqa: N818 - not an error
-    """End with an exit status; everything has been said."""
-
-    def __init__(self, status: int) -> None:
-        self.status = status
-
-
 def exit_status(function: _F) -> _F:
     """Errors in one line, exit statuses."""
 
@@ -42,8 +36,8 @@ def exit_status(function: _F) -> _F:
     def command(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except Ended as end:
-            sys.exit(end.status)
+        except Exit:
+            raise
         except KvatlasError as error:
             click.echo(f"Error: {error}", err=True)
             sys.exit(2)

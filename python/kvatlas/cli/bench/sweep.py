@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.exceptions import Exit
 
 from kvatlas import _text
 from kvatlas.cli import INTERRUPTED
@@ -14,7 +15,6 @@ from kvatlas.cli.bench.options import FILE, index_names, limit_options, plan_opt
 from kvatlas.cli.bench.plan import get_plan, plan_facts
 from kvatlas.cli.bench.running import (
     CONTEXT,
-    Ended,
     check_folder,
     draw_pictures,
     exit_status,
@@ -132,7 +132,7 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     print_sweep(result, screen)
     if interrupted:
         click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
-        raise Ended(INTERRUPTED)
+        raise Exit(INTERRUPTED)
     if all(one.threshold is None for one in result.indexes):
         click.echo("Error: no design has a threshold.", err=True)
-        raise Ended(1)
+        raise Exit(1)

@@ -15,7 +15,7 @@ from kvatlas.client import AsyncClient
 from kvatlas.lab.demo.config import DemoConfig
 from kvatlas.lab.demo.side import Side, settle
 from kvatlas.routing import Dispatcher, PolicyFactory, find_policy
-from kvatlas.service import Engine, HttpSettings, Service, Settings
+from kvatlas.service import Config, Engine, HttpConfig, Service
 from kvatlas.sim import Trace, TraceRequest
 from kvatlas.sim.server import Fleet, prompt_tokens
 
@@ -72,13 +72,13 @@ class Race:
         self._stop = stop
         trace = config.workload()
         # A free port: there may be a service where they usually are.
-        settings = Settings(http=HttpSettings(bind="127.0.0.1:0"))
+        service_config = Config(http=HttpConfig(bind="127.0.0.1:0"))
         with ExitStack() as stack:
             fleets = [(name, make, config.servers(f"sim/{name}")) for name, make in self._factories]
             for *_, fleet in fleets:
                 stack.enter_context(fleet)
             engines = [Engine(url=url) for *_, fleet in fleets for url in fleet.urls]
-            service = stack.enter_context(Service(engines=engines, settings=settings))
+            service = stack.enter_context(Service(engines=engines, config=service_config))
             service.wait_ready(30.0)
             return asyncio.run(self._run(trace, service.url, fleets))
 

@@ -99,10 +99,10 @@ class Side:
         if not self.router.uses_index:
             return Blocks({})
         began = time.perf_counter()
-        answer = await self._client.query_by_hash(prompt.content_hashes, model=self.model)
+        answer = await self._client.query(content_hashes=prompt.content_hashes, model=self.model)
         self.lookup_times.append(time.perf_counter() - began)
         self.lookups += 1
-        return Blocks({worker: tokens // self._block_size for worker, tokens in answer.scores().items()})
+        return Blocks(answer.scores())
 
     async def _complete(
         self, session: aiohttp.ClientSession, url: str, body: dict[str, object], sent: Dispatched

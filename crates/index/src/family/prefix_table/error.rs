@@ -50,7 +50,7 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Setting { .. } => "invalid_settings",
+            Self::Setting { .. } => "invalid_config",
             Self::LengthMismatch { .. } => "length_mismatch",
             Self::BlockBytes { .. } => "token_bytes",
             Self::Thread { .. } => "no_thread",

@@ -330,7 +330,7 @@ fn settings_of_no_use_are_refused_by_name() {
         let mut settings = Settings::default();
         change(&mut settings);
         let error = SyncPrefixHashTable::new(settings).unwrap_err();
-        assert_eq!(error.code(), "invalid_settings");
+        assert_eq!(error.code(), "invalid_config");
         error.to_string()
     };
     assert!(refused(|settings| settings.max_contexts = 0).starts_with("max_contexts"));

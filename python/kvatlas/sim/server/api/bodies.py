@@ -7,19 +7,10 @@ from collections.abc import Awaitable, Callable, Collection
 
 from aiohttp import web
 
-from kvatlas.errors import KvatlasError
+from kvatlas.errors import KvatlasError, RequestRefusedError
 from kvatlas.sim.server.tokens import MAX_TOKEN
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class BadRequestError(Exception):
-    """Something that a client sent cannot be used."""
-
-    def __init__(self, message: str, param: str | None = None, *, status: int = 400) -> None:
-        super().__init__(message)
-        self.param = param
-        self.status = status
 
 
 def error_response(status: int, message: str, kind: str, param: str | None = None) -> web.Response:
@@ -33,7 +24,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer `request`, whatever goes wrong."""
     try:
         return await handler(request)
-    except BadRequestError as error:
+    except RequestRefusedError as error:
         kind = "NotFoundError" if error.status == 404 else "BadRequestError"
         return error_response(error.status, str(error), kind, error.param)
     except KvatlasError as error:
@@ -53,9 +44,9 @@ async def read_object(request: web.Request) -> dict[str, object]:
     try:
         body = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"the body is not JSON: {error}") from None
+        raise RequestRefusedError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise BadRequestError("the body must be a JSON object")
+        raise RequestRefusedError("the body must be a JSON object")
     return body
 
 
@@ -63,19 +54,21 @@ def only(body: dict[str, object], known: Collection[str]) -> None:
     """Refuse what is not known."""
     for name in body:
         if name not in known:
-            raise BadRequestError(f"{name!r} is not known here: there are {', '.join(known)}", name)
+            raise RequestRefusedError(f"{name!r} is not known here: there are {', '.join(known)}", param=name)
 
 
 def text(body: dict[str, object], name: str) -> str | None:
     """A string, or None where there is none."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
-        raise BadRequestError(f"{name} must be a string", name)
+        raise RequestRefusedError(f"{name} must be a string", param=name)
     if value is not None and not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise BadRequestError(f"{name} has half of a surrogate pair in it: that is no text", name) from None
+            raise RequestRefusedError(
+                f"{name} has half of a surrogate pair in it: that is no text", param=name
+            ) from None
     return value
 
 
@@ -85,7 +78,7 @@ def number(body: dict[str, object], name: str, low: int, high: int) -> int | Non
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise BadRequestError(f"{name} must be a whole number from {low} to {high}", name)
+        raise RequestRefusedError(f"{name} must be a whole number from {low} to {high}", param=name)
     return value
 
 
@@ -95,7 +88,7 @@ def seconds(body: dict[str, object], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 3600:
-        raise BadRequestError(f"{name} must be a number of seconds from 0 to 3600", name)
+        raise RequestRefusedError(f"{name} must be a number of seconds from 0 to 3600", param=name)
     return float(value)
 
 
@@ -103,15 +96,15 @@ def flag(body: dict[str, object], name: str) -> bool:
     """True or false, false where there is neither."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise BadRequestError(f"{name} must be true or false", name)
+        raise RequestRefusedError(f"{name} must be true or false", param=name)
     return bool(value)
 
 
 def token_ids(value: object, name: str) -> list[int]:
     """A list of token ids."""
     if not isinstance(value, list):
-        raise BadRequestError(f"{name} must be a list of token ids", name)
+        raise RequestRefusedError(f"{name} must be a list of token ids", param=name)
     for token in value:
         if type(token) is not int or not 0 <= token <= MAX_TOKEN:
-            raise BadRequestError(f"{name} must hold token ids, whole numbers from 0 to {MAX_TOKEN}", name)
+            raise RequestRefusedError(f"{name} must hold token ids, whole numbers from 0 to {MAX_TOKEN}", param=name)
     return value

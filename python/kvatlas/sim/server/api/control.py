@@ -6,7 +6,8 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from kvatlas.sim.server.api.bodies import BadRequestError, flag, number, only, read_object, seconds, text, token_ids
+from kvatlas.errors import RequestRefusedError
+from kvatlas.sim.server.api.bodies import flag, number, only, read_object, seconds, text, token_ids
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.truth import Truth
 
@@ -54,13 +55,13 @@ class _Control:
         only(body, ("queries",))
         queries = body["queries"]
         if not isinstance(queries, list) or not all(isinstance(query, dict) for query in queries):
-            raise BadRequestError("queries must be a list of objects", "queries")
+            raise RequestRefusedError("queries must be a list of objects", param="queries")
         return web.json_response({"answers": [asdict(self._match(query)) for query in queries]})
 
     def _match(self, body: dict[str, object]) -> Truth:
         only(body, _QUERY)
         if "token_ids" not in body:
-            raise BadRequestError("token_ids is missing", "token_ids")
+            raise RequestRefusedError("token_ids is missing", param="token_ids")
         prompt = token_ids(body["token_ids"], "token_ids")
         rank = number(body, "rank", 0, len(self.engine.ranks) - 1) or 0
         return self.engine.match(prompt, lora=text(body, "lora_name"), salt=text(body, "cache_salt"), rank=rank)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from kvatlas.errors import RequestFailedError
+from kvatlas.errors import RequestFailedError, RequestRefusedError
 from kvatlas.sim.server import tokens
-from kvatlas.sim.server.api.bodies import BadRequestError, error_response, flag, number, read_object, text, token_ids
+from kvatlas.sim.server.api.bodies import error_response, flag, number, read_object, text, token_ids
 from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
@@ -70,7 +70,7 @@ class _OpenAI:
         elif (prompt := text(body, "prompt")) is not None:
             ids = tokens.encode(prompt)
         else:
-            raise BadRequestError("prompt (a string) or messages is missing", "prompt")
+            raise RequestRefusedError("prompt (a string) or messages is missing", param="prompt")
         return web.json_response({"count": len(ids), "max_model_len": self.config.longest, "tokens": ids})
 
     async def detokenize(self, request: web.Request) -> web.Response:
@@ -83,28 +83,29 @@ class _OpenAI:
         config = self.config
         model = text(body, "model") or config.model
         if model != config.model and model not in config.loras:
-            raise BadRequestError(f"The model `{model}` does not exist.", "model", status=404)
+            raise RequestRefusedError(f"The model `{model}` does not exist.", param="model", status=404)
         if not prompt:
-            raise BadRequestError("the prompt has no tokens", "messages" if chat else "prompt")
+            raise RequestRefusedError("the prompt has no tokens", param="messages" if chat else "prompt")
         if (number(body, "n", 1, 1 << 10) or 1) != 1:
-            raise BadRequestError("n must be 1: this engine gives one answer a request", "n")
+            raise RequestRefusedError("n must be 1: this engine gives one answer a request", param="n")
         name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
         output = number(body, name, 1, _LONGEST_ANSWER)
         room = config.longest - len(prompt)
         if output is None:
             output = max(min(_CHAT_TOKENS if chat else _COMPLETION_TOKENS, room), 1)
         if output > room:
-            raise BadRequestError(
+            raise RequestRefusedError(
                 f"This model's maximum context length is {config.longest} tokens. However, you requested {output} "
                 f"output tokens and your prompt contains {len(prompt)} input tokens.",
-                name,
+                "too_long",
+                param=name,
             )
         options = body.get("stream_options")
         if options is not None and not isinstance(options, dict):
-            raise BadRequestError("stream_options must be an object", "stream_options")
+            raise RequestRefusedError("stream_options must be an object", param="stream_options")
         stream = flag(body, "stream")
         if options and not stream:
-            raise BadRequestError("stream_options goes with stream only", "stream_options")
+            raise RequestRefusedError("stream_options goes with stream only", param="stream_options")
         return _Asked(
             chat=chat,
             model=model,
@@ -122,7 +123,7 @@ class _OpenAI:
     def _salt(self, body: dict[str, object]) -> str | None:
         salt = text(body, "cache_salt")
         if salt == "":
-            raise BadRequestError("cache_salt must not be empty: leave it out", "cache_salt")
+            raise RequestRefusedError("cache_salt must not be empty: leave it out", param="cache_salt")
         return salt
 
     def _rank(self, request: web.Request) -> int | None:
@@ -135,9 +136,9 @@ class _OpenAI:
             # vLLM ignores what is not a number.
             if self.config.dialect == "vllm":
                 return None
-            raise BadRequestError(f"X-Data-Parallel-Rank must be a whole number, not {header!r}") from None
+            raise RequestRefusedError(f"X-Data-Parallel-Rank must be a whole number, not {header!r}") from None
         if not 0 <= rank < self.config.ranks:
-            raise BadRequestError(f"X-data-parallel-rank must be from 0 to {self.config.ranks - 1}, not {rank}")
+            raise RequestRefusedError(f"X-data-parallel-rank must be from 0 to {self.config.ranks - 1}, not {rank}")
         return rank
 
     # Answering
@@ -217,10 +218,10 @@ def _usage(live: ServedRequest) -> dict[str, object]:
 def _prompt(value: object) -> list[int]:
     """A prompt: a string, a list of token ids, or a list of one of these."""
     if value is None:
-        raise BadRequestError("prompt is missing", "prompt")
+        raise RequestRefusedError("prompt is missing", param="prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) != 1:
-            raise BadRequestError("this engine takes one prompt a request: send them one by one", "prompt")
+            raise RequestRefusedError("this engine takes one prompt a request: send them one by one", param="prompt")
         value = value[0]
     return tokens.encode(value) if isinstance(value, str) else token_ids(value, "prompt")
 
@@ -228,15 +229,15 @@ def _prompt(value: object) -> list[int]:
 def _conversation(body: dict[str, object]) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise BadRequestError("messages must be a list with a message in it", "messages")
+        raise RequestRefusedError("messages must be a list with a message in it", param="messages")
     read: list[tuple[str, str]] = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         if not isinstance(message, dict):
-            raise BadRequestError(f"{where} must be an object", where)
+            raise RequestRefusedError(f"{where} must be an object", param=where)
         role = message.get("role")
         if not isinstance(role, str) or role not in tokens.ROLES:
-            raise BadRequestError(f"{where}.role must be one of {', '.join(tokens.ROLES)}", f"{where}.role")
+            raise RequestRefusedError(f"{where}.role must be one of {', '.join(tokens.ROLES)}", param=f"{where}.role")
         read.append((role, _content(message.get("content"), f"{where}.content")))
     return tokens.chat(read)
 
@@ -248,10 +249,10 @@ def _content(value: object, where: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise BadRequestError(f"{where} must be a string or a list of parts", where)
+        raise RequestRefusedError(f"{where} must be a string or a list of parts", param=where)
     texts: list[str] = []
     for part in value:
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise BadRequestError(f"{where} must be text: this engine reads nothing else", where)
+            raise RequestRefusedError(f"{where} must be text: this engine reads nothing else", param=where)
         texts.append(part["text"])
     return "".join(texts)
