@@ -10,9 +10,9 @@ export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
 .PHONY: demo test lint ladder ladder-short bench bench-peers bench-family bench-service soak fuzz loom sanitize docs wheel build check-tools clean
 
-demo: build  ## a generated trace replayed by every policy, then a live fleet of simulated engines with the service
+demo: build  ## a generated trace replayed by every policy, then simulated engines with the service
 	$(BIN)/kvatlas replay
-	$(BIN)/kvatlas live
+	$(BIN)/kvatlas demo
 
 test: lint  ## everything that must hold, the same as in CI
 	cargo test --workspace --exclude kvatlas-python
@@ -32,7 +32,7 @@ PEERS ?=
 LADDER := $(BIN)/kvatlas bench
 LADDER_W1 := --duplication 20 --group-size 8
 LADDER_W2 := --block-size 16 --duplication 2 --group-size 8
-LADDER_W4 := --workers 1000 --cache-blocks 4096 --copies 32
+LADDER_W4 := --engines 1000 --cache-blocks 4096 --copies 32
 SWEEP = $(LADDER) sweep $(TRACE) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
 ladder: build  ## the figures of docs/ladder.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable
@@ -43,7 +43,7 @@ ladder: build  ## the figures of docs/ladder.md: make ladder TRACE=trace.jsonl P
 	mkdir -p docs/ladder
 	for name in w1 w2 w4; do cp target/ladder/$$name/sweep.png docs/ladder/$$name.png; done
 	cp target/ladder/grow/grow.png docs/ladder/grow.png
-	$(BIN)/python -m kvatlas.bench.load.pages docs/ladder.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
+	$(BIN)/python -m kvatlas.lab.bench.fill docs/ladder.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
 		W4=target/ladder/w4/sweep.json grow=target/ladder/grow/grow.json
 
 ladder-short: build  ## all rungs, small and rough, in minutes; results in target/ladder-short

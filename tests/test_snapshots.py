@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from kvatlas import BlockIndex
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.events import Event
-from kvatlas.family import RadixTrie, StringTree, TokenTree
+from kvatlas.trees import RadixTrie, StringTree, TokenTree
 from kvatlas.wire import Stored, decode_batch, encode_batch
 
 from .test_properties import BLOCK_SIZE, Both, Restore, Step, long_stream, same_answer, same_contents, streams

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas import content_hashes, prefix_hashes
-from kvatlas.sim.live import Publisher
+from kvatlas.sim.server import Publisher
 from kvatlas.wire import Removed, Stored, encode_batch
 
 from .servers import BLOCK, DEADLINE, Server

@@ -13,10 +13,19 @@ __all__ = [
     "IndexFullError",
     "InvalidArgumentError",
     "InvalidTypeError",
+    "JournalError",
     "KvatlasError",
+    "MeasurementError",
     "MissingExtraError",
+    "PageError",
+    "PlotError",
+    "PolicyError",
+    "RequestFailedError",
+    "RequestRefusedError",
     "ServiceError",
+    "SimulatedEngineError",
     "TokenizerError",
+    "TraceError",
     "UnknownParentError",
     "UnreachableError",
 ]
@@ -106,15 +115,6 @@ class UnknownParentError(InvalidArgumentError, LookupError):
     code = "unknown_parent"
 
 
-class DesignError(KvatlasError, RuntimeError):
-    """A design of the ladder could not be started, or is broken, so that its answers mean nothing.
-
-    Codes: "not_started", "broken".
-    """
-
-    code = "broken"
-
-
 class ServiceError(KvatlasError, RuntimeError):
     """The service could not be started, or refused a request made in this process.
 
@@ -176,3 +176,86 @@ class UnreachableError(ClientError, ConnectionError):
     """Nobody answered. Codes: "unreachable", "timeout"."""
 
     code = "unreachable"
+
+
+# Of routing, the simulator and the laboratory
+
+
+class PolicyError(KvatlasError, ValueError):
+    """There is no such routing policy, what was named is not a policy, or a policy failed.
+
+    Codes: "invalid_policy"; "policy_failed" if the policy itself raised an error or chose an engine that is not there.
+    """
+
+    code = "invalid_policy"
+
+
+class TraceError(KvatlasError, ValueError):
+    """A trace that cannot be read. Code: "invalid_trace"."""
+
+    code = "invalid_trace"
+
+
+class SimulatedEngineError(KvatlasError, RuntimeError):
+    """A simulated engine that cannot start, or cannot do what it was asked.
+
+    Codes: "port_in_use", "invalid_host", "not_started", "running", "down", "bad_answer", "http_" and the status of an
+    answer, "simulated_engine".
+    """
+
+    code = "simulated_engine"
+
+
+class RequestRefusedError(InvalidArgumentError):
+    """A request that a simulated engine cannot understand or can never run. Codes: "invalid_request", "too_long".
+
+    Attributes:
+        param: The field of the request that is wrong; None if it is not one alone.
+        status: The HTTP status that says so.
+    """
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, code: str | None = None, *, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message, code)
+        self.param = param
+        self.status = status
+
+
+class RequestFailedError(KvatlasError, RuntimeError):
+    """A simulated engine gave a request up before its end. Code: "request_failed"."""
+
+    code = "request_failed"
+
+
+class DesignError(KvatlasError, RuntimeError):
+    """A design of the index that is unknown, cannot be started, or is broken, so that its answers are worth nothing.
+
+    Codes: "unknown_design", "cannot_load", "not_started", "broken".
+    """
+
+    code = "broken"
+
+
+class PlotError(KvatlasError, ValueError):
+    """A picture cannot be made under the name given. Code: "unknown_format"."""
+
+    code = "unknown_format"
+
+
+class MeasurementError(KvatlasError, RuntimeError):
+    """A measurement that came to no result. Codes: "measurement_failed", "measurement_timeout", "no_program"."""
+
+    code = "measurement_failed"
+
+
+class JournalError(KvatlasError, ValueError):
+    """A file that does not hold measurements. Code: "invalid_journal"."""
+
+    code = "invalid_journal"
+
+
+class PageError(KvatlasError, ValueError):
+    """A document without the place for figures, or a file without the figures. Code: "invalid_page"."""
+
+    code = "invalid_page"

@@ -1,5 +1,6 @@
 """The command line, driven as a process."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,7 @@ def run(tmp_path: Path) -> Run:
             text=True,
             encoding="utf-8",
             cwd=tmp_path,
+            env=dict(os.environ),  # not what readline, which pytest imports, puts behind it: COLUMNS=80
             check=False,
             timeout=300,
             stdin=subprocess.DEVNULL,

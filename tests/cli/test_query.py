@@ -17,7 +17,7 @@ from kvatlas.cli.query import _print
 from kvatlas.client import Answer, WorkerDepth
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
-from kvatlas.sim.live import Fleet, LiveSettings
+from kvatlas.sim.server import Fleet, ServerConfig
 
 from .conftest import Run
 
@@ -31,7 +31,7 @@ def service() -> Iterator[Service]:
     """One that follows two simulated engines: one holds all of the prompt, the other two blocks."""
     config = EngineConfig(block_size=BLOCK, blocks=128, prefill_rate=1e6, decode_rate=1e4)
     with (
-        Fleet(2, LiveSettings(config=config, speed=20.0, model="m"), processes=1) as fleet,
+        Fleet(2, ServerConfig(engine=config, speed=20.0, model="m"), processes=1) as fleet,
         Service([f"{engine.name}={engine.url}" for engine in fleet.engines], config=CONFIG) as service,
     ):
         fleet[0].complete(PROMPT, 1)

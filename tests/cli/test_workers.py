@@ -16,7 +16,7 @@ from rich.console import Console
 from kvatlas.cli.workers import _COUNTERS, _shown
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
-from kvatlas.sim.live import Fleet, LiveSettings
+from kvatlas.sim.server import Fleet, ServerConfig
 
 from .conftest import Run
 
@@ -28,7 +28,7 @@ def service() -> Iterator[Service]:
     """One that follows an engine with two ranks, and a worker that is not there."""
     config = EngineConfig(block_size=4, blocks=128, prefill_rate=1e6, decode_rate=1e4)
     with (
-        Fleet(1, LiveSettings(config=config, speed=20.0, model="m", ranks=2)) as fleet,
+        Fleet(1, ServerConfig(engine=config, speed=20.0, model="m", ranks=2)) as fleet,
         Service([f"a={fleet[0].url}"], config=CONFIG) as service,
     ):
         fleet[0].complete(range(1, 13), 1, rank=1)

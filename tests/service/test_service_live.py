@@ -16,7 +16,7 @@ from kvatlas.client import AsyncClient, Client, Query
 from kvatlas.errors import ClientError, ServiceError, UnreachableError
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
-from kvatlas.sim.live import EngineHandle, Fleet, LiveSettings
+from kvatlas.sim.server import EngineHandle, Fleet, ServerConfig
 
 from .fake_native import until
 
@@ -32,8 +32,8 @@ def engines() -> Iterator[list[EngineHandle]]:
     """A vLLM with two ranks, and an SGLang."""
     config = EngineConfig(block_size=BLOCK, blocks=512, prefill_rate=1e6, decode_rate=1e4)
     with (
-        Fleet(1, LiveSettings(config=config, ranks=2, loras=("tuned",), speed=20.0), name="vllm") as vllm,
-        Fleet(1, LiveSettings(dialect="sglang", config=config, speed=20.0), name="sglang") as sglang,
+        Fleet(1, ServerConfig(engine=config, ranks=2, loras=("tuned",), speed=20.0), name="vllm") as vllm,
+        Fleet(1, ServerConfig(dialect="sglang", engine=config, speed=20.0), name="sglang") as sglang,
     ):
         yield [vllm[0], sglang[0]]
 
@@ -67,7 +67,7 @@ def test_engines_are_found_and_their_blocks_too(service: Service, engines: list[
         engine.wait_quiet()
 
     def truth(salt: str | None = None) -> dict[tuple[str, int], int]:
-        asked = [(engine, rank) for engine in engines for rank in range(engine.settings.ranks)]
+        asked = [(engine, rank) for engine in engines for rank in range(engine.config.ranks)]
         held = {(engine.name, rank): engine.match(PROMPT, rank=rank, salt=salt).held for engine, rank in asked}
         return {name: BLOCK * blocks for name, blocks in held.items() if blocks}
 

@@ -16,7 +16,7 @@ use crate::text::truth;
 ///
 /// Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
 /// error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
-/// is told in kvatlas.ladder.RUNGS["positional"].
+/// is told in kvatlas.lab.designs.RUNGS["positional"].
 ///
 /// Args:
 ///     jump_size: Blocks that the search leaps, at least 1.

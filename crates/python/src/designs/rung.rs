@@ -26,7 +26,7 @@ use crate::text::{grouped, truth};
 /// when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
 /// stats()["refused"].
 ///
-/// Made by kvatlas.ladder.open_rung, which says what there is and what each option means.
+/// Made by kvatlas.lab.designs.open_rung, which says what there is and what each option means.
 ///
 /// Args:
 ///     name: The rung. With "-strict" behind it, strict.

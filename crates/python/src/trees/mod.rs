@@ -1,4 +1,4 @@
-//! The structures of the family: `kvatlas.family`.
+//! The structures of the family: `kvatlas.trees`.
 
 mod prefix_table;
 mod radix_trie;
