@@ -1,13 +1,21 @@
 """The documents: every Python example runs, the generated pages are complete, and the site builds without a warning."""
 
+import importlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from tools.docs import cli, configuration, http
+from tools.docs import errors as error_page
+
+from kvatlas import errors
+from kvatlas.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,15 +74,10 @@ def test_the_readme_stays_short() -> None:
 
 
 def test_the_command_line_page_has_every_command_and_option() -> None:
-    import click
-
-    from kvatlas.cli import main
-    from tools.docs import cli
-
     page = cli.page()
 
     def check(command: click.Command, context: click.Context) -> None:
-        assert f" {context.command_path}\n" in page
+        assert command is main or f"# {context.command_path}\n" in page
         for parameter in command.params:
             for name in parameter.opts:
                 if name.startswith("--"):
@@ -89,10 +92,6 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
 
 
 def test_the_http_page_has_every_route_field_and_code() -> None:
-    import json
-
-    from tools.docs import http
-
     page = http.page()
     api = json.loads(http.DOCUMENT.read_text(encoding="utf-8"))
     for path, methods in api["paths"].items():
@@ -107,19 +106,22 @@ def test_the_http_page_has_every_route_field_and_code() -> None:
 
 
 def test_the_error_page_has_every_class() -> None:
-    from kvatlas import errors
-    from tools.docs import errors as generated
-
-    page = generated.page()
+    page = error_page.page()
     assert all(name in page for name in errors.__all__)
     assert "`length_mismatch`" in page
-    assert generated.codes(errors.IndexFullError) == ["index_full"]
+    assert error_page.codes(errors.IndexFullError) == ["index_full"]
+
+
+def test_the_configuration_page_has_every_setting() -> None:
+    """What it says of each setting is checked beside the settings, in tests/service/test_config.py."""
+    page = configuration.page()
+    for row in ("| `http.bind` | `--bind` | `KVATLAS_BIND` | `127.0.0.1:8090` |", "| `events.stale_after` |"):
+        assert row in page
 
 
 def test_an_unknown_generated_part_ends_the_build() -> None:
-    pytest.importorskip("mkdocs", reason="the documentation is built by what requirements-docs.txt names")
-    from tools.docs.hook import fill
-
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -r requirements-docs.txt")
+    fill = importlib.import_module("tools.docs.hook").fill
     assert fill("a\n<!-- a remark -->\nb") == "a\n<!-- a remark -->\nb"
     with pytest.raises(KeyError):
         fill("<!-- generated: nothing -->")

@@ -6,7 +6,6 @@ import inspect
 import re
 
 import click
-
 from tools.docs.markdown import cell, code, join, table
 
 _URL = re.compile(r"(?<![(<`\[])(https?://[^\s),]+)")

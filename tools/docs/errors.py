@@ -29,7 +29,8 @@ def codes(error: type[Exception]) -> list[str]:
     """The codes that the docstring of a class names, in its order."""
     _, found, text = (error.__doc__ or "").partition("Code")
     text = text.partition("Attributes:")[0]
-    return list(dict.fromkeys(_CODE.findall(text))) if found else []
+    names = dict.fromkeys(_CODE.findall(text)) if found else {}
+    return [f"{name}STATUS" if name.endswith("_") else name for name in names]
 
 
 def _tree(error: type[Exception], classes: list[type[Exception]], depth: int) -> list[str]:

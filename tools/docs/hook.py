@@ -14,8 +14,17 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-# mkdocs loads this file by its path. The package is read from the checkout, whether it is installed or not.
-sys.path[:0] = [str(ROOT), str(ROOT / "python")]
+
+
+def _use_checkout() -> None:
+    """Import from this checkout, whether or not another is installed."""
+    for path in (str(ROOT / "python"), str(ROOT)):
+        if path in sys.path:
+            sys.path.remove(path)
+        sys.path.insert(0, path)
+
+
+_use_checkout()  # mkdocs loads this file by its path
 
 from tools.docs import cli, configuration, errors, http  # noqa: E402 - the path is set above
 
@@ -33,6 +42,12 @@ _WATCHED = ("python", "crates/service/src/http/openapi.json", "tools/docs", "CHA
 def fill(markdown: str) -> str:
     """The text with every generated place filled. An unknown name is a KeyError, which ends the build."""
     return _PLACE.sub(lambda place: GENERATORS[place[1]](), markdown)
+
+
+def on_config(config: Any) -> Any:
+    """Set the path once more: mkdocs puts it back after it has loaded the hook."""
+    _use_checkout()
+    return config
 
 
 def on_files(files: Files, *, config: Any) -> Files:

@@ -64,7 +64,8 @@ def _fields(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
     for name, about, required in _properties(schema, schemas):
         meaning = cell(about.get("description", ""))
         if "default" in about:
-            meaning = f"{meaning} Default: {code(json.dumps(about['default']))}.".strip()
+            sentence = f"{meaning.rstrip('.')}. " if meaning else ""
+            meaning = f"{sentence}Default: {code(json.dumps(about['default']))}"
         rows.append((code(name) + (" (required)" if required else ""), _type(about), meaning))
     return table(_HEAD, rows)
 
