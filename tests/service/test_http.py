@@ -489,7 +489,8 @@ def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publi
     assert values['kvatlas_index_blocks{model="m",group="default"}'] == 1
     assert values['kvatlas_streams{state="live"}'] == 1
     assert any(name.startswith("kvatlas_stream_refused_total{") for name in values)
-    documented = set(re.findall(r"^\| `(kvatlas_[a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE))
+    page = (repository / "docs/reference/metrics.md").read_text()
+    documented = set(re.findall(r"^\| `(kvatlas_[a-z_]+)`", page, re.MULTILINE))
     assert documented == {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
 
 
@@ -629,5 +630,5 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
     assert set(given) == set(codes) - {"internal", "draining"}
     assert all(400 <= status < 500 for status in given.values())
-    table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/guides/service.md").read_text(), re.MULTILINE)
     assert {code: int(status) for status, code in table} == given | {"internal": 500, "draining": 503}

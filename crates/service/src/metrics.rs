@@ -1,7 +1,7 @@
 //! What is counted, and how Prometheus reads it.
 //!
 //! Counts of requests are plain atomics of ours, since each request pays for them; what streams and indexes say of
-//! themselves is read when somebody asks. The names are listed in `docs/service.md`.
+//! themselves is read when somebody asks. The names are listed in `docs/reference/metrics.md`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
