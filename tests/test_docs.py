@@ -80,6 +80,40 @@ def test_the_links_of_the_readme_lead_somewhere() -> None:
     assert [link for link in links if "://" not in link and not (ROOT / link).is_file()] == []
 
 
+def commands(text: str) -> list[str]:
+    """What begins with `kvatlas`, in fenced blocks and in code spans, without the remark behind it."""
+    joined = text.replace("\\\n", " ")
+    fenced = [
+        line
+        for block in re.findall(r"^```(?:sh|console|ini)\n(.*?)^```", joined, re.M | re.S)
+        for line in block.split("\n")
+    ]
+    spans = re.findall(r"(?<!`)`(kvatlas [^`]+)`(?!`)", joined)
+    found = [re.search(r"(?:^|[ /])(kvatlas [a-z].*)", line) for line in fenced]
+    return [each.partition(" #")[0] for each in spans + [match[1] for match in found if match]]
+
+
+def test_every_command_in_the_documents_exists() -> None:
+    seen = 0
+    for path in DOCUMENTS:
+        if path.parent.name == "design":
+            continue
+        for line in commands(path.read_text(encoding="utf-8")):
+            command: click.Command = main
+            context = click.Context(main, info_name="kvatlas")
+            words = line.split()[1:]
+            while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z]+", words[0]):
+                below = command.get_command(context, words[0])
+                assert below is not None, f"{path.name}: {line}"
+                command, words = below, words[1:]
+            known = {name for parameter in command.params for name in parameter.opts} | {"--help", "-h"}
+            for word in words:
+                if word.startswith("--"):
+                    assert word.partition("=")[0] in known, f"{path.name}: {word} of {line}"
+                    seen += 1
+    assert seen > 50
+
+
 def test_the_command_line_page_has_every_command_and_option() -> None:
     page = cli.page()
 
