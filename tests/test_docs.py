@@ -85,7 +85,7 @@ def commands(text: str) -> list[str]:
     joined = text.replace("\\\n", " ")
     fenced = [
         line
-        for block in re.findall(r"^```(?:sh|console|ini)\n(.*?)^```", joined, re.M | re.S)
+        for block in re.findall(r"^```(?:sh|console|ini)\n(.*?)^```", joined, re.MULTILINE | re.DOTALL)
         for line in block.split("\n")
     ]
     spans = re.findall(r"(?<!`)`(kvatlas [^`]+)`(?!`)", joined)
