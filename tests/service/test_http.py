@@ -274,10 +274,12 @@ def test_block_hashes_are_an_alias_of_content_hashes(service: Service, engine: C
         assert query(service, "/query_by_hash", **{name: hashes})["scores"] == {"1": {"0": 8}}
         assert query(service, "/query_batch", queries=[{name: hashes}])["answers"] == [{"ranks": [0], "tokens": [8]}]
     both = {"content_hashes": hashes, "block_hashes": hashes}
-    for path, body in [("/query_by_hash", both), ("/query_batch", {"queries": [both]})]:
+    refused: list[tuple[str, dict[str, Any]]] = [("/query_by_hash", both), ("/query_batch", {"queries": [both]})]
+    for path, body in refused:
         answer = ask(service.address, "POST", path, {"model_name": MODEL} | body)
         assert (answer.status, answer.code) == (400, "ambiguous_query"), path
-    for path, body in [("/query_by_hash", {}), ("/query_batch", {"queries": [{}]})]:
+    missing: list[tuple[str, dict[str, Any]]] = [("/query_by_hash", {}), ("/query_batch", {"queries": [{}]})]
+    for path, body in missing:
         answer = ask(service.address, "POST", path, {"model_name": MODEL} | body)
         assert (answer.status, answer.code) == (422, "wrong_type"), path
         assert "content_hashes is missing" in answer.json["error"]
@@ -512,7 +514,8 @@ def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publi
     assert values['kvatlas_index_blocks{model="m",routing_group="default"}'] == 1
     assert values['kvatlas_streams{state="live"}'] == 1
     assert any(name.startswith("kvatlas_stream_refused_total{") for name in values)
-    documented = set(re.findall(r"^\| `(kvatlas_[a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE))
+    page = (repository / "docs/reference/metrics.md").read_text()
+    documented = set(re.findall(r"^\| `(kvatlas_[a-z_]+)`", page, re.MULTILINE))
     assert documented == {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
 
 
@@ -652,5 +655,5 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
     assert set(given) == set(codes) - {"internal", "draining"}
     assert all(400 <= status < 500 for status in given.values())
-    table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/guides/service.md").read_text(), re.MULTILINE)
     assert {code: int(status) for status, code in table} == given | {"internal": 500, "draining": 503}

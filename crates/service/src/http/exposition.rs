@@ -1,4 +1,5 @@
 //! `/metrics`: the counts of requests, and what streams and indexes say of themselves, as Prometheus reads it.
+//! The names are listed in `docs/reference/metrics.md`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

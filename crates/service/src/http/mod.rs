@@ -1,6 +1,6 @@
 //! Queries in, answers out.
 //!
-//! The dialect is the one that routers speak already; `docs/service.md` lists routes, fields, error codes and
+//! The dialect is the one that routers speak already; `docs/guides/service.md` lists routes, fields, error codes and
 //! differences.
 //!
 //! ```text

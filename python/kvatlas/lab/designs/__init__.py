@@ -4,7 +4,7 @@
 smallest example. `open_rung` makes one, with the methods of `BlockIndex`. `PositionalIndexer` is rung 6 alone, under
 the names that other implementations give its operations.
 
-Example:
+Examples:
     >>> from kvatlas.lab.designs import RUNGS, open_rung
     >>> rung = open_rung("inverted")
     >>> rung.store("w0", block_hashes=[71, 72, 73], content_hashes=[1, 2, 3])
