@@ -2,7 +2,7 @@
 
 `StringTree` and `TokenTree` remember what a router sent to whom. `RadixTrie` finds the pages that a prompt can use
 inside one engine. `SyncPrefixHashTable` keeps which pod has what share of a prompt, by engines' events or a router's
-decisions. Who holds which blocks in a fleet, exactly and right now, is `kvatlas.BlockIndex`. docs/family.md says which
+decisions. Who holds which blocks in a fleet, exactly and right now, is `kvatlas.BlockIndex`. docs/trees says which
 to take when.
 """
 
