@@ -107,6 +107,7 @@ def test_a_text(asks: Run, tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.process
 def test_without_the_package_for_texts(asks: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "tokenizers.py").write_text("raise ImportError('hidden')")
