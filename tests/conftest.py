@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("kvatlas", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", parent=settings.get_profile("kvatlas"), max_examples=40)
 settings.register_profile("long", parent=settings.get_profile("kvatlas"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvatlas"))
 
