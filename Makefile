@@ -1,30 +1,66 @@
-# `make demo` shows what kvatlas does, `make test` checks all of it. Both set up what they need in .venv and target.
-# A Python of your choice: make PYTHON=/path/to/python demo
+# `make demo` shows what kvatlas does, `make check` is for before a commit, `make test` checks all of it: see `make help`.
+# What they need is set up in .venv and target. A Python of your choice: make PYTHON=/path/to/python demo
 
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && command -v $$p && break; done)
 MINUTES ?= 5
+# The processes that pytest divides its files among.
+JOBS ?= 2
 BIN := .venv/bin
 RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
+PACKAGE := $(shell find python -name '*.py' -o -name '*.pyi')
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+# Parts run two at a time. The output of each is shown whole when it ends; all are run, and one that fails fails the whole.
+SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: demo test lint ladder ladder-short bench bench-peers bench-family bench-service soak fuzz loom sanitize docs wheel build check-tools clean
+.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-family bench-service soak fuzz loom sanitize \
+	docs docs-rust docs-site wheels check-tools clean \
+	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
-demo: build  ## a generated trace replayed by every policy, then simulated engines with the service
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+demo: build  ## a generated trace replayed by every policy, then simulated engines with the service (release build)
 	$(BIN)/kvatlas replay
 	$(BIN)/kvatlas demo
 
-test: lint  ## everything that must hold, the same as in CI
-	cargo test --workspace --exclude kvatlas-python
-	$(BIN)/python -m pytest
+check: build-tests  ## before a commit: lints, types, and tests without the slow ones, random ones with few examples
+	@$(SIDE_BY_SIDE) check-python check-rust types lint-python clippy format-rust
 
-lint: build  ## format, lints, types, and stubs against the built extension
+test: build-tests target/wheel-test/built  ## everything that must hold, the same as in CI
+	@$(SIDE_BY_SIDE) test-python test-rust types lint-python clippy format-rust $(if $(wildcard mkdocs.yml),docs-site)
+
+lint: build-tests  ## format, lints, types, and stubs against the built extension
+	@$(SIDE_BY_SIDE) types lint-python clippy format-rust
+
+# The parts. Python's and Rust's tests are built before them, by one compilation: see the profile `dev` in Cargo.toml.
+
+format-rust:
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --profile test -- -D warnings
+
+clippy:
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+lint-python:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types:
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest kvatlas._native
+
+test-rust:
+	cargo test --locked --workspace --no-fail-fast
+
+test-python:
+	$(PYTEST)
+
+check-rust:
+	KVATLAS_SEEDS=30 cargo test --locked --workspace --no-fail-fast --quiet --lib --tests
+
+check-python:
+	HYPOTHESIS_PROFILE=quick $(PYTEST) --quiet -m "not slow"
 
 # One workload each: the trace (the conversation trace if TRACE names it, else a generated one), and its fleet.
 TRACE ?=
@@ -35,15 +71,15 @@ LADDER_W2 := --block-size 16 --duplication 2 --group-size 8
 LADDER_W4 := --engines 1000 --cache-blocks 4096 --copies 32
 SWEEP = $(LADDER) sweep $(TRACE) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
-ladder: build  ## the figures of docs/ladder.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable
+ladder: build  ## the figures of docs/lab/designs.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable
 	$(SWEEP) $(LADDER_W1) --out target/ladder/w1
 	$(SWEEP) $(LADDER_W2) --out target/ladder/w2
 	$(SWEEP) $(LADDER_W4) --out target/ladder/w4
 	$(LADDER) grow --out target/ladder/grow
-	mkdir -p docs/ladder
-	for name in w1 w2 w4; do cp target/ladder/$$name/sweep.png docs/ladder/$$name.png; done
-	cp target/ladder/grow/grow.png docs/ladder/grow.png
-	$(BIN)/python -m kvatlas.lab.bench.fill docs/ladder.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
+	mkdir -p docs/lab/designs
+	for name in w1 w2 w4; do cp target/ladder/$$name/sweep.png docs/lab/designs/$$name.png; done
+	cp target/ladder/grow/grow.png docs/lab/designs/grow.png
+	$(BIN)/python -m kvatlas.lab.bench.fill docs/lab/designs.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
 		W4=target/ladder/w4/sweep.json grow=target/ladder/grow/grow.json
 
 ladder-short: build  ## all rungs, small and rough, in minutes; results in target/ladder-short
@@ -52,15 +88,15 @@ ladder-short: build  ## all rungs, small and rough, in minutes; results in targe
 
 bench: build  ## what the calls from Python cost on this machine, and readers beside a writer
 	$(BIN)/python benchmarks/python_calls.py
-	cargo run --release -p kvatlas-index --example readers
+	cargo run --locked --release -p kvatlas-index --example readers
 
 bench-peers: build  ## the index beside other released indexes, in one process
-	cargo run --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
+	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
 	$(BIN)/python benchmarks/peers/python/run.py --in-place
 
 bench-family: build  ## the trees beside kv-index, the prefix table beside AIBrix's figures, the trie beside plain Python
-	cargo run --release --manifest-path benchmarks/peers/Cargo.toml --bin family -- $(ARGS)
-	cargo run --release -p kvatlas-trees --example prefix_table
+	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml --bin family -- $(ARGS)
+	cargo run --locked --release -p kvatlas-trees --example prefix_table
 	$(BIN)/python -m benchmarks.family.radix_trie
 
 bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
@@ -70,30 +106,73 @@ soak: build  ## simulated engines and the service, killed and disturbed at rando
 	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
 
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
-	cargo run --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
-	cargo run --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
-	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test -p kvatlas-trees -p kvatlas-designs --test trees --test designs
+	cargo run --locked --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
+	cargo run --locked --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
+	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-trees -p kvatlas-designs --test trees --test designs
 
 loom: check-tools  ## every interleaving of the orderings made by hand
-	RUSTFLAGS="--cfg loom" cargo test --release -p kvatlas-index --lib --target-dir target/loom loom
+	RUSTFLAGS="--cfg loom" cargo test --locked --release -p kvatlas-index --lib --target-dir target/loom loom
 
 sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Valgrind, over the tests of the index
-	RUSTFLAGS="-Zsanitizer=address" cargo +nightly test -p kvatlas-index --lib --test random_streams --test concurrency \
+	RUSTFLAGS="-Zsanitizer=address" cargo +nightly test --locked -p kvatlas-index --lib --test random_streams --test concurrency \
 		--target $$(rustc -vV | sed -n 's/host: //p') --target-dir target/asan
 	CARGO_TARGET_$$(rustc -vV | sed -n 's/host: //p' | tr 'a-z-' 'A-Z_')_RUNNER="valgrind -q --error-exitcode=9" \
-		KVATLAS_SEEDS=20 cargo test -p kvatlas-index --lib --test random_streams --test concurrency
+		KVATLAS_SEEDS=20 cargo test --locked -p kvatlas-index --lib --test random_streams --test concurrency
 
-docs: build  ## the Rust documentation, and every Python example of the documents
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
-	$(BIN)/python -m pytest tests/test_docs.py
+docs: docs-rust docs-site  ## the documentation: the site in target/site, Rust's in target/doc, without warnings
 
-wheel: .venv/ready  ## one wheel for every Python from 3.11 on, in dist
-	$(BIN)/maturin build --release --locked --out dist
+docs-rust: .venv/ready
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 
-build: .venv/built  ## the extension, installed in .venv
+docs-site: build-tests .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-.venv/built: .venv/ready $(RUST)
+# One wheel an architecture, for every Python from 3.11 on and every Linux with this glibc or a later one: what NumPy,
+# which it needs, asks for as well. zig compiles and links for each of them, libzmq's C++ included.
+ARCHITECTURES ?= x86_64 aarch64
+MANYLINUX ?= manylinux_2_28
+WHEELS := target/wheels
+
+wheels: $(WHEELS)/ready  ## manylinux wheels in dist: make wheels ARCHITECTURES=aarch64
+	@rm -f $(WHEELS)/outcome; failed=0; \
+	for arch in $(ARCHITECTURES); do \
+		target=$$arch-unknown-linux-gnu; std=$$(rustc --print sysroot)/lib/rustlib/$$target/lib; \
+		test -d $$std || rustup target add $$target || true; \
+		if ! test -d $$std; then \
+			outcome="not built: Rust's standard library for $$target is not installed (rustup target add $$target)"; failed=1; \
+		elif env -u PYO3_PYTHON PATH="$(CURDIR)/$(WHEELS)/venv/bin:$$PATH" $(WHEELS)/venv/bin/maturin build --release --locked \
+				--zig --target $$target --compatibility $(MANYLINUX) --out dist \
+			&& wheel=$$(ls -t dist/kvatlas-*-$(MANYLINUX)_$$arch.whl | head -n 1) \
+			&& $(WHEELS)/venv/bin/auditwheel show $$wheel | tr '\n' ' ' | grep -q "following platform tag: \"$(MANYLINUX)_$$arch\""; then \
+			outcome="$$wheel"; \
+		else outcome="failed, see above"; failed=1; fi; \
+		echo "$$arch: $$outcome" >> $(WHEELS)/outcome; \
+	done; echo; cat $(WHEELS)/outcome; exit $$failed
+
+$(WHEELS)/ready: requirements-wheels.txt | check-tools
+	$(PYTHON) -m venv $(WHEELS)/venv
+	$(WHEELS)/venv/bin/python -m pip install --quiet --requirement requirements-wheels.txt
+	@touch $@
+
+# The extension is installed in one place, as `make demo` and the benchmarks want it or as the tests do: which of the
+# two it is now, the one stamp that exists says.
+
+build: .venv/extension-release  ## the extension as it is released, installed in .venv
+
+build-tests: .venv/extension-dev  ## the extension for tests, with assertions: quick to build
+
+.venv/extension-release: .venv/ready $(RUST)
 	$(BIN)/maturin develop --release --locked
+	@rm -f .venv/extension-*; touch $@
+
+.venv/extension-dev: .venv/ready $(RUST)
+	cargo test --locked --workspace --no-run
+	$(BIN)/maturin develop --locked
+	@rm -f .venv/extension-*; touch $@
+
+target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
+	@rm -rf $(@D)
+	$(BIN)/maturin build --profile dev --locked --compatibility linux --out $(@D)
 	@touch $@
 
 .venv/ready: requirements-dev.txt | check-tools
@@ -101,9 +180,15 @@ build: .venv/built  ## the extension, installed in .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	@touch $@
 
+.venv/docs: requirements-docs.txt .venv/ready
+	$(BIN)/python -m pip install --quiet --requirement requirements-docs.txt
+	@touch $@
+
+# Without what the peer's packages depend on besides: see the file.
 target/dynamo/ready: benchmarks/service/requirements-dynamo.txt | check-tools
 	$(PYTHON) -m venv target/dynamo
-	target/dynamo/bin/python -m pip install --quiet --requirement benchmarks/service/requirements-dynamo.txt
+	target/dynamo/bin/python -m pip install --quiet --no-deps --requirement benchmarks/service/requirements-dynamo.txt
+	target/dynamo/bin/python -m dynamo.indexer --help > /dev/null
 	@touch $@
 
 check-tools:

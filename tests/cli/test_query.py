@@ -155,6 +155,7 @@ def test_asking_an_engine_for_tokens(asks: Run) -> None:
     )
 
 
+@pytest.mark.process
 def test_without_the_package_for_texts(asks: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").touch()
     (tmp_path / "hidden").mkdir()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import zmq
+from tests import stable
 
 from kvatlas import BlockIndex, content_hashes
 from kvatlas._native import Service
@@ -190,7 +191,7 @@ def test_answers_are_those_of_the_index(service: Service, engine: Callable[..., 
         publisher = engine(worker)
         for prompt in random_.sample(prompts, 6):
             length = random_.randrange(1, 11)
-            names = [hash((worker, tuple(prompt[: BLOCK_SIZE * (i + 1)]))) & (2**63 - 1) for i in range(length)]
+            names = [stable.number(worker, prompt[: BLOCK_SIZE * (i + 1)]) for i in range(length)]
             split = random_.randrange(length + 1)
             parts: list[tuple[slice, str, Tier]] = [
                 (slice(split), "GPU", "gpu"),

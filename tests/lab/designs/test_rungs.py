@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests import stable
 
 import kvatlas.lab.designs
 from kvatlas.events import Clear, Drop, Event, Remove, Store
@@ -39,10 +40,10 @@ def well_behaved(seed: int) -> Iterator[tuple[Event, list[list[int]]]]:
     held: dict[str, dict[tuple[int, ...], int]] = {worker: {} for worker in WORKERS}
 
     def name(worker: str, path: tuple[int, ...]) -> int:
-        return hash((worker, path)) & (2**63 - 1)
+        return stable.number(worker, path)
 
     def content(path: tuple[int, ...]) -> int:
-        return hash(("content", path)) & (2**64 - 1)
+        return stable.number("content", path, bits=64)
 
     for _ in range(60):
         worker = rng.choice(WORKERS)
