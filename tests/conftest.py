@@ -14,6 +14,9 @@ VARIABLES = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # readline, which pytest imports, sets the width of a terminal for processes: those of xdist would see it.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     config.stash[VARIABLES] = {name: os.environ.pop(name) for name in _OWN if name in os.environ}
 
 

@@ -6,13 +6,13 @@ the two lists, and `read` puts a configuration together from flags, the environm
 
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.read import ResolvedConfig, read_config, show_config
-from kvatlas.service.config.schema import Config, DiscoveryConfig, EventsConfig, HttpConfig, LogConfig
+from kvatlas.service.config.schema import Config, DiscoveryConfig, StreamConfig, HttpConfig, LogConfig
 
 __all__ = [
     "Config",
     "DiscoveryConfig",
     "Engine",
-    "EventsConfig",
+    "StreamConfig",
     "HttpConfig",
     "LogConfig",
     "ResolvedConfig",
