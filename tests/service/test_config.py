@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvatlas.errors import ConfigError
-from kvatlas.service import Config, DiscoveryConfig, Engine, StreamConfig, HttpConfig, Stream, read_config
+from kvatlas.service import Config, DiscoveryConfig, Engine, HttpConfig, Stream, StreamConfig, read_config
 from kvatlas.service.config import show_config
 from kvatlas.service.config.read import LISTS, SECRETS
 from kvatlas.service.config.schema import SECTIONS, all_keys
