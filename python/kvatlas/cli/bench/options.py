@@ -108,7 +108,7 @@ run_options = _options(
         metavar="SECONDS",
         help="Time to compare answers with the reference, after each run.  [default: 2]",
     ),
-    click.option("--peers", type=FILE, metavar="PROGRAM", help="kvatlas-replay-peers of benchmarks/peers: adds peers."),
+    click.option("--peers", type=FILE, metavar="PROGRAM", help="kvatlas-bench-peers of benchmarks/peers: adds peers."),
 )
 
 limit_options = _options(

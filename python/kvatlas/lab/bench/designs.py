@@ -140,7 +140,7 @@ def _list_peers(path: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         raise DesignError(
             f"there is no program {path}: build the peers with "
-            "cargo build --release --manifest-path benchmarks/peers/Cargo.toml --bin kvatlas-replay-peers",
+            "cargo build --release --manifest-path benchmarks/peers/Cargo.toml --bin kvatlas-bench-peers",
             "cannot_load",
         )
     try:

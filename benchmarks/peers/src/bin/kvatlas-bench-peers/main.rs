@@ -16,10 +16,10 @@ use std::sync::atomic::AtomicBool;
 use kvatlas_bench::{Error, Label, Options, Plan, Replay, replay, run};
 
 const USAGE: &str = "\
-usage: kvatlas-replay-peers --list
-       kvatlas-replay-peers --plan FILE --index NAME --options JSON
+usage: kvatlas-bench-peers --list
+       kvatlas-bench-peers --plan FILE --index NAME --options JSON
 
-The result is one JSON object on standard output, as kvatlas bench replay makes it.";
+The result is one JSON object on standard output, as kvatlas bench run makes it.";
 
 const SMG: &str = "kv-index 2.0.0";
 const DYNAMO: &str = "dynamo-kv-router 1.6.1";
@@ -46,7 +46,7 @@ fn main() -> ExitCode {
     match said.and_then(|said| writeln!(out, "{said}").map_err(|error| error.to_string())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kvatlas-replay-peers: {error}");
+            eprintln!("kvatlas-bench-peers: {error}");
             ExitCode::from(2)
         }
     }
