@@ -110,7 +110,7 @@ def test_growth_can_be_resumed(tmp_path: Path) -> None:
 
     def go() -> Growth:
         growth = Growth([], every, MACHINE, 0)
-        grow(["a", "b"], every, probe, growth, settings={}, journal=Journal(tmp_path / "points.jsonl"))
+        grow(["a", "b"], every, probe, growth, config={}, journal=Journal(tmp_path / "points.jsonl"))
         return growth
 
     with pytest.raises(KeyboardInterrupt):

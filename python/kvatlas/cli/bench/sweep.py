@@ -70,11 +70,11 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     from kvatlas.lab.bench.machine import machine  # noqa: PLC0415
     from kvatlas.lab.bench.programs import Result, run_point  # noqa: PLC0415
     from kvatlas.lab.bench.report import about_plan, print_sweep  # noqa: PLC0415
-    from kvatlas.lab.bench.sweep import FRACTIONS, Step, Sweeper, SweepSettings  # noqa: PLC0415
+    from kvatlas.lab.bench.sweep import FRACTIONS, Step, SweepConfig, Sweeper  # noqa: PLC0415
 
     short = options["short"]
     fractions = () if options["no_curves"] else (0.25, 0.5, 1.0) if short else FRACTIONS
-    settings = SweepSettings(
+    config = SweepConfig(
         repeats=options["repeats"] or (1 if short else 3),
         seconds=options["seconds"] or (0.3 if short else 2.0),
         width=options["width"] or (0.2 if short else 0.06),
@@ -110,7 +110,7 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
 
         sweeper = Sweeper(
             list(designs),
-            settings,
+            config,
             facts,
             measure,
             machine(),
