@@ -67,8 +67,8 @@ TRACE ?=
 PEERS ?=
 LADDER := $(BIN)/kvatlas bench
 LADDER_W1 := --duplication 20 --group-size 8
-LADDER_W2 := --block-size 16 --duplication 2 --group-size 8
-LADDER_W4 := --engines 1000 --cache-blocks 4096 --copies 32
+LADDER_W2 := --block-size 16 --cache-tokens 262144 --duplication 2 --group-size 8
+LADDER_W4 := --engines 1000 --cache-tokens 2097152 --copies 32
 SWEEP = $(LADDER) sweep $(TRACE) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
 ladder: build  ## the figures of docs/lab/designs.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable

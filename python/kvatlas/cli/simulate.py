@@ -17,6 +17,7 @@ from kvatlas._tables import make_table
 from kvatlas.cli.console import console
 from kvatlas.cli.engine_options import (
     POSITIVE,
+    cache_option,
     engine_config,
     engines_option,
     request_rate_option,
@@ -51,8 +52,11 @@ _CHANCES = {
 
 def _faults(command: Callable[..., None]) -> Callable[..., None]:
     """The options for what goes wrong."""
-    replay = click.Choice(["closed", "silent"])
-    command = click.option("--kill-replay", type=replay, help="Nobody listens for replays, or nobody answers.")(command)
+    command = click.option(
+        "--replay-socket-fault",
+        type=click.Choice(["closed", "silent"]),
+        help="The replay socket is closed, or does not answer.",
+    )(command)
     for name, default, text in (("pause", 1.0, "How long a pause is."), ("delay", 0.2, "How long a delay is at most.")):
         command = click.option(f"--{name}-seconds", type=_SECONDS, default=default, show_default=True, help=text)(
             command
@@ -81,9 +85,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="Data-parallel ranks of each."
 )
-@click.option(
-    "--blocks", type=click.IntRange(1), default=_CONFIG.blocks, show_default=True, help="Blocks of each rank."
-)
+@cache_option
 @click.option(
     "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens in a block."
 )
@@ -102,8 +104,13 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--buffer-steps", type=click.IntRange(1), default=10_000, show_default=True, help="Batches kept for replays."
 )
-@click.option("--no-replay", is_flag=True, help="Answer no replays, and say so.")
-@click.option("--old-replay", is_flag=True, help="Replies without a topic frame, as engines had them before mid-2026.")
+@click.option(
+    "--replay-socket",
+    type=click.Choice(["current", "old", "none"]),
+    default="current",
+    show_default=True,
+    help="old: its replies have no topic frame, as before mid-2026; none: there is none, and engines say so.",
+)
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Send themselves this trace, in turns.")
 @click.option("--skip-bad", is_flag=True, help="Leave out malformed lines of the trace.")
 @request_rate_option("Send themselves generated requests: so many a second, all engines together.")
@@ -173,12 +180,12 @@ def _fleet(options: dict[str, Any]) -> Fleet:
         host=options["host"],
         topic=options["topic"],
         buffer_steps=options["buffer_steps"],
-        replay_socket="none" if options["no_replay"] else "old" if options["old_replay"] else "now",
+        replay_socket=options["replay_socket"],
         faults=Faults(
             **{name.replace("-", "_"): options[name.replace("-", "_")] for name in _CHANCES},
             delay_seconds=options["delay_seconds"],
             pause_seconds=options["pause_seconds"],
-            replay_socket=options["kill_replay"] or "on",
+            replay_socket=options["replay_socket_fault"] or "on",
         ),
         seed=options["seed"],
     )
@@ -203,9 +210,8 @@ def _check(options: dict[str, Any]) -> None:
         raise click.UsageError("--skip-bad is for traces: name one by --trace.")
     if options["hash_bytes"] and options["dialect"] != "vllm":
         raise click.UsageError("--hash-bytes goes with --dialect vllm only: SGLang always sends integers.")
-    if options["no_replay"] and (options["old_replay"] or options["kill_replay"]):
-        other = "--old-replay" if options["old_replay"] else "--kill-replay"
-        raise click.UsageError(f"--no-replay leaves nothing for {other} to change: leave one out.")
+    if options["replay_socket"] == "none" and options["replay_socket_fault"]:
+        raise click.UsageError("--replay-socket none has no socket for --replay-socket-fault: leave one out.")
     if (processes := options["processes"]) is not None and processes > options["engines"]:
         raise click.UsageError(
             f"--processes {processes} is more than --engines {options['engines']}: one an engine is most."

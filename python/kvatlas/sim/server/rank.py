@@ -76,7 +76,7 @@ class Rank:
                 None if replay_port is None else zmq_endpoint(config.host, replay_port),
                 config.topic.encode(),
                 config.buffer_steps,
-                old_replay=config.replay_socket == "old",
+                old_replies=config.replay_socket == "old",
             ),
         )
         self.link = Link(self._sockets.send, self._random, self._count)
