@@ -20,7 +20,7 @@ from kvatlas.reference import ReferenceIndex
 from .designs_of_mine import Right, Wrong
 from .fake import MACHINE
 
-OPTIONS = {"seed": 1, "build_seconds": 20.0, "lookup_seconds": 0.2, "memory": 0, "replay": {}}
+OPTIONS = {"seed": 1, "build_seconds": 20.0, "lookup_seconds": 0.2, "memory": 0, "options": {}}
 
 
 @pytest.mark.parametrize(

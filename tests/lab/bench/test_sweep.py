@@ -81,7 +81,7 @@ def test_designs_take_turns() -> None:
     assert len(set(rounds)) > 1
 
 
-def test_windows_are_as_long_as_asked_and_slow_designs_replay_a_part() -> None:
+def test_windows_are_as_long_as_asked_and_slow_designs_run_a_part() -> None:
     sweeper = Sweeper(["a"], replace(CONFIG, seconds=2.0, warm_up=0.5), PLAN, Designs({"a": 1e6}), MACHINE)
     options, seconds = sweeper.options(1e6)
     assert options == {"rate": 1e6, "until": 0.04, "warm_up": 0.02}

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::found::Ranked;
+use crate::ranked::Ranked;
+use crate::repr::grouped;
 use crate::scalars::TopK;
-use crate::text::grouped;
 
 /// Who holds how much of a query, by what the rung had applied at the moment of the find.
 ///

@@ -69,7 +69,7 @@ def grow(indexes: str, **options: Any) -> None:
         "lookup_seconds": options["lookup_seconds"],
         "memory": round(options["memory"] * 1e9),
         "seed": options["seed"],
-        "replay": {},
+        "options": {},
     }
 
     def probe(shape: Shape, index: str) -> Result:

@@ -31,21 +31,21 @@ from kvatlas.lab.bench.verdict import judge, parse_time
     default=0.3,
     show_default=True,
     metavar="SHARE",
-    help="Of the plan, replayed before measuring.",
+    help="Of the plan, run before measuring.",
 )
 @click.option("--until", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE", help="Of the plan, where to end.")
-@click.option("--plan", type=FILE, metavar="FILE", help="Replay this plan.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Run this plan.")
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Keep the plan.")
 @click.option("--json", "json_to", metavar="FILE", help="Write the result as JSON; - for stdout.")
 @plan_options
 @run_options
 @exit_status
 def run(trace: Path | None, index: str, json_to: str | None, **options: Any) -> None:
-    """Replay a plan against one design and say whether it kept up, and how long lookups took.
+    """Run a plan against one design and say whether it kept up, and how long lookups took.
 
     TRACE is a JSONL file as `kvatlas replay` reads it; without it a workload is generated. A session's requests go to
     one of the engines (--copies: to several), each engine's share runs through a simulated engine, and what they
-    announce is replayed together with a lookup for each request and engine.
+    announce comes together with a lookup for each request and engine.
 
     Exit status: 0; 1 if the run was invalid, did not keep up or was wrong; 2 if something given cannot be used; 130
     after Ctrl-C.

@@ -47,7 +47,7 @@ from kvatlas.lab.bench.verdict import Limit, parse_time
 )
 @click.option("--no-curves", is_flag=True, help="Thresholds only.")
 @click.option("--fresh", is_flag=True, help="Measure again what is in DIR already.")
-@click.option("--plan", type=FILE, metavar="FILE", help="Replay this plan.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Run this plan.")
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Keep the plan there instead of in DIR.")
 @limit_options
 @plan_options

@@ -1,6 +1,6 @@
 """How the cost of one lookup grows: with the depth of a query, the workers, the holders of a block, the blocks stored.
 
-Not a replay: an index is built from a plan made for the purpose, then one thread looks up, one query after the other,
+Not a run: an index is built from a plan made for the purpose, then one thread looks up, one query after the other,
 each timed in service. Nothing else runs, so this is what a lookup costs and not what a user waits. The four series
 vary one thing each; the rest stays as it is in `_SERIES`.
 

@@ -10,7 +10,7 @@ is not tried again: it takes a whole window of keeping up.)
 
 Then each design is measured at fractions of its own threshold: the curve.
 
-A point at rate r replays as much of the plan as fills its window: slow designs replay the beginning of the plan, fast
+A point at rate r runs as much of the plan as fills its window: slow designs run the beginning of the plan, fast
 ones more of it. Where the plan ends first, the window is shorter, and the result says so.
 """
 
@@ -32,7 +32,7 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
 SHORT_WINDOW = 0.25  # seconds, below which a figure says little
 
 Measure = Callable[[str, dict[str, object], float], Result]
-"""(index, options of the replay, seconds of all windows) -> its result. Raises `MeasurementError`."""
+"""(index, options of the run, seconds of all windows) -> its result. Raises `MeasurementError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class SweepConfig:
     Attributes:
         repeats: Of each search and of each point of a curve.
         seconds: Of a measured window, at most.
-        warm_up: Share of what a point replays that comes before its window.
+        warm_up: Share of what a point runs that comes before its window.
         width: How exactly a threshold is found, as a share of it.
         fractions: Of the threshold, where the curve is measured.
         start: The rate where the first search begins, in block operations a second.
         limit: Of p99.
-        options: For every point, as the replay takes them: threads, pinning and so on.
+        options: For every point, as the run takes them: threads, pinning and so on.
     """
 
     repeats: int = 3
