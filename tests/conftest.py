@@ -14,6 +14,10 @@ settings.register_profile("long", parent=settings.get_profile("kvatlas"), max_ex
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvatlas"))
 
 
+# The tests are to run with every assertion; what they start need not say so.
+os.environ["PYTHONWARNINGS"] = "ignore:kvatlas is a debug build:RuntimeWarning"
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of recordings that some tests hold the index against; they are skipped where it is not."""

@@ -64,6 +64,7 @@ def test_names_of_their_own_change_nothing(trace: Trace, settings: ReplaySetting
     assert own.hit_rate == next(p.hit_rate for p in result.policies if p.policy == "exact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"block_size": 16}, {"chunk": None}, {"pool_tokens": 120_000, "engines": 2}])
 def test_other_fleets_agree_too(trace: Trace, settings: ReplaySettings, changes: dict[str, Any]) -> None:
     few = Trace(trace.requests[:150], facts=trace.facts)
@@ -220,6 +221,7 @@ def test_a_policy_that_fails_is_named(
         replay(trace, replace(settings, policies=("bad",)))
 
 
+@pytest.mark.slow
 def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
     path = shared / "traces" / "conversation_trace.jsonl"
     if not path.exists():
