@@ -23,7 +23,7 @@ help:  ## this list
 
 demo: build  ## a generated trace replayed by every policy, then simulated engines with the service (release build)
 	$(BIN)/kvatlas replay
-	$(BIN)/kvatlas live
+	$(BIN)/kvatlas demo
 
 check: build-tests  ## before a commit: lints, types, and tests without the slow ones, random ones with few examples
 	@$(SIDE_BY_SIDE) check-python check-rust types lint-python clippy format-rust
@@ -68,18 +68,18 @@ PEERS ?=
 LADDER := $(BIN)/kvatlas bench
 LADDER_W1 := --duplication 20 --group-size 8
 LADDER_W2 := --block-size 16 --duplication 2 --group-size 8
-LADDER_W4 := --workers 1000 --cache-blocks 4096 --copies 32
+LADDER_W4 := --engines 1000 --cache-blocks 4096 --copies 32
 SWEEP = $(LADDER) sweep $(TRACE) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
-ladder: build  ## the figures of docs/ladder.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable
+ladder: build  ## the figures of docs/lab/designs.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable
 	$(SWEEP) $(LADDER_W1) --out target/ladder/w1
 	$(SWEEP) $(LADDER_W2) --out target/ladder/w2
 	$(SWEEP) $(LADDER_W4) --out target/ladder/w4
 	$(LADDER) grow --out target/ladder/grow
-	mkdir -p docs/ladder
-	for name in w1 w2 w4; do cp target/ladder/$$name/sweep.png docs/ladder/$$name.png; done
-	cp target/ladder/grow/grow.png docs/ladder/grow.png
-	$(BIN)/python -m kvatlas.bench.load.pages docs/ladder.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
+	mkdir -p docs/lab/designs
+	for name in w1 w2 w4; do cp target/ladder/$$name/sweep.png docs/lab/designs/$$name.png; done
+	cp target/ladder/grow/grow.png docs/lab/designs/grow.png
+	$(BIN)/python -m kvatlas.lab.bench.fill docs/lab/designs.md W1=target/ladder/w1/sweep.json W2=target/ladder/w2/sweep.json \
 		W4=target/ladder/w4/sweep.json grow=target/ladder/grow/grow.json
 
 ladder-short: build  ## all rungs, small and rough, in minutes; results in target/ladder-short
@@ -96,7 +96,7 @@ bench-peers: build  ## the index beside other released indexes, in one process
 
 bench-family: build  ## the trees beside kv-index, the prefix table beside AIBrix's figures, the trie beside plain Python
 	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml --bin family -- $(ARGS)
-	cargo run --locked --release -p kvatlas-index --example prefix_table
+	cargo run --locked --release -p kvatlas-trees --example prefix_table
 	$(BIN)/python -m benchmarks.family.radix_trie
 
 bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
@@ -108,7 +108,7 @@ soak: build  ## simulated engines and the service, killed and disturbed at rando
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --locked --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
 	cargo run --locked --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
-	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-index --test ladder --test trees
+	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-trees -p kvatlas-designs --test trees --test designs
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --locked --release -p kvatlas-index --lib --target-dir target/loom loom
@@ -125,7 +125,7 @@ docs-rust: .venv/ready
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 
 docs-site: build-tests .venv/docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # One wheel an architecture, for every Python from 3.11 on and every Linux with this glibc or a later one: what NumPy,
 # which it needs, asks for as well. zig compiles and links for each of them, libzmq's C++ included.

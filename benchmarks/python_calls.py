@@ -31,7 +31,7 @@ def main() -> None:
     for worker in range(32):
         index.store(f"w{worker}", block_hashes=contents, content_hashes=contents)
     one = contents[:1].copy()
-    match = index.find(query)
+    match = index.find(content_hashes=query)
 
     def store_and_remove() -> None:
         index.store("other", block_hashes=one, content_hashes=one)
@@ -46,11 +46,11 @@ def main() -> None:
         "the same, list": lambda: content_hashes(listed, 16),
         "the same in blocks of 512, uint32": lambda: content_hashes(tokens, 512),
         "prefix_hashes, 2,048 blocks": lambda: prefix_hashes(contents),
-        "find, 24 blocks that 32 workers hold, uint64": lambda: index.find(query),
-        "the same from a list": lambda: index.find(query_list),
-        "find, 24 unknown blocks": lambda: index.find(unknown),
-        "find, 2,048 blocks": lambda: index.find(contents),
-        "find_tokens, 32,768 tokens": lambda: index.find_tokens(tokens),
+        "find, 24 blocks that 32 workers hold, uint64": lambda: index.find(content_hashes=query),
+        "the same from a list": lambda: index.find(content_hashes=query_list),
+        "find, 24 unknown blocks": lambda: index.find(content_hashes=unknown),
+        "find, 2,048 blocks": lambda: index.find(content_hashes=contents),
+        "find by 32,768 tokens": lambda: index.find(tokens=tokens),
         "match.depth": lambda: match.depth,
         "match.best()": match.best,
         "match.scores(), 32 workers": match.scores,

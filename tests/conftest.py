@@ -4,9 +4,34 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Variables of the tests. Processes that tests start must not see them: kvatlas refuses variables that it does not know.
+_OWN = ("KVATLAS_DYNAMO_PYTHON", "KVATLAS_SEEDS", "KVATLAS_SHARED", "KVATLAS_STRESS_SECONDS")
+VARIABLES = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    own = {name: os.environ.pop(name) for name in _OWN if name in os.environ}
+    # A worker of pytest-xdist is started without them, and gets them from the process that starts it.
+    given: dict[str, str] = getattr(config, "workerinput", {}).get("own_variables", {})
+    config.stash[VARIABLES] = given | own
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Called by pytest-xdist for each worker."""
+    node.workerinput["own_variables"] = node.config.stash[VARIABLES]
+
+
+@pytest.fixture(scope="session")
+def own_variables(pytestconfig: pytest.Config) -> dict[str, str]:
+    """The tests' own environment variables, where they are set."""
+    return pytestconfig.stash[VARIABLES]
+
 
 settings.register_profile("kvatlas", max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("kvatlas"), max_examples=40)
@@ -19,10 +44,10 @@ os.environ["PYTHONWARNINGS"] = "ignore:kvatlas is a debug build:RuntimeWarning"
 
 
 @pytest.fixture(scope="session")
-def shared() -> Path:
+def shared(own_variables: dict[str, str]) -> Path:
     """The folder of recordings that some tests hold the index against; they are skipped where it is not."""
     beside = Path(__file__).resolve().parents[2] / "shared"
-    path = Path(os.environ.get("KVATLAS_SHARED", beside))
+    path = Path(own_variables.get("KVATLAS_SHARED", beside))
     if not path.is_dir():
         pytest.skip(f"no recordings: {path} does not exist (set KVATLAS_SHARED to the folder that has them)")
     return path

@@ -1,9 +1,9 @@
 """What `BlockIndex` and the model both do, one situation at a time."""
 
 import array
-import copy
 import pickle
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ def uncounted(request: pytest.FixtureRequest) -> Index:
 
 
 def depths(index: Index, *query: int) -> tuple[int, int]:
-    match = index.find(query)
+    match = index.find(content_hashes=query)
     return match.depth, match.any_tier.depth
 
 
@@ -71,14 +71,14 @@ def test_an_orphan_counts_when_its_chain_is_complete(index: Index) -> None:
 def test_another_workers_block_does_not_complete_a_chain(index: Index) -> None:
     index.store("a", block_hashes=[2], content_hashes=[20], parent=1)
     index.store("b", block_hashes=[1], content_hashes=[10])
-    assert index.find([10, 20]).scores() == {"b": 1}
+    assert index.find(content_hashes=[10, 20]).scores() == {"b": 1}
 
 
 def test_ranks_are_apart(index: Index) -> None:
     index.store("w", block_hashes=[1], content_hashes=[10], rank=3)
     index.store("w", block_hashes=[2], content_hashes=[20], parent=1)
     index.store("w", block_hashes=[1, 2, 5], content_hashes=[10, 20, 30], rank=2**32 - 1)
-    match = index.find([10, 20])
+    match = index.find(content_hashes=[10, 20])
     assert match.by_rank() == {("w", 3): 1, ("w", 2**32 - 1): 2}
     assert match.scores() == {"w": 2}
     assert match.levels() == [(2, ["w"])]
@@ -135,10 +135,10 @@ def test_one_name_for_two_blocks_of_two_workers(index: Index) -> None:
     index.store("a", block_hashes=[1, 2], content_hashes=[10, 20])
     index.store("b", block_hashes=[2, 1], content_hashes=[10, 20])
     index.store("c", block_hashes=[1, 2], content_hashes=[30, 10])
-    assert index.find([10, 20]).scores() == {"a": 2, "b": 2}
-    assert index.find([30, 10]).levels() == [(2, ["c"])]
+    assert index.find(content_hashes=[10, 20]).scores() == {"a": 2, "b": 2}
+    assert index.find(content_hashes=[30, 10]).levels() == [(2, ["c"])]
     index.remove("b", block_hashes=[1])
-    assert index.find([10, 20]).levels() == [(2, ["a"]), (1, ["b"])]
+    assert index.find(content_hashes=[10, 20]).levels() == [(2, ["a"]), (1, ["b"])]
 
 
 def test_two_names_of_one_worker_for_one_block(index: Index) -> None:
@@ -164,7 +164,7 @@ def test_offloaded_blocks_count_in_any_tier(index: Index) -> None:
     index.store("w", block_hashes=[2], content_hashes=[20], parent=1, tier="cpu")
     index.store("w", block_hashes=[3], content_hashes=[30], parent=2, tier="disk")
     index.store("v", block_hashes=[1, 2], content_hashes=[10, 20])
-    match = index.find([10, 20, 30])
+    match = index.find(content_hashes=[10, 20, 30])
     assert match.levels() == [(2, ["v"]), (1, ["w"])]
     assert match.any_tier.levels() == [(3, ["w"]), (2, ["v"])]
     assert match.any_tier.any_tier.depth == 3
@@ -173,20 +173,20 @@ def test_offloaded_blocks_count_in_any_tier(index: Index) -> None:
     assert match.within("disk").within("cpu").scores() == {"w": 2, "v": 2}
     assert match.within("disk").scores() == match.within("external").scores() == {"w": 3, "v": 2}
     index.clear("w", tier="disk")
-    assert index.find([10, 20, 30]).any_tier.scores() == {"w": 2, "v": 2}
+    assert index.find(content_hashes=[10, 20, 30]).any_tier.scores() == {"w": 2, "v": 2}
 
 
 def test_tiers_are_used_in_any_order(index: Index) -> None:
     index.store("w", block_hashes=[1], content_hashes=[10], tier="external")
     index.store("w", block_hashes=[2], content_hashes=[20], parent=1, tier="cpu")
-    match = index.find([10, 20])
+    match = index.find(content_hashes=[10, 20])
     assert [match.within(tier).depth for tier in ("gpu", "cpu", "disk", "external")] == [0, 0, 0, 2]
     index.store("w", block_hashes=[1], content_hashes=[10], tier="disk")
-    match = index.find([10, 20])
+    match = index.find(content_hashes=[10, 20])
     assert [match.within(tier).depth for tier in ("gpu", "cpu", "disk", "external")] == [0, 0, 2, 2]
     index.remove("w", block_hashes=[1], tier="external")
     index.store("w", block_hashes=[1], content_hashes=[10])
-    match = index.find([10, 20])
+    match = index.find(content_hashes=[10, 20])
     assert [match.within(tier).depth for tier in ("gpu", "cpu", "disk", "external")] == [1, 2, 2, 2]
 
 
@@ -211,12 +211,12 @@ def test_clear_one_rank_one_tier_or_all(index: Index) -> None:
 
     fill()
     index.clear("w", rank=0, tier="gpu")
-    assert index.find([10]).by_rank() == {("w", 1): 1}
-    assert index.find([10]).any_tier.by_rank() == {("w", 0): 1, ("w", 1): 1}
+    assert index.find(content_hashes=[10]).by_rank() == {("w", 1): 1}
+    assert index.find(content_hashes=[10]).any_tier.by_rank() == {("w", 0): 1, ("w", 1): 1}
     fill()
     index.clear("w", tier="cpu")
     index.clear("w", rank=1)
-    assert index.find([10]).any_tier.by_rank() == {("w", 0): 1}
+    assert index.find(content_hashes=[10]).any_tier.by_rank() == {("w", 0): 1}
     index.clear("w")
     assert index.workers() == {"w": 0}
     index.clear("nobody")
@@ -230,19 +230,19 @@ def test_a_dropped_worker_is_forgotten(index: Index) -> None:
     index.drop("nobody")
     assert index.workers() == {"b": 1}
     index.store("a", block_hashes=[1], content_hashes=[10])
-    assert index.find([10]).scores() == {"a": 1, "b": 1}
+    assert index.find(content_hashes=[10]).scores() == {"a": 1, "b": 1}
 
 
 def test_best(index: Index) -> None:
     for worker, length in [("a", 1), ("b", 3), ("c", 2), ("d", 2)]:
         index.store(worker, block_hashes=[1, 2, 3][:length], content_hashes=[10, 20, 30][:length])
-    match = index.find([10, 20, 30, 40])
+    match = index.find(content_hashes=[10, 20, 30, 40])
     assert match.best() == [("b", 3)]
     assert match.best(2) in ([("b", 3), ("c", 2)], [("b", 3), ("d", 2)])
     assert sorted(match.best(3)) == [("b", 3), ("c", 2), ("d", 2)]
     assert match.best(0) == []
     assert sorted(match.best(2**80)) == [("a", 1), ("b", 3), ("c", 2), ("d", 2)]
-    assert match.best(k=2, among=["a", "d", "nobody"]) == [("d", 2), ("a", 1)]
+    assert match.best(top_k=2, among=["a", "d", "nobody"]) == [("d", 2), ("a", 1)]
     assert match.best(2, among=iter({"a": 0})) == [("a", 1)]
     assert match.best(2, among=[]) == []
     assert [(depth, sorted(workers)) for depth, workers in match.levels()] == [(3, ["b"]), (2, ["c", "d"]), (1, ["a"])]
@@ -250,7 +250,7 @@ def test_best(index: Index) -> None:
 
 def test_a_match_stays_as_it_was(index: Index) -> None:
     index.store("w", block_hashes=[1], content_hashes=[10])
-    match = index.find([10])
+    match = index.find(content_hashes=[10])
     index.drop("w")
     index.store("v", block_hashes=[1], content_hashes=[10])
     assert match.scores() == {"w": 1}
@@ -262,7 +262,7 @@ def test_a_store_of_nothing_does_nothing(index: Index) -> None:
     index.store("w", block_hashes=[], content_hashes=[])
     index.store("w", block_hashes=[], tokens=[], parent=7, tier="cpu")
     assert index.workers() == {}
-    assert index.find([1]).levels() == []
+    assert index.find(content_hashes=[1]).levels() == []
 
 
 def test_tokens_are_hashed_by_the_index() -> None:
@@ -272,12 +272,12 @@ def test_tokens_are_hashed_by_the_index() -> None:
         index.store("plain", block_hashes=[1, 2, 3], tokens=tokens)
         index.store("lora", block_hashes=[4, 5, 6], tokens=tokens, lora="adapter")
         index.store("both", block_hashes=[7, 8, 9], tokens=tokens.tolist(), lora="adapter", salt="tenant")
-        assert index.find_tokens(tokens).scores() == {"plain": 3}
-        assert index.find_tokens(tokens[:47].tolist()).scores() == {"plain": 2}
-        assert index.find_tokens(tokens, lora="adapter").scores() == {"lora": 3}
-        assert index.find_tokens(tokens, lora="adapter", salt="tenant").scores() == {"both": 3}
-        assert index.find_tokens(tokens, lora="", salt="tenant").scores() == {}
-        assert index.find(content_hashes(tokens, 16)).scores() == {"plain": 3}
+        assert index.find(tokens=tokens).scores() == {"plain": 3}
+        assert index.find(tokens=tokens[:47].tolist()).scores() == {"plain": 2}
+        assert index.find(tokens=tokens, lora="adapter").scores() == {"lora": 3}
+        assert index.find(tokens=tokens, lora="adapter", salt="tenant").scores() == {"both": 3}
+        assert index.find(tokens=tokens, lora="", salt="tenant").scores() == {}
+        assert index.find(content_hashes=content_hashes(tokens, 16)).scores() == {"plain": 3}
 
 
 NAMES: dict[str, Any] = {
@@ -311,13 +311,13 @@ def test_every_kind_of_block_hash(kind: str, count_copies: bool) -> None:
     assert index.stats()["blocks"] == 4
     plain = [name if isinstance(name, bytes) else int(name) for name in names]
     index.store("w", block_hashes=[99], content_hashes=[5], parent=plain[3])
-    assert index.find([1, 2, 3, 4, 5]).depth == 5
+    assert index.find(content_hashes=[1, 2, 3, 4, 5]).depth == 5
     restored = BlockIndex(count_copies=count_copies)
     restored.apply(index.dump())
     for at in (3, 2, 1, 0):
         for made in (index, restored):
             made.remove("w", block_hashes=[plain[at]])
-            assert made.find([1, 2, 3, 4, 5]).depth == at
+            assert made.find(content_hashes=[1, 2, 3, 4, 5]).depth == at
 
 
 def test_dump_is_made_of_plain_values() -> None:
@@ -330,7 +330,7 @@ def test_dump_is_made_of_plain_values() -> None:
     restored = BlockIndex()
     restored.apply(dump)
     assert restored.dump() == dump
-    assert restored.find([3, 2**64 - 1]).by_rank() == {("w", 5): 2}
+    assert restored.find(content_hashes=[3, 2**64 - 1]).by_rank() == {("w", 5): 2}
 
 
 def test_apply_takes_all_events(index: Index) -> None:
@@ -347,19 +347,20 @@ def test_apply_takes_all_events(index: Index) -> None:
     )
     assert index.workers() == {"a": 2, "b": 0}
     index.apply(iter([Store("a", [2], [20], 1)]))
-    assert index.find([10, 20, 30]).any_tier.scores() == {"a": 3}
+    assert index.find(content_hashes=[10, 20, 30]).any_tier.scores() == {"a": 3}
     index.apply(())
 
 
 def test_stats_count_calls() -> None:
     index = BlockIndex()
-    assert all(value >= 0 for value in index.stats().values())
+    before: Mapping[str, Any] = index.stats()
+    assert all(value >= 0 for value in before.values())
     index.store("w", block_hashes=[1, 2], content_hashes=[10, 20])
     index.store("w", block_hashes=[4], content_hashes=[40], parent=3)
     index.remove("w", block_hashes=[2, 9])
     index.clear("v")
     index.drop("v")
-    stats = index.stats()
+    stats: Mapping[str, Any] = index.stats()
     wanted = {"workers": 1, "blocks": 2, "stores": 2, "removes": 1, "clears": 1, "drops": 1, "unknown_removals": 1}
     assert {key: stats[key] for key in wanted} == wanted
     assert all(type(value) is int for value in stats.values())
@@ -368,13 +369,16 @@ def test_stats_count_calls() -> None:
 def test_the_index_says_what_it_is() -> None:
     index = BlockIndex(32, False)
     assert (index.block_size, index.count_copies) == (32, False)
-    assert repr(index) == "BlockIndex(block_size=32, count_copies=False)"
-    assert repr(index.find([1])) == "<Match depth=0 workers=0>"
+    assert repr(index) == "BlockIndex(block_size=32, count_copies=False, workers=0, blocks=0)"
+    assert repr(index.find(content_hashes=[1])) == "Match(depth=0, length=1, workers=0)"
+    index = BlockIndex(4)
+    for worker in ("a", "b"):
+        index.store(worker, block_hashes=range(602), content_hashes=range(602))
+    assert repr(index) == "BlockIndex(block_size=4, workers=2, blocks=1,204)"
+    assert repr(index.find(content_hashes=range(2000))) == "Match(depth=602, length=2000, workers=2)"
     assert BlockIndex(block_size=np.int64(8)).block_size == 8
     with pytest.raises(AttributeError):
         index.block_size = 4  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        copy.copy(index)
 
 
 def test_help_says_what_to_give_and_what_comes_back() -> None:

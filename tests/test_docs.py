@@ -1,12 +1,26 @@
-"""Every Python example in the documents runs."""
+"""The documents: every Python example runs, the generated pages are complete, and the site builds without a warning."""
 
+import importlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+from tools.docs import cli, configuration, http
+from tools.docs import errors as error_page
+
+from kvatlas import errors
+from kvatlas.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README_WORDS = 900  # with code and tables
 
 
 def examples(path: Path) -> list[tuple[int, str]]:
@@ -25,11 +39,145 @@ def examples(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def with_examples() -> list[Path]:
+    return [path for path in DOCUMENTS if examples(path)]
+
+
+@pytest.mark.parametrize("path", with_examples(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_examples(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples of a document run in order, as one program would."""
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__"}
     for line, source in examples(path):
         # Blank lines in front make tracebacks name the document's own lines.
-        exec(compile("\n" * (line - 1) + source, str(path), "exec"), namespace)
+        exec(compile("\n" * (line - 1) + source, str(path), "exec", dont_inherit=True), namespace)
+
+
+def test_the_pages_that_should_have_examples_have_them() -> None:
+    found = {str(path.relative_to(ROOT)) for path in with_examples()}
+    assert found >= {
+        "README.md",
+        "docs/start/quickstart.md",
+        "docs/start/first-router.md",
+        "docs/guides/index-in-python.md",
+        "docs/guides/clients.md",
+        "docs/guides/tokens.md",
+        "docs/how/exact.md",
+        "docs/simulator/index.md",
+        "docs/lab/replay.md",
+        "docs/trees/index.md",
+        "docs/trees/paged-attention.md",
+    }
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) < README_WORDS
+
+
+def test_the_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(links) > 10
+    assert [link for link in links if "://" not in link and not (ROOT / link).is_file()] == []
+
+
+def commands(text: str) -> list[str]:
+    """What begins with `kvatlas`, in fenced blocks and in code spans, without the remark behind it."""
+    joined = text.replace("\\\n", " ")
+    fenced = [
+        line
+        for block in re.findall(r"^```(?:sh|console|ini)\n(.*?)^```", joined, re.MULTILINE | re.DOTALL)
+        for line in block.split("\n")
+    ]
+    spans = re.findall(r"(?<!`)`(kvatlas [^`]+)`(?!`)", joined)
+    found = [re.search(r"(?:^|[ /])(kvatlas [a-z].*)", line) for line in fenced]
+    return [each.partition(" #")[0] for each in spans + [match[1] for match in found if match]]
+
+
+def test_every_command_in_the_documents_exists() -> None:
+    seen = 0
+    for path in DOCUMENTS:
+        if path.parent.name == "design":
+            continue
+        for line in commands(path.read_text(encoding="utf-8")):
+            command: click.Command = main
+            context = click.Context(main, info_name="kvatlas")
+            words = line.split()[1:]
+            while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z]+", words[0]):
+                below = command.get_command(context, words[0])
+                assert below is not None, f"{path.name}: {line}"
+                command, words = below, words[1:]
+            known = {name for parameter in command.params for name in parameter.opts} | {"--help", "-h"}
+            for word in words:
+                if word.startswith("--"):
+                    assert word.partition("=")[0] in known, f"{path.name}: {word} of {line}"
+                    seen += 1
+    assert seen > 50
+
+
+def test_the_command_line_page_has_every_command_and_option() -> None:
+    page = cli.page()
+
+    def check(command: click.Command, context: click.Context) -> None:
+        if command is not main:
+            assert f"# {context.command_path}\n" in page
+            for name in (name for parameter in command.params for name in parameter.opts if name.startswith("--")):
+                assert name in page, f"{context.command_path} {name}"
+        if isinstance(command, click.Group):
+            for name in command.list_commands(context):
+                below = command.get_command(context, name)
+                assert below is not None
+                check(below, click.Context(below, info_name=name, parent=context))
+
+    check(main, click.Context(main, info_name="kvatlas"))
+
+
+def test_the_http_page_has_every_route_field_and_code() -> None:
+    page = http.page()
+    api = json.loads(http.DOCUMENT.read_text(encoding="utf-8"))
+    for path, methods in api["paths"].items():
+        for method, about in methods.items():
+            assert f"### {method.upper()} {path}\n" in page
+            for code in about.get("x-error-codes", []):
+                assert f"`{code}`" in page
+    for name in api["components"]["schemas"]:
+        assert f"### {name}\n" in page
+    assert "`routing_group`" in page
+    assert "`instance_id` (required)" in page
+
+
+def test_the_error_page_has_every_class() -> None:
+    page = error_page.page()
+    assert all(name in page for name in errors.__all__)
+    assert "`length_mismatch`" in page
+    assert error_page.codes(errors.IndexFullError) == ["index_full"]
+
+
+def test_the_configuration_page_has_every_setting() -> None:
+    """What it says of each setting is checked beside the settings, in tests/service/test_config.py."""
+    page = configuration.page()
+    for row in ("| `http.bind` | `--bind` | `KVATLAS_BIND` | `127.0.0.1:8090` |", "| `events.stale_after` |"):
+        assert row in page
+
+
+def test_an_unknown_generated_part_ends_the_build() -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -r requirements-docs.txt")
+    fill = importlib.import_module("tools.docs.hook").fill
+    assert fill("a\n<!-- a remark -->\nb") == "a\n<!-- a remark -->\nb"
+    with pytest.raises(KeyError):
+        fill("<!-- generated: nothing -->")
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
+        pytest.skip("mkdocs is not installed: pip install -r requirements-docs.txt")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "WARNING" not in built.stderr
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<!-- generated:" not in text, page
+        assert "fonts.googleapis" not in text, page
+        assert "unpkg.com" not in text, page

@@ -11,6 +11,7 @@ import pytest
 
 from kvatlas import BlockIndex
 from kvatlas.reference import ReferenceIndex
+from kvatlas.types import Dialect
 from kvatlas.wire import Batch, Cleared, Event, Removed, Stored, decode_batch, encode_batch
 
 RECORDINGS = {
@@ -83,7 +84,7 @@ def test_every_answer_of_the_engine(shared: Path, recording: str, kind: type[Blo
                 else:
                     reference.apply(WORKER, batch)
             case "truth":
-                found = index.find_tokens(record["token_ids"], lora=record["lora_name"], salt=record["cache_salt"])
+                found = index.find(tokens=record["token_ids"], lora=record["lora_name"], salt=record["cache_salt"])
                 assert found.depth == record["hit_blocks"], f"after batch {record['after_seq']}: {record['kind']}"
                 assert found.any_tier.depth == found.depth
                 stats = index.stats()
@@ -115,7 +116,7 @@ def check_snapshot(index: BlockIndex | ReferenceIndex, held: list[tuple[int | st
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_encoding_is_what_the_engine_wrote(shared: Path, recording: str) -> None:
-    dialect = recording.partition("-")[0]
+    dialect: Dialect = "sglang" if recording.startswith("sglang") else "vllm"
     batches = 0
     for record in records(shared, recording):
         if record["type"] == "frames":
@@ -129,7 +130,7 @@ def test_encoding_is_what_the_engine_wrote(shared: Path, recording: str) -> None
 
 @pytest.mark.parametrize("dialect", ["vllm-arrays", "sglang-arrays", "vllm"])
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_other_formats_say_the_same(shared: Path, recording: str, dialect: str) -> None:
+def test_other_formats_say_the_same(shared: Path, recording: str, dialect: Dialect) -> None:
     """Every stream in the other formats. vLLM's show less of a salt, so that inheriting it is needed."""
 
     def other(events: Sequence[Event]) -> Iterable[Event]:
@@ -140,7 +141,9 @@ def test_other_formats_say_the_same(shared: Path, recording: str, dialect: str) 
 
 def without(event: Stored, *fields: str) -> Stored:
     """The store without some of its fields."""
-    kept = {name: getattr(event, name) for name in ("lora", "salt", "group", "kind", "medium") if name not in fields}
+    kept = {
+        name: getattr(event, name) for name in ("lora", "salt", "group_idx", "kind", "medium") if name not in fields
+    }
     return Stored(event.block_hashes, event.parent, event.tokens, event.block_size, **kept)
 
 
@@ -183,7 +186,7 @@ def wrong_answers(
             index.apply(WORKER, decode_batch(encode_batch(events, timestamp=0, dialect="sglang")))
         elif record["type"] == "truth":
             names = record["lora_name"] if lora else None, record["cache_salt"] if salt else None
-            found = index.find_tokens(record["token_ids"], lora=names[0], salt=names[1])
+            found = index.find(tokens=record["token_ids"], lora=names[0], salt=names[1])
             wrong += found.depth != record["hit_blocks"]
     return wrong
 

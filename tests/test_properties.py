@@ -7,7 +7,7 @@ by different blocks and blocks with several names, in several ranks and tiers, w
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from kvatlas import BlockIndex, content_hashes
 from kvatlas.events import Clear, Drop, Event, Remove, Store
 from kvatlas.reference import ReferenceIndex
+from kvatlas.types import Tier
 
 BLOCK_SIZE = 2
 WORKERS = ["a", "b", "c", "å"]
 RANKS = [0, 1, 2**32 - 1]
-TIERS = ["gpu", "cpu", "disk", "external"]
+TIERS: list[Tier] = ["gpu", "cpu", "disk", "external"]
 NAMES: list[int | bytes] = [
     *range(1, 9),
     0,
@@ -59,7 +60,7 @@ class World:
 
     workers: list[str]
     ranks: list[int]
-    tiers: list[str]
+    tiers: list[Tier]
     names: list[int | bytes]
 
 
@@ -80,8 +81,8 @@ def wild_stores(draw: st.DrawFn, world: World) -> Store:
     chain = draw(st.lists(st.tuples(names, contents), min_size=1, max_size=5))
     parent = draw(st.none() | names)
     block_hashes, content = zip(*chain, strict=True)
-    place = draw(places(world))
-    return Store(place[0], block_hashes, content, parent, *place[1:])
+    worker, rank, tier = draw(places(world))
+    return Store(worker, block_hashes, content, parent, rank, tier)
 
 
 @st.composite
@@ -98,7 +99,7 @@ def tame_stores(draw: st.DrawFn, world: World) -> Store:
     return Store(worker, block_hashes[start:], content[start:], parent, rank, tier)
 
 
-def places(world: World) -> st.SearchStrategy[tuple[str, int, str]]:
+def places(world: World) -> st.SearchStrategy[tuple[str, int, Tier]]:
     return st.tuples(st.sampled_from(world.workers), st.sampled_from(world.ranks), st.sampled_from(world.tiers))
 
 
@@ -120,7 +121,7 @@ def streams(draw: st.DrawFn) -> list[Step]:
 
 
 def same_answer(index: BlockIndex, model: ReferenceIndex, query: list[int]) -> None:
-    found, wanted = index.find(query), model.find(query)
+    found, wanted = index.find(content_hashes=query), model.find(content_hashes=query)
     assert found.length == found.any_tier.length == wanted.length == len(query)
     for ours, theirs in (
         (found, wanted),
@@ -150,7 +151,8 @@ def same_best(
 
 def same_contents(index: BlockIndex, model: ReferenceIndex) -> None:
     assert index.workers() == model.workers()
-    stats, wanted = index.stats(), model.stats()
+    stats: Mapping[str, Any] = index.stats()
+    wanted = model.stats()
     keys = ("workers", "blocks", "unlinked", "copies", "replaced", "unknown_removals")
     assert {key: stats[key] for key in keys} == {key: wanted[key] for key in keys}
 
@@ -159,7 +161,7 @@ def nothing_is_left(index: BlockIndex) -> None:
     """When every worker is cleared, nothing is kept for blocks that are gone."""
     for worker in WORKERS:
         index.clear(worker)
-    stats = index.stats()
+    stats: Mapping[str, Any] = index.stats()
     keys = ("blocks", "positions", "runs", "sets", "unlinked", "copies")
     assert {key: stats[key] for key in keys} == dict.fromkeys(keys, 0)
 
@@ -217,7 +219,9 @@ def test_the_index_is_the_model(count_copies: bool, stream: list[Step]) -> None:
     for step in stream:
         both.step(step)
         for query in QUERIES:
-            assert both.index.find(query).by_rank() == both.model.find(query).by_rank(), query
+            assert both.index.find(content_hashes=query).by_rank() == both.model.find(content_hashes=query).by_rank(), (
+                query
+            )
     for query in QUERIES:
         same_answer(both.index, both.model, query)
     same_contents(both.index, both.model)
@@ -243,11 +247,12 @@ def long_stream(seed: int, workers: Sequence[str], length: int) -> list[Event]:
     choose = random.Random(seed)
     chains: list[list[int]] = [[choose.randrange(4) for _ in range(choose.randrange(1, 40))] for _ in range(3)]
     names: dict[tuple[int, ...], int] = {}
-    held: dict[tuple[str, int, str], list[int]] = {}
+    held: dict[tuple[str, int, Tier], list[int]] = {}
     events: list[Event] = []
     for _ in range(length):
         worker, rank = choose.choice(workers), choose.choice([0, 0, 0, 1])
-        tier = choose.choice(["gpu", "gpu", "gpu", "gpu", "cpu", "disk"])
+        tiers: list[Tier] = ["gpu", "gpu", "gpu", "gpu", "cpu", "disk"]
+        tier = choose.choice(tiers)
         mine = held.setdefault((worker, rank, tier), [])
         turn = choose.random()
         if turn < 0.55 or not mine:
@@ -330,4 +335,4 @@ def test_the_model_answers_by_definition() -> None:
             model.store("w", block_hashes=[name], content_hashes=[content], parent=parent)
             blocks[name] = (parent, content)
         for query in itertools.product(range(2), repeat=6):
-            assert model.find(query).depth == deepest(blocks, None, list(query))
+            assert model.find(content_hashes=query).depth == deepest(blocks, None, list(query))

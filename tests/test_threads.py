@@ -74,7 +74,7 @@ def test_depths_lie_between_the_true_ones(step: int, length: int) -> None:
     def read() -> None:
         nonlocal judged
         before = [chain.bounds() for chain in chains]
-        scores = index.find(query).scores()
+        scores = index.find(content_hashes=query).scores()
         after = [chain.bounds() for chain in chains]
         assert scores.pop("still") == 40
         for chain, (turns, least, most), (turns_after, least_after, most_after) in zip(
@@ -104,7 +104,7 @@ def test_answers_outlive_what_they_speak_of() -> None:
 
     def read() -> None:
         nonlocal looked
-        matches = [index.find(query) for _ in range(20)]
+        matches = [index.find(content_hashes=query) for _ in range(20)]
         for match in matches:
             for depth, workers in match.levels():
                 assert {int(worker.split("-")[1]) + 1 for worker in workers} == {depth}
@@ -126,9 +126,9 @@ def test_several_writers_are_each_complete() -> None:
 
         def once() -> None:
             chain.grow()
-            assert index.find(QUERY).scores()[worker] == LENGTH
+            assert index.find(content_hashes=QUERY).scores()[worker] == LENGTH
             chain.shrink()
-            assert worker not in index.find(QUERY).scores()
+            assert worker not in index.find(content_hashes=QUERY).scores()
             rounds[worker] += 1
 
         return once
@@ -138,7 +138,7 @@ def test_several_writers_are_each_complete() -> None:
         assert index.stats()["blocks"] <= 3 * LENGTH
         copied = BlockIndex()
         copied.apply(index.dump())
-        assert copied.find(QUERY).scores().keys() <= {"a", "b", "c"}
+        assert copied.find(content_hashes=QUERY).scores().keys() <= {"a", "b", "c"}
         looks += 1
 
     run(lambda: min(rounds.values()) > times(300) and looks > times(100), churn("a"), churn("b"), churn("c"), look)
@@ -160,4 +160,4 @@ def test_long_calls_leave_other_threads_room() -> None:
     applying.join()
     assert turns > 100
     index.apply(events)
-    assert index.find(contents).scores() == dict.fromkeys(["w", "w0", "w1"], 1 << 18)
+    assert index.find(content_hashes=contents).scores() == dict.fromkeys(["w", "w0", "w1"], 1 << 18)

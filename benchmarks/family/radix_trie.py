@@ -21,7 +21,7 @@ from benchmarks.family.plain_trie import PlainTrie
 from rich.console import Console
 from rich.table import Table
 
-from kvatlas.family import RadixTrie
+from kvatlas.trees import RadixTrie
 
 LENGTH, SYSTEM, PROMPTS, ROUNDS = 4000, 1000, 24, 15
 PAGES = (1, 16, 128)

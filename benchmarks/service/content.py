@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas import content_hashes, prefix_hashes
-from kvatlas.sim.live import Publisher
+from kvatlas.sim.server import Publisher
 from kvatlas.wire import Removed, Stored, encode_batch
 
 from .servers import BLOCK, DEADLINE, Server
@@ -39,7 +39,7 @@ class Chain:
             self.names[start - 1] if start else None,
             self.tokens[start * BLOCK : stop * BLOCK].tolist(),
             BLOCK,
-            group=0,
+            group_idx=0,
             kind="full_attention",
         )
 
@@ -50,7 +50,7 @@ class Chain:
 
     def removal(self) -> bytes:
         """A batch that removes it, a block an event and the last block first, as vLLM does."""
-        removed = [Removed([name], group=0) for name in reversed(self.names)]
+        removed = [Removed([name], group_idx=0) for name in reversed(self.names)]
         return encode_batch(removed, timestamp=time.time())
 
 

@@ -1,16 +1,37 @@
 """An exact index of the KV-cache blocks that a fleet of inference engines holds.
 
 `BlockIndex` is told what engines announce and answers which worker holds how much of a prompt, right now.
-`content_hashes` and `prefix_hashes` name blocks by their tokens. `kvatlas.reference` is the same in plain Python,
-slow and obviously right.
+`content_hashes` and `prefix_hashes` name blocks by their tokens. `Service` follows engines and answers over HTTP,
+`Client` and `AsyncClient` ask it; they are imported when they are first used. `kvatlas.reference` is the index in plain
+Python, slow and obviously right.
 """
 
+import importlib as _importlib
 import warnings as _warnings
+from typing import TYPE_CHECKING
 
 from kvatlas import errors, events
 from kvatlas._native import BlockIndex, Match, __version__, build_profile, content_hashes, prefix_hashes
 
-__all__ = ["BlockIndex", "Match", "__version__", "content_hashes", "errors", "events", "prefix_hashes"]
+if TYPE_CHECKING:
+    from kvatlas.client import AsyncClient, Client
+    from kvatlas.service import Service
+
+__all__ = [
+    "AsyncClient",
+    "BlockIndex",
+    "Client",
+    "Match",
+    "Service",
+    "__version__",
+    "content_hashes",
+    "errors",
+    "events",
+    "prefix_hashes",
+]
+
+# An HTTP client takes a while to import, and who uses the index needs none.
+_LAZY = {"AsyncClient": "kvatlas.client", "Client": "kvatlas.client", "Service": "kvatlas.service"}
 
 if build_profile != "release":
     _warnings.warn(
@@ -18,3 +39,18 @@ if build_profile != "release":
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+if not TYPE_CHECKING:  # a type checker that sees it takes every name for right
+
+    def __getattr__(name: str) -> object:
+        module = _LAZY.get(name)
+        if module is None:
+            raise AttributeError(f"module 'kvatlas' has no attribute {name!r}")
+        value: object = getattr(_importlib.import_module(module), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,12 +1,24 @@
 from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from typing import Any, ClassVar, Final, Protocol, SupportsIndex, TypeAlias, final, overload
+from typing import Any, ClassVar, Final, Literal, Protocol, SupportsIndex, TypeAlias, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from kvatlas.events import Event, Store
+from kvatlas.types import (
+    Counts,
+    Dialect,
+    EvictionPolicy,
+    IndexStats,
+    Layout,
+    PrefixTableStats,
+    RungStats,
+    Search,
+    Tier,
+    TreeStats,
+)
 
 __all__ = [
     "GLOBAL_EVICTION_HASH",
@@ -62,25 +74,102 @@ build_profile: Final[str]
 
 @final
 class Match:
+    """Who holds how much of a query, at the moment of the find.
+
+    Made by BlockIndex.find; later changes of the index do not change it. Workers that hold none of the query's blocks
+    from the first on are not in it. Everything here speaks of device memory; `any_tier` is the same answer with
+    offloaded blocks counted in, `within(tier)` with those down to a tier. A kvatlas.types.PrefixMatch.
+    """
     @property
-    def depth(self) -> int: ...
+    def depth(self) -> int:
+        """int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block."""
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """int: The blocks that were asked for: what a depth is out of."""
     @property
-    def any_tier(self) -> Match: ...
-    def within(self, tier: str) -> Match: ...
-    def levels(self) -> list[tuple[int, list[str]]]: ...
-    def scores(self) -> dict[str, int]: ...
-    def by_rank(self) -> dict[tuple[str, int], int]: ...
-    def best(self, k: SupportsIndex = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]: ...
+    def unit(self) -> Literal["blocks"]:
+        """str: What depths and length count: "blocks"."""
+    @property
+    def any_tier(self) -> Match:
+        """Match: The same answer, with blocks in any tier counted: within("external").
+
+        A worker's depth here is at least its device depth, unless one of its block hashes means another block elsewhere
+        than on the device.
+        """
+    def within(self, tier: Tier) -> Match:
+        """The same answer, with the blocks in all tiers down to one counted.
+
+        Args:
+            tier: The last tier that counts: "gpu", "cpu", "disk" or "external".
+
+        Returns:
+            Match
+
+        Raises:
+            InvalidTypeError: tier is not a str.
+            InvalidArgumentError: An unknown tier.
+        """
+    def levels(self) -> list[tuple[int, list[str]]]:
+        """The workers grouped by depth.
+
+        Returns:
+            list of (depth in blocks, list of workers), deepest first. Each worker is named once, at the depth of its
+            best rank.
+        """
+    def scores(self) -> dict[str, int]:
+        """The depth of every worker.
+
+        Returns:
+            dict of worker to depth in blocks, the best over its ranks.
+        """
+    def by_rank(self) -> dict[tuple[str, int], int]:
+        """The depth of every rank of every worker.
+
+        Returns:
+            dict of (worker, rank) to depth in blocks.
+        """
+    def best(self, top_k: SupportsIndex = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        """The deepest workers.
+
+        Args:
+            top_k: How many, at least 0.
+            among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+
+        Returns:
+            list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
+
+        Raises:
+            InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+            InvalidArgumentError: top_k is negative.
+        """
 
 @final
 class BlockIndex:
+    """An exact index of which worker holds which cached blocks.
+
+    Fed with what engines announce (store, remove, clear), it answers for a prompt how many of its leading blocks
+    each worker holds right now. Events may come in any order: a block whose parent is missing is kept and counts
+    as soon as the chain to the root is complete.
+
+    Any number of threads may look up and change the index at once; lookups never wait. A refused call has changed
+    nothing.
+
+    Args:
+        block_size: Tokens in a block, at least 1.
+        count_copies: Whether a block announced n times is held until it was removed n times. False for engines that
+            announce a block once however many copies they have.
+
+    Raises:
+        InvalidTypeError: block_size is not an int, or count_copies not a bool.
+        InvalidArgumentError: block_size is less than 1.
+    """
     def __new__(cls, block_size: SupportsIndex = 16, count_copies: bool = True) -> BlockIndex: ...
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """int: Tokens in a block."""
     @property
-    def count_copies(self) -> bool: ...
+    def count_copies(self) -> bool:
+        """bool: Whether a block announced n times is held until it was removed n times."""
     def store(
         self,
         worker: str,
@@ -90,38 +179,228 @@ class BlockIndex:
         tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer | None = None,
         parent: SupportsIndex | bytes | None = None,
         rank: SupportsIndex = 0,
-        tier: str = "gpu",
+        tier: Tier = "gpu",
         lora: str | None = None,
         salt: str | None = None,
-    ) -> None: ...
+    ) -> None:
+        """A worker has cached consecutive blocks of one chain.
+
+        The first block continues `parent`, each other the one before it. What the blocks contain is said by exactly
+        one of content_hashes and tokens. A block the worker already holds under the same name with other content or
+        another parent is replaced. A store of no blocks does nothing.
+
+        Args:
+            worker: The worker's name. The first store registers it.
+            block_hashes: The engine's names of the blocks, shape (n,): a list of ints of any width and sign or of
+                bytes, or an integer array.
+            content_hashes: Content hashes of the blocks, shape (n,): a uint64 array or a list of ints.
+            tokens: Token ids of the blocks, shape (n * block_size,), as content_hashes() takes them.
+            parent: The engine's name of the block before the first; None at the beginning of a prompt.
+            rank: Data-parallel rank, from 0 to 2**32 - 1.
+            tier: Where the blocks are: "gpu", "cpu", "disk" or "external".
+            lora: Name of the LoRA adapter, with tokens only.
+            salt: Cache salt, with tokens only.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, a
+                number out of range, or an unknown tier.
+            IndexFullError: The index cannot number any more workers or blocks.
+        """
     def remove(
         self,
         worker: str,
         *,
         block_hashes: Sequence[SupportsIndex | bytes] | NDArray[np.integer[Any]] | Buffer,
         rank: SupportsIndex = 0,
-        tier: str = "gpu",
-    ) -> None: ...
-    def clear(self, worker: str, *, rank: SupportsIndex | None = None, tier: str | None = None) -> None: ...
-    def drop(self, worker: str) -> None: ...
-    def find(self, content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer) -> Match: ...
-    def find_tokens(
+        tier: Tier = "gpu",
+    ) -> None:
+        """A worker has evicted blocks: one copy of each.
+
+        A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
+
+        Args:
+            worker: The worker's name.
+            block_hashes: The engine's names of the blocks, in any order, shape (n,), as store() takes them.
+            rank: Data-parallel rank, from 0 to 2**32 - 1.
+            tier: Where the blocks were: "gpu", "cpu", "disk" or "external".
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A rank out of range or an unknown tier.
+        """
+    def clear(self, worker: str, *, rank: SupportsIndex | None = None, tier: Tier | None = None) -> None:
+        """A worker has lost everything, or everything of one rank, one tier or both. An unknown worker changes nothing.
+
+        Args:
+            worker: The worker's name.
+            rank: Data-parallel rank; None means all.
+            tier: "gpu", "cpu", "disk" or "external"; None means all.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A rank out of range or an unknown tier.
+        """
+    def drop(self, worker: str) -> None:
+        """A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+
+        Args:
+            worker: The worker's name.
+
+        Raises:
+            InvalidTypeError: worker is not a str.
+        """
+    def find(
         self,
-        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer,
         *,
+        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer | None = None,
+        content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer | None = None,
         lora: str | None = None,
         salt: str | None = None,
-    ) -> Match: ...
-    def stats(self) -> dict[str, int]: ...
-    def workers(self) -> dict[str, int]: ...
-    def dump(self) -> list[Store]: ...
+    ) -> Match:
+        """Who holds how many leading blocks of a prompt.
+
+        The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
+        depth lies between the smallest and the largest true depth of that worker during the call.
+
+        Args:
+            tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is
+                left out.
+            content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
+                (read in place) or a list of ints.
+            lora: Name of the LoRA adapter, with tokens only; None and "" mean none.
+            salt: Cache salt, with tokens only; None and "" mean none.
+
+        Returns:
+            Match
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
+                number out of range, or an array of more than one dimension.
+        """
+    def stats(self) -> IndexStats:
+        """Numbers about the contents, the memory and the events so far.
+
+        Returns:
+            dict of str to int; "bytes" is in bytes, everything else counts.
+        """
+    def workers(self) -> dict[str, int]:
+        """The registered workers.
+
+        Returns:
+            dict of worker to blocks held, over all its ranks, by name. A block that is both in
+            device memory and offloaded counts twice.
+        """
+    def dump(self) -> list[Store]:
+        """The contents as events.
+
+        Returns:
+            list of kvatlas.events.Store. Applied to an empty index they make an equal one. Block hashes are ints
+            from 0 to 2**64 - 1: the canonical form of the engine's names, which the restored index still answers to.
+        """
     @overload
-    def apply(self, events: Iterable[Event], batch: None = None, /, *, rank: None = None) -> None: ...
+    def apply(self, events: Iterable[Event], batch: None = None, /, *, rank: None = None) -> None:
+        """Applies events, or a batch that an engine has sent.
+
+        apply(events) applies the events in order; all are checked before the first is applied. It returns None.
+
+        apply(worker, batch) applies what decode_batch() gave. What has to be remembered between the batches of a rank
+        (salts that continue a chain, kinds of cache groups) is kept with the index, and forgotten with clear() and
+        drop(). Events that cannot be applied are left out and counted. It returns a Tally.
+
+        Args:
+            events: An iterable of Store, Remove, Clear and Drop of kvatlas.events; or the worker's name.
+            batch: A Batch of kvatlas.wire.
+            rank: Data-parallel rank, with a batch only; None for the one that the batch gives, which is 0 if it gives
+                none.
+
+        Returns:
+            None, or kvatlas.wire.Tally.
+
+        Raises:
+            InvalidTypeError: Something else among the events, or an argument or field of the wrong type.
+            InvalidArgumentError: A field that store, remove or clear would refuse, or a rank without a batch.
+            IndexFullError: The index cannot number any more workers or blocks; the events before that are applied.
+        """
     @overload
     def apply(self, worker: str, batch: Batch, /, *, rank: SupportsIndex | None = None) -> Tally: ...
+    def snapshot(self) -> bytes:
+        """The contents, the settings and the counts as bytes, for from_snapshot(). Index and events go on meanwhile.
+
+        What apply(worker, batch) remembers between the batches of a stream is not in it.
+        """
+    @classmethod
+    def from_snapshot(cls, snapshot: Buffer) -> BlockIndex:
+        """The index that a snapshot was made of.
+
+        Args:
+            snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
+
+        Returns:
+            A new BlockIndex.
+
+        Raises:
+            InvalidTypeError: Not bytes.
+            InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
+                "invalid_snapshot".
+        """
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes snapshot() to a file, which appears under its name only when it is whole.
+
+        Args:
+            path: The file, replaced if there is one.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> BlockIndex:
+        """Reads an index from a file that save() wrote.
+
+        Args:
+            path: The file.
+
+        Returns:
+            A new BlockIndex.
+
+        Raises:
+            OSError: It cannot be read.
+            InvalidArgumentError: It is no snapshot of an index, of another version, cut off or altered: code
+                "invalid_snapshot".
+        """
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
 class Stored:
+    """Consecutive blocks of one chain were cached; one copy of each.
+
+    Args:
+        block_hashes: The engine's names of the blocks, parents first: ints of 64 bits, signed or unsigned, or bytes.
+        parent: The name of the block before the first; None at the beginning of a prompt.
+        tokens: The tokens of the blocks, as content_hashes() takes them, or a list of pairs where an engine with
+            speculative decoding sends those.
+        block_size: Tokens in a block; 0 where blocks are announced by name alone.
+        tier: Where the blocks are: "gpu", "cpu", "disk" or "external". Follows from medium if that is given.
+        medium: What the engine calls the tier; None for the usual name.
+        lora: The name of the LoRA adapter.
+        salt: The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
+        extra_keys: For each block a sequence of what else belongs to its contents, or None. (identifier, offset) is an
+            image or the like, bytes are a digest of prompt embeddings, a str is something that is not known, and a
+            tuple of one bytes is the MessagePack of anything else.
+        group_idx: The number of the KV cache group, as vLLM calls it.
+        kind: What kind of attention the group is for.
+        window: The window of a sliding-window group, in tokens.
+        session_id: Whose request stored the blocks.
+        lora_id: The engine's own number of the adapter.
+        locality: "LOCAL" or "REMOTE", of an offloaded block. What is remote is external.
+        ownership: Which secondary offload tier has the block.
+        lookahead: For each block the tokens after it, where the engine's names depend on them.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: A number out of range, an unknown tier, or a tier that is not the medium's.
+    """
     def __new__(
         cls,
         block_hashes: Iterable[SupportsIndex | bytes],
@@ -129,12 +408,12 @@ class Stored:
         tokens: _Tokens,
         block_size: SupportsIndex,
         *,
-        tier: str = "gpu",
+        tier: Tier = "gpu",
         medium: str | None = None,
         lora: str | None = None,
         salt: str | None = None,
         extra_keys: Iterable[Iterable[_Key] | None] | None = None,
-        group: SupportsIndex | None = None,
+        group_idx: SupportsIndex | None = None,
         kind: str | None = None,
         window: SupportsIndex | None = None,
         session_id: str | None = None,
@@ -146,157 +425,395 @@ class Stored:
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
     @property
-    def block_hashes(self) -> tuple[int | bytes, ...]: ...
+    def block_hashes(self) -> tuple[int | bytes, ...]:
+        """tuple of int or bytes: The engine's names of the blocks, parents first."""
     @property
-    def parent(self) -> int | bytes | None: ...
+    def parent(self) -> int | bytes | None:
+        """int, bytes or None: The name of the block before the first."""
     @property
-    def tokens(self) -> tuple[int, ...] | tuple[tuple[int, int], ...]: ...
+    def tokens(self) -> tuple[int, ...] | tuple[tuple[int, int], ...]:
+        """tuple of int, or of pairs of int: The tokens of the blocks."""
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """int: Tokens in a block."""
     @property
-    def tier(self) -> str: ...
+    def tier(self) -> Tier:
+        """str: Where the blocks are."""
     @property
-    def medium(self) -> str | None: ...
+    def medium(self) -> str | None:
+        """str or None: What the engine calls the tier."""
     @property
-    def lora(self) -> str | None: ...
+    def lora(self) -> str | None:
+        """str or None: The name of the LoRA adapter."""
     @property
-    def lora_id(self) -> int | None: ...
+    def lora_id(self) -> int | None:
+        """int or None: The engine's own number of the adapter."""
     @property
-    def salt(self) -> str | None: ...
+    def salt(self) -> str | None:
+        """str or None: The cache salt, where the event shows it."""
     @property
-    def extra_keys(self) -> tuple[tuple[tuple[str, int] | bytes | str | tuple[bytes], ...] | None, ...] | None: ...
+    def extra_keys(self) -> tuple[tuple[tuple[str, int] | bytes | str | tuple[bytes], ...] | None, ...] | None:
+        """tuple or None: For each block a tuple of what else belongs to its contents, or None."""
     @property
-    def group(self) -> int | None: ...
+    def group_idx(self) -> int | None:
+        """int or None: The number of the KV cache group, as vLLM calls it."""
     @property
-    def kind(self) -> str | None: ...
+    def kind(self) -> str | None:
+        """str or None: What kind of attention the group is for."""
     @property
-    def window(self) -> int | None: ...
+    def window(self) -> int | None:
+        """int or None: The window of a sliding-window group, in tokens."""
     @property
-    def session_id(self) -> str | None: ...
+    def session_id(self) -> str | None:
+        """str or None: Whose request stored the blocks."""
     @property
-    def locality(self) -> str | None: ...
+    def locality(self) -> str | None:
+        """str or None: "LOCAL" or "REMOTE", of an offloaded block."""
     @property
-    def ownership(self) -> str | None: ...
+    def ownership(self) -> str | None:
+        """str or None: Which secondary offload tier has the block."""
     @property
-    def lookahead(self) -> tuple[tuple[int, ...], ...] | None: ...
+    def lookahead(self) -> tuple[tuple[int, ...], ...] | None:
+        """tuple of tuple of int, or None: For each block the tokens after it."""
 
 @final
 class Removed:
+    """Blocks were evicted; one copy of each.
+
+    Args:
+        block_hashes: The engine's names of the blocks, in any order: ints of 64 bits, signed or unsigned, or bytes.
+        tier: Where the blocks were: "gpu", "cpu", "disk" or "external". Follows from medium if that is given.
+        medium: What the engine calls the tier; None for the usual name.
+        group_idx: The number of the KV cache group, as vLLM calls it.
+        locality: "LOCAL" or "REMOTE", of an offloaded block.
+        ownership: Which secondary offload tier had the block.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: A number out of range, an unknown tier, or a tier that is not the medium's.
+    """
     def __new__(
         cls,
         block_hashes: Iterable[SupportsIndex | bytes],
         *,
-        tier: str = "gpu",
+        tier: Tier = "gpu",
         medium: str | None = None,
-        group: SupportsIndex | None = None,
+        group_idx: SupportsIndex | None = None,
         locality: str | None = None,
         ownership: str | None = None,
     ) -> Removed: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
     @property
-    def block_hashes(self) -> tuple[int | bytes, ...]: ...
+    def block_hashes(self) -> tuple[int | bytes, ...]:
+        """tuple of int or bytes: The engine's names of the blocks."""
     @property
-    def tier(self) -> str: ...
+    def tier(self) -> Tier:
+        """str: Where the blocks were."""
     @property
-    def medium(self) -> str | None: ...
+    def medium(self) -> str | None:
+        """str or None: What the engine calls the tier."""
     @property
-    def group(self) -> int | None: ...
+    def group_idx(self) -> int | None:
+        """int or None: The number of the KV cache group, as vLLM calls it."""
     @property
-    def locality(self) -> str | None: ...
+    def locality(self) -> str | None:
+        """str or None: "LOCAL" or "REMOTE", of an offloaded block."""
     @property
-    def ownership(self) -> str | None: ...
+    def ownership(self) -> str | None:
+        """str or None: Which secondary offload tier had the block."""
 
 @final
 class Cleared:
+    """A rank has lost everything."""
     def __new__(cls) -> Cleared: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
 class Refused:
+    """An event that could not be decoded."""
+
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
     @property
-    def at(self) -> int: ...
+    def at(self) -> int:
+        """int: The event's number in the batch as sent, from 0."""
     @property
-    def events(self) -> int: ...
+    def events(self) -> int:
+        """int: How many events this stands for: more than one where those after it went with it."""
     @property
-    def reason(self) -> str: ...
+    def reason(self) -> str:
+        """str: Why, in a word that stays the same in every release."""
     @property
-    def detail(self) -> str: ...
+    def detail(self) -> str:
+        """str: What was found, for people."""
 
 @final
 class Batch:
+    """What an engine published at once: the events of one step, in order. Made by decode_batch()."""
+
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
     @property
-    def timestamp(self) -> float: ...
+    def timestamp(self) -> float:
+        """float: The engine's clock in seconds, as sent."""
     @property
-    def rank(self) -> int | None: ...
+    def rank(self) -> int | None:
+        """int or None: The data-parallel rank that the engine gives."""
     @property
-    def events(self) -> tuple[Stored | Removed | Cleared, ...]: ...
+    def events(self) -> tuple[Stored | Removed | Cleared, ...]:
+        """tuple of Stored, Removed or Cleared: What could be decoded, in order."""
     @property
-    def refused(self) -> tuple[Refused, ...]: ...
+    def refused(self) -> tuple[Refused, ...]:
+        """tuple of Refused: What could not be decoded."""
 
 @final
 class Tally:
+    """What became of a batch's events. Made by BlockIndex.apply(worker, batch)."""
+
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
     @property
-    def events(self) -> int: ...
+    def events(self) -> int:
+        """int: Events applied."""
     @property
-    def stored_blocks(self) -> int: ...
+    def stored_blocks(self) -> int:
+        """int: Blocks in the stores among them."""
     @property
-    def removed_blocks(self) -> int: ...
+    def removed_blocks(self) -> int:
+        """int: Blocks in the removals among them, held or not."""
     @property
-    def clears(self) -> int: ...
+    def clears(self) -> int:
+        """int: Clears among them."""
     @property
-    def refused(self) -> dict[str, int]: ...
+    def refused(self) -> dict[str, int]:
+        """dict of str to int: Events left out, by reason; those that could not be decoded among them."""
     @property
-    def upper_bound(self) -> bool: ...
+    def upper_bound(self) -> bool:
+        """bool: Whether answers about this stream are an upper bound only: it is of a hybrid model, or of speculative
+        decoding that looks ahead.
+        """
 
-def decode_batch(payload: Buffer) -> Batch: ...
+def decode_batch(payload: Buffer) -> Batch:
+    """Decodes a payload: the third frame of an engine's message.
+
+    Takes what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the arrays of before. An event that cannot
+    be decoded is left out, and named in the batch's `refused`.
+
+    Args:
+        payload: bytes, or anything that has them in one piece: a bytearray, a memoryview, a zmq.Frame.
+
+    Returns:
+        Batch
+
+    Raises:
+        InvalidTypeError: Not bytes.
+        DecodeError: The payload is no batch at all.
+    """
+
 def encode_batch(
     events: Iterable[Stored | Removed | Cleared],
     *,
     timestamp: float,
     rank: SupportsIndex | None = 0,
-    dialect: str = "vllm",
-) -> bytes: ...
+    dialect: Dialect = "vllm",
+) -> bytes:
+    """The payload of a batch of events, byte for byte as an engine writes it.
+
+    Fields that the engine's format has no place for are left out, as it would: SGLang has no groups, and vLLM shows a
+    salt on the first block of a prompt only.
+
+    Args:
+        events: An iterable of Stored, Removed and Cleared.
+        timestamp: The engine's clock in seconds.
+        rank: Data-parallel rank; None for none.
+        dialect: "vllm" or "sglang" as they are now, "vllm-arrays" or "sglang-arrays" as they were.
+
+    Returns:
+        bytes
+
+    Raises:
+        InvalidTypeError: Something else among the events, or an argument of the wrong type.
+        InvalidArgumentError: An unknown dialect, or a rank out of range.
+    """
+
 def keyed_content_hashes(
     tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer,
     block_size: SupportsIndex,
     extra_keys: Iterable[Iterable[_Key] | None],
     lora: str | None = None,
     salt: str | None = None,
-) -> NDArray[np.uint64]: ...
+) -> NDArray[np.uint64]:
+    """The content hash of each full block of tokens, of which some have extra keys: images, prompt embeddings.
+
+    A block without keys has the hash that content_hashes() gives. The keys of a block follow its tokens as one
+    little-endian uint64 each: for an identifier of 64 hexadecimal digits the first 16 of them as a number, for anything
+    else an XXH3-64 (the Rust documentation of kvatlas_wire::keys says which). So a block with an image never equals
+    one without or with another.
+
+    Args:
+        tokens: Token ids, as content_hashes() takes them.
+        block_size: Tokens in a block, at least 1.
+        extra_keys: For each full block a sequence of keys as Stored takes them, or None.
+        lora: Name of the LoRA adapter; None and "" mean none.
+        salt: Cache salt; None and "" mean none.
+
+    Returns:
+        numpy.ndarray of uint64, shape (n // block_size,), for BlockIndex.find().
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: A number is out of range, or there are keys for more blocks than are full.
+    """
 
 @final
 class Service:
+    """The service in this process, as kvatlas.Service uses it: settings, registrations and answers are JSON.
+
+    Calls wait without the interpreter, so that other threads go on.
+
+    Args:
+        settings_json: The settings, a JSON object.
+
+    Raises:
+        ServiceError: A setting of no use, or the service cannot be started.
+    """
     def __new__(cls, settings_json: str) -> Service: ...
     @property
-    def address(self) -> str: ...
-    def register(self, registration_json: str) -> bool: ...
-    def unregister(self, worker: str, rank: SupportsIndex | None = None) -> int: ...
-    def workers(self) -> str: ...
-    def ready(self) -> str | None: ...
-    def release(self, hold: str) -> bool: ...
-    def drain(self, timeout: float) -> bool: ...
-    def close(self) -> None: ...
+    def address(self) -> str:
+        """str: Where HTTP is served, "host:port"."""
+    def register(self, registration_json: str) -> bool:
+        """Registers a worker's stream of events.
+
+        Args:
+            registration_json: The body of POST /register.
+
+        Returns:
+            bool: Whether the stream is new.
+
+        Raises:
+            ServiceError: The registration is refused.
+        """
+    def unregister(self, worker: str, rank: SupportsIndex | None = None) -> int:
+        """Ends the streams of a worker, and drops what it holds.
+
+        Args:
+            worker: The worker's name.
+            rank: Data-parallel rank; None means all.
+
+        Returns:
+            int: How many streams ended.
+
+        Raises:
+            ServiceError: The worker is not registered, or has no such rank.
+        """
+    def workers(self) -> str:
+        """The workers and their streams.
+
+        Returns:
+            str: The answer of GET /workers, JSON.
+        """
+    def ready(self) -> str | None:
+        """What is not ready yet.
+
+        Returns:
+            str or None: What the service waits for, JSON; None if it is ready.
+        """
+    def release(self, hold: str) -> bool:
+        """Gives up one reason for not being ready.
+
+        Args:
+            hold: The reason's name.
+
+        Returns:
+            bool: Whether the service waited for it.
+        """
+    def drain(self, timeout: float) -> bool:
+        """Accepts no more connections, answers what was asked, and closes. Draining again does nothing.
+
+        Args:
+            timeout: How many seconds that may take, from 0 on.
+
+        Returns:
+            bool: False if it took longer, and something was cut off.
+
+        Raises:
+            InvalidArgumentError: timeout is negative or not a number.
+        """
+    def close(self) -> None:
+        """Closes at once. Closing again does nothing."""
 
 def content_hashes(
     tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer,
     block_size: SupportsIndex,
     lora: str | None = None,
     salt: str | None = None,
-) -> NDArray[np.uint64]: ...
+) -> NDArray[np.uint64]:
+    """The content hash of each full block of tokens.
+
+    The hash of a block is XXH3-64 with seed 1337 of its tokens as little-endian uint32s. It does not depend on the
+    block's position. LoRA name and salt change the seed, so that prompts under different ones never share a block.
+
+    Args:
+        tokens: Token ids, each from 0 to 2**32 - 1, shape (n,): an array of uint32 or int32 (read in place), of
+            uint64 or int64, bytes of little-endian uint32s, or a list of ints.
+        block_size: Tokens in a block, at least 1.
+        lora: Name of the LoRA adapter; None and "" mean none.
+        salt: Cache salt or namespace; None and "" mean none.
+
+    Returns:
+        numpy.ndarray of uint64, shape (n // block_size,). A trailing partial block has no hash.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: A token is out of range, or block_size is less than 1.
+    """
+
 def prefix_hashes(
     content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer,
-) -> NDArray[np.uint64]: ...
+) -> NDArray[np.uint64]:
+    """The prefix hash of each block of a chain that starts at the beginning of a prompt.
+
+    It names a block together with all before it: the first is the content hash itself, each other is XXH3-64 with
+    seed 1337 of the one before and the block's content hash, 16 bytes, little-endian.
+
+    Args:
+        content_hashes: Content hashes of blocks 0 to n - 1, shape (n,): a uint64 array or a list of ints.
+
+    Returns:
+        numpy.ndarray of uint64, shape (n,).
+
+    Raises:
+        InvalidTypeError: Not a uint64 array or a list of ints.
+        InvalidArgumentError: A hash is out of range.
+    """
 
 @final
 class Plan:
+    """What happens to an index, and when: lookups, stores, removals and clears at given moments.
+
+    Equal columns make equal plans, equal files and equal digests. Columns are copied.
+
+    Args:
+        times: When each operation is due, in ns from the start, never falling: a uint64 array, shape (n,).
+        kinds: 0 lookup, 1 store from the start of a prompt, 2 store after parents[i], 3 remove, 4 clear: uint8, (n,).
+        workers: Whose operation it is, from 0 to worker_count - 1: uint32, (n,).
+        starts: Where its blocks begin: in contents (lookup), in names and contents alike (stores), in removed (remove);
+            0 for a clear: uint64, (n,).
+        lengths: How many blocks; at least 1 for stores and removals, 0 for a clear: uint32, (n,).
+        parents: The block hash that a store continues; 0 unless the kind is 2: uint64, (n,).
+        contents: Content hashes: uint64, (m,).
+        names: Block hashes: uint64, (m,).
+        removed: Block hashes that are evicted: uint64, (k,).
+        worker_count: Number of workers.
+        block_size: Tokens in a block, at least 1.
+        meta: A JSON object that says what the plan was made from.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: A column is not as it must be; the message names it and the operation.
+    """
     def __new__(
         cls,
         *,
@@ -313,55 +830,224 @@ class Plan:
         block_size: SupportsIndex,
         meta: str = "{}",
     ) -> Plan: ...
-    def save(self, path: str | PathLike[str]) -> None: ...
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the plan to a file, which appears under its name only when it is whole.
+
+        Args:
+            path: The file, replaced if there is one.
+
+        Raises:
+            OSError: It cannot be written.
+        """
     @staticmethod
-    def load(path: str | PathLike[str]) -> Plan: ...
+    def load(path: str | PathLike[str]) -> Plan:
+        """Reads a plan from a file and checks it.
+
+        Args:
+            path: A file that save() wrote.
+
+        Returns:
+            The plan.
+
+        Raises:
+            OSError: It cannot be read.
+            InvalidArgumentError: It is no plan, of another version, cut off or altered.
+        """
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """str: 32 hexadecimal digits; plans have the same only if all their columns are equal."""
     @property
-    def meta(self) -> str: ...
-    def facts(self) -> dict[str, int]: ...
+    def meta(self) -> str:
+        """str: What the plan was made from, a JSON object."""
+    def facts(self) -> dict[str, int]:
+        """How much there is of everything.
+
+        Returns:
+            Counts by name: ops, lookups, stores, removes, clears, lookup_blocks, stored_blocks, removed_blocks,
+            workers, block_size, span_ns.
+        """
     def __len__(self) -> int: ...
 
-def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lookup_seconds: float) -> str: ...
-def replay(plan: Plan, index: object, options_json: str) -> str: ...
+def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lookup_seconds: float) -> str:
+    """Builds a rung from a plan's events, then times the plan's lookups one by one, with nothing else running.
+
+    Args:
+        plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
+        index: A rung of the ladder by its name.
+        options_json: As for replay(); what is about time in it has no say here.
+        build_seconds: How long building may take. If it takes longer, nothing is looked up.
+        lookup_seconds: How long looking up may take. If it takes longer, some lookups are left out.
+
+    Returns:
+        A JSON object: built, build_ns, events, blocks, lookups, service (as in replay()'s), wrong, example, clock.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+    """
+
+def replay(plan: Plan, index: object, options_json: str) -> str:
+    """Replays a plan against an index in an open loop, and says what came of it.
+
+    The interpreter is free meanwhile, and Ctrl-C ends the replay and its threads.
+
+    Args:
+        plan: What happens, and when.
+        index: A rung of the ladder by its name, or any object with the methods store(worker, parent, block_hashes,
+            content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which returns a dict
+            of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One thread calls the
+            first three, each query thread find. If it has a method holdings(), pairs of worker and block hash, these
+            are compared too. What it raises is counted and told in the result, which is not ok then.
+        options_json: Options as a JSON object; window_ns or rate is needed.
+
+    Returns:
+        The result as a JSON object. Its figures count only if its "ok" is true.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type, or the object lacks a method.
+        InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+    """
 
 @final
 class RungMatch:
+    """Who holds how much of a query, by what the rung had applied at the moment of the find.
+
+    Made by Rung.find; later changes do not change it. Workers that hold none of the query's blocks are not in it. A
+    kvatlas.types.PrefixMatch.
+    """
     @property
-    def depth(self) -> int: ...
-    def levels(self) -> list[tuple[int, list[str]]]: ...
-    def scores(self) -> dict[str, int]: ...
-    def best(self, k: SupportsIndex = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]: ...
+    def depth(self) -> int:
+        """int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block."""
+    @property
+    def length(self) -> int:
+        """int: The blocks that were asked for: what a depth is out of."""
+    @property
+    def unit(self) -> Literal["blocks"]:
+        """str: What depths and length count: "blocks"."""
+    def levels(self) -> list[tuple[int, list[str]]]:
+        """The workers grouped by depth.
+
+        Returns:
+            list of (depth in blocks, list of workers), deepest first.
+        """
+    def scores(self) -> dict[str, int]:
+        """The depth of every worker.
+
+        Returns:
+            dict of worker to depth in blocks.
+        """
+    def best(self, top_k: SupportsIndex = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        """The deepest workers.
+
+        Args:
+            top_k: How many, at least 0.
+            among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+
+        Returns:
+            list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
+
+        Raises:
+            InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+            InvalidArgumentError: top_k is negative.
+        """
 
 @final
 class TreeMatch:
+    """Whose prefix is the longest, and how long it is. Made by the matches of StringTree and TokenTree.
+
+    Lengths count the characters of a text (Unicode scalar values) or tokens.
+    """
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     @property
-    def tenant(self) -> str | None: ...
+    def tenant(self) -> str | None:
+        """str or None: Who has held the deepest matched node for longest; None if nothing matched."""
     @property
-    def matched(self) -> int: ...
+    def matched(self) -> int:
+        """int: The length of the longest prefix that anybody has."""
     @property
-    def input(self) -> int: ...
+    def input(self) -> int:
+        """int: The length of what was asked for."""
     @property
-    def paged(self) -> int: ...
+    def paged(self) -> int:
+        """int: What could have matched: the input cut down to whole pages. Of a text, all of it."""
     @property
-    def hit_ratio(self) -> float: ...
+    def hit_ratio(self) -> float:
+        """float: matched / input; 0.0 for an empty input."""
     @property
-    def paged_ratio(self) -> float: ...
+    def paged_ratio(self) -> float:
+        """float: matched / paged: 1.0 if everything that could match did; 0.0 if nothing could."""
 
 @final
 class TreeDepths:
+    """How much of a prompt each tenant has. Made by StringTree.find and TokenTree.find; a kvatlas.types.PrefixMatch.
+
+    Lengths count the characters of a text (Unicode scalar values) or tokens, these in whole pages; `unit` says which.
+    """
     @property
-    def depth(self) -> int: ...
+    def depth(self) -> int:
+        """int: The greatest depth of any tenant; 0 if nobody has anything."""
     @property
-    def length(self) -> int: ...
-    def scores(self) -> dict[str, int]: ...
-    def best(self, k: SupportsIndex = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]: ...
+    def length(self) -> int:
+        """int: What a depth is out of: the length of the prompt, in whole pages."""
+    @property
+    def unit(self) -> Literal["characters", "tokens"]:
+        """str: What depths and length count: "characters" of a StringTree, "tokens" of a TokenTree."""
+    def levels(self) -> list[tuple[int, list[str]]]:
+        """The tenants grouped by depth.
+
+        Returns:
+            list of (depth, list of tenants by name), deepest first.
+        """
+    def scores(self) -> dict[str, int]:
+        """The depth of every tenant that has anything.
+
+        Returns:
+            dict of tenant to depth, deepest first, equals by name.
+        """
+    def best(self, top_k: SupportsIndex = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        """The deepest tenants.
+
+        Args:
+            top_k: How many, at least 0.
+            among: Only these tenants, an iterable of str; None for all. Names that are not in the answer are ignored.
+
+        Returns:
+            list of (tenant, depth), at most top_k, deepest first, equals by name.
+
+        Raises:
+            InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+            InvalidArgumentError: top_k is negative.
+        """
 
 @final
 class Rung:
+    """A rung of the ladder at work: the methods of BlockIndex, over any design.
+
+    Changes go through the rung's own queue and threads, as they would in a router: store(), remove(), clear() and
+    drop() hand over and return at once, and find() answers by what has been applied by then. flush() waits for all
+    that was handed over before. One worker's changes are applied in the order in which one thread hands them over.
+
+    What is wrong with an argument is raised at once, and nothing has changed then. What the design itself refuses
+    when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
+    stats()["refused"].
+
+    Made by kvatlas.lab.designs.open_rung, which says what there is and what each option means.
+
+    Args:
+        name: The rung. With "-strict" behind it, strict.
+        strict: Whether the deviations that can be mended are.
+        event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
+        jump_size: How far the positional rungs jump, in blocks, at least 1.
+        shards: Actors of "radix-sharded"; 1 to 1,024.
+        group_size: Workers in a group of "grouped", at least 1.
+        block_size: Tokens in a block, for tokens=, at least 1.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: An unknown rung, a number out of range, or a rung that cannot be strict.
+        DesignError: The system started no more threads.
+    """
     def __new__(
         cls,
         name: str,
@@ -374,13 +1060,17 @@ class Rung:
         block_size: SupportsIndex = 16,
     ) -> Rung: ...
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """str: The rung's name."""
     @property
-    def strict(self) -> bool: ...
+    def strict(self) -> bool:
+        """bool: Whether its deviations are mended, as far as they can be."""
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """int: Tokens in a block."""
     @property
-    def applied(self) -> int: ...
+    def applied(self) -> int:
+        """int: Changes applied so far, refused ones included."""
     def store(
         self,
         worker: str,
@@ -391,195 +1081,1046 @@ class Rung:
         parent: SupportsIndex | bytes | None = None,
         lora: str | None = None,
         salt: str | None = None,
-    ) -> None: ...
+    ) -> None:
+        """A worker has cached consecutive blocks of one chain: see BlockIndex.store.
+
+        A block announced twice is held once.
+
+        Args:
+            worker: The worker's name.
+            block_hashes: The engine's names of the blocks, shape (n,): a list of ints of any width and sign or of
+                bytes, or an integer array.
+            content_hashes: Content hashes of the blocks, shape (n,): a uint64 array or a list of ints.
+            tokens: Token ids of the blocks, shape (n * block_size,), as content_hashes() takes them.
+            parent: The engine's name of the block before the first; None at the beginning of a prompt.
+            lora: Name of the LoRA adapter, with tokens only.
+            salt: Cache salt, with tokens only.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, or a
+                number out of range.
+        """
     def remove(
         self, worker: str, *, block_hashes: Sequence[SupportsIndex | bytes] | NDArray[np.integer[Any]] | Buffer
-    ) -> None: ...
-    def clear(self, worker: str) -> None: ...
-    def drop(self, worker: str) -> None: ...
-    def flush(self) -> None: ...
-    def find(self, content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer) -> RungMatch: ...
-    def find_tokens(
+    ) -> None:
+        """A worker has evicted blocks.
+
+        A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
+
+        Args:
+            worker: The worker's name.
+            block_hashes: The engine's names of the blocks, in any order, shape (n,), as store() takes them.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+        """
+    def clear(self, worker: str) -> None:
+        """A worker has lost everything. An unknown worker changes nothing.
+
+        Args:
+            worker: The worker's name.
+
+        Raises:
+            InvalidTypeError: worker is not a str.
+        """
+    def drop(self, worker: str) -> None:
+        """A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+
+        Args:
+            worker: The worker's name.
+
+        Raises:
+            InvalidTypeError: worker is not a str.
+        """
+    def flush(self) -> None:
+        """Returns when everything handed over before has been applied.
+
+        Raises:
+            DesignError: A change broke the design.
+        """
+    def find(
         self,
-        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer,
         *,
+        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer | None = None,
+        content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer | None = None,
         lora: str | None = None,
         salt: str | None = None,
-    ) -> RungMatch: ...
-    def stats(self) -> dict[str, int]: ...
-    def workers(self) -> dict[str, int]: ...
+    ) -> RungMatch:
+        """Who holds how many leading blocks of a prompt, by what has been applied so far.
+
+        The prompt is given by exactly one of tokens and content_hashes.
+
+        Args:
+            tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is
+                left out.
+            content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
+                (read in place) or a list of ints.
+            lora: Name of the LoRA adapter, with tokens only; None and "" mean none.
+            salt: Cache salt, with tokens only; None and "" mean none.
+
+        Returns:
+            RungMatch
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
+                number out of range, or an array of more than one dimension.
+            DesignError: A change broke the design.
+        """
+    def stats(self) -> RungStats:
+        """Numbers about the contents and the changes so far. Flushes.
+
+        Returns:
+            dict of str to int: "workers" known, "blocks" held by them all, "entries" of the design's own kind (keys,
+            nodes, positions, runs), stores "refused", "unknown_removals", and "messages" between the parts of a
+            design that has several.
+
+        Raises:
+            DesignError: A change broke the design.
+        """
+    def workers(self) -> dict[str, int]:
+        """The workers that hold anything. Flushes.
+
+        Returns:
+            dict of worker to blocks held.
+
+        Raises:
+            DesignError: A change broke the design.
+        """
 
 @final
 class PositionalIndexer:
+    """The positional index: (position, content hash) to who holds it, searched in jumps.
+
+    Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
+    error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
+    is told in kvatlas.lab.designs.RUNGS["positional"].
+
+    Args:
+        jump_size: Blocks that the search leaps, at least 1.
+        search: What to do when a leap fails: "jump" looks at each place of it, "bisect" halves it.
+        layout: "map" by position and content hash, or "arrays" by position of maps by content hash.
+        strict: Compare prefix hashes always, and mind holes.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: jump_size is less than 1, or an unknown search or layout.
+    """
     def __new__(
-        cls, *, jump_size: SupportsIndex = 32, search: str = "jump", layout: str = "map", strict: bool = False
+        cls, *, jump_size: SupportsIndex = 32, search: Search = "jump", layout: Layout = "map", strict: bool = False
     ) -> PositionalIndexer: ...
     def apply_stored(
         self,
         worker: str,
         blocks: Iterable[tuple[SupportsIndex | bytes, SupportsIndex]],
         parent: SupportsIndex | bytes | None = None,
-    ) -> None: ...
+    ) -> None:
+        """A worker has cached consecutive blocks of one chain.
+
+        Args:
+            worker: The worker's name.
+            blocks: (block hash, content hash) of each block, a list of pairs.
+            parent: The block hash before the first; None at the beginning of a prompt.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A content hash out of range.
+            UnknownParentError: The worker does not hold the parent; nothing has changed then.
+        """
     def apply_removed(
         self, worker: str, block_hashes: Sequence[SupportsIndex | bytes] | NDArray[np.integer[Any]] | Buffer
-    ) -> None: ...
-    def apply_cleared(self, worker: str) -> None: ...
-    def remove_worker(self, worker: str) -> None: ...
-    def find_matches(self, content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer) -> dict[str, int]: ...
-    def stats(self) -> dict[str, int]: ...
+    ) -> None:
+        """A worker has evicted blocks. Those that are not held are counted in stats()["unknown_removals"].
 
-def rungs() -> list[tuple[str, str, list[str], list[str] | None]]: ...
+        Args:
+            worker: The worker's name.
+            block_hashes: The engine's names of the blocks, in any order, shape (n,): a list of ints of any width and
+                sign or of bytes, or an integer array.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+        """
+    def apply_cleared(self, worker: str) -> None:
+        """A worker has lost everything. An unknown worker changes nothing.
+
+        Args:
+            worker: The worker's name.
+
+        Raises:
+            InvalidTypeError: worker is not a str.
+        """
+    def remove_worker(self, worker: str) -> None:
+        """A worker is gone. An unknown worker changes nothing.
+
+        Args:
+            worker: The worker's name.
+
+        Raises:
+            InvalidTypeError: worker is not a str.
+        """
+    def find_matches(self, content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer) -> dict[str, int]:
+        """How many leading blocks of a prompt each worker holds.
+
+        Args:
+            content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
+                (read in place) or a list of ints.
+
+        Returns:
+            dict of worker to depth in blocks, of the workers that hold the first block.
+
+        Raises:
+            InvalidTypeError: Not a uint64 array or a list of ints.
+            InvalidArgumentError: A hash out of range, or an array of more than one dimension.
+        """
+    def stats(self) -> RungStats:
+        """Numbers about the contents and the changes so far.
+
+        Returns:
+            dict of str to int: "workers" known, "blocks" held by them all, "entries" by position and content hash,
+            stores "refused", "unknown_removals", and "messages", which is 0.
+        """
+
+def rungs() -> list[tuple[str, str, list[str], list[str] | None]]:
+    """The registry of the rungs in Rust, lowest first.
+
+    Returns:
+        list of (name, what it is, what it gets wrong, what it still gets wrong if strict or None if it cannot be).
+    """
 
 @final
 class StringEntries:
+    """The nodes of a tree, made by iter_entries(). May be shared by threads: each node goes to one of them."""
     def __iter__(self) -> StringEntries: ...
     def __next__(self) -> tuple[str, list[tuple[str, int]]]: ...
 
 @final
 class TokenEntries:
+    """The nodes of a tree, made by iter_entries(). May be shared by threads: each node goes to one of them."""
     def __iter__(self) -> TokenEntries: ...
     def __next__(self) -> tuple[list[int], list[tuple[str, int]]]: ...
 
 @final
 class StringTree:
-    def __new__(cls, *, policy: str = "lru", budget_bytes: SupportsIndex | None = None) -> StringTree: ...
+    """Who was sent which texts: a radix tree over characters, for routers that see text.
+
+    It is told what was sent to whom, and answers who has the longest prefix of a text: a guess at what engines have
+    cached. Characters are Unicode scalar values; nothing is normalized.
+
+    Any number of threads may use it at once. A refused call has changed nothing.
+
+    Args:
+        policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
+        budget_bytes: The bytes that the tree may take; None for no limit.
+
+    Raises:
+        InvalidTypeError: policy is not a str, or budget_bytes not an int.
+        InvalidArgumentError: An unknown policy, or budget_bytes is negative.
+    """
+    def __new__(cls, *, policy: EvictionPolicy = "lru", budget_bytes: SupportsIndex | None = None) -> StringTree: ...
     @property
-    def policy(self) -> str: ...
+    def policy(self) -> EvictionPolicy:
+        """str: The order in which leaves are evicted."""
     @property
-    def budget_bytes(self) -> int | None: ...
+    def budget_bytes(self) -> int | None:
+        """int or None: The bytes that the tree may take, enforced at the end of every insert. Setting it evicts at
+        once what is too much, over all tenants by the policy; then an insert evicts when there is too much.
+        """
     @budget_bytes.setter
     def budget_bytes(self, budget_bytes: SupportsIndex | None, /) -> None: ...
     @property
-    def total_size(self) -> int: ...
+    def total_size(self) -> int:
+        """int: The sum of the sizes of all tenants."""
     @property
-    def node_count(self) -> int: ...
+    def node_count(self) -> int:
+        """int: The nodes of the tree, without the root."""
     @property
-    def bytes(self) -> int: ...
-    def insert_text(self, text: str, tenant: str, *, priority: SupportsIndex = 0) -> None: ...
-    def insert(self, key: str, tenant: str, *, priority: SupportsIndex = 0) -> None: ...
-    def find(self, key: str) -> TreeDepths: ...
-    def depths(self, key: str) -> dict[str, int]: ...
-    def match_prefix_with_counts(self, text: str) -> TreeMatch: ...
-    def prefix_match(self, text: str) -> str | None: ...
-    def match_and_insert(self, text: str, tenant: str) -> TreeMatch: ...
-    def match_and_insert_with(self, text: str, select: Callable[[TreeMatch], str | None]) -> TreeMatch: ...
-    def prefix_match_legacy(self, text: str) -> tuple[str, str | None]: ...
-    def prefix_match_tenant(self, text: str, tenant: str) -> str: ...
-    def evict_by_tenant(self, tenant: str, max_size: SupportsIndex) -> int: ...
-    def tenant_char_size(self, tenant: str) -> int: ...
-    def tenant_size(self, tenant: str) -> int: ...
-    def get_tenant_char_count(self) -> dict[str, int]: ...
-    def tenant_sizes(self) -> dict[str, int]: ...
-    def get_used_size_per_tenant(self) -> dict[str, int]: ...
-    def stats(self) -> dict[str, int]: ...
-    def tenants(self) -> list[str]: ...
-    def evict_tenant(self, tenant: str, max_size: SupportsIndex) -> int: ...
-    def evict_tenant_by_size(self, max_size: SupportsIndex) -> int: ...
-    def evict_to_size(self, max_size: SupportsIndex) -> int: ...
-    def evict_to_bytes(self, max_bytes: SupportsIndex) -> int: ...
-    def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int: ...
-    def remove_tenant(self, tenant: str) -> int: ...
-    def clear(self) -> None: ...
-    def iter_entries(self) -> StringEntries: ...
-    def snapshot(self) -> _Bytes: ...
+    def bytes(self) -> int:
+        """int: The memory that the tree takes, in bytes."""
+    def insert_text(self, text: str, tenant: str, *, priority: SupportsIndex = 0) -> None:
+        """A tenant has been sent this prompt, and so has what it begins with. What it has already is not counted again.
+
+        An empty key, or one shorter than a page, changes nothing.
+
+        Args:
+            text: The prompt.
+            tenant: The tenant's name. The first insert makes it known.
+            priority: What it is worth: of the policy "priority", lower ones are evicted first. A node keeps the
+                greatest of the inserts of its tenant that went through it.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a number out of range.
+        """
+    def insert(self, key: str, tenant: str, *, priority: SupportsIndex = 0) -> None:
+        """The same under the name that both trees have."""
+    def find(self, *, text: str) -> TreeDepths:
+        """How much every tenant has of a prompt. Asking changes nothing, not even who was used last.
+
+        Args:
+            text: The prompt.
+
+        Returns:
+            TreeDepths
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def depths(self, key: str) -> dict[str, int]:
+        """find(...).scores(): how much every tenant has of a prompt.
+
+        Returns:
+            dict of tenant to depth, deepest first, equals by name; only tenants that have anything.
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def match_prefix_with_counts(self, text: str) -> TreeMatch:
+        """Whose prefix of this prompt is the longest. That tenant has then used it.
+
+        Returns:
+            TreeMatch
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def prefix_match(self, text: str) -> str | None:
+        """match_prefix_with_counts(key).tenant: None if nothing matched.
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def match_and_insert(self, text: str, tenant: str) -> TreeMatch:
+        """match_prefix_with_counts(), then an insert for this tenant, in one call.
+
+        Args:
+            text: The prompt.
+            tenant: For whom to insert.
+
+        Returns:
+            TreeMatch: The match as of before the insert.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def match_and_insert_with(self, text: str, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
+        """match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
+
+        `select` is called once, with no lock held: it may use the tree, and so may others meanwhile. What it
+        raises is passed on, and nothing is inserted; that the match was a use of its tenant stays.
+
+        Args:
+            text: The prompt.
+            select: Takes the TreeMatch, and returns the tenant to insert for, or None to insert nothing.
+
+        Returns:
+            TreeMatch: The match that `select` was given.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type, or what `select` returned.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def prefix_match_legacy(self, text: str) -> tuple[str, str | None]:
+        """The longest prefix as text, and its tenant: match_prefix_with_counts() as it once was.
+
+        Returns:
+            (what matched, the tenant or None)
+
+        Raises:
+            InvalidTypeError: text is not a str.
+            InvalidArgumentError: A str with a lone surrogate in it.
+        """
+    def prefix_match_tenant(self, text: str, tenant: str) -> str:
+        """The longest prefix that this tenant has. It has then used it.
+
+        Returns:
+            str: What it has of the text; "" if nothing.
+
+        Raises:
+            InvalidTypeError: An argument is not a str.
+            InvalidArgumentError: A str with a lone surrogate in it.
+        """
+    def evict_by_tenant(self, tenant: str, max_size: SupportsIndex) -> int:
+        """evict_tenant() under the name that the original gave it."""
+    def tenant_char_size(self, tenant: str) -> int:
+        """The size of a tenant: the sum of the edges that it is on. 0 for one that is not known.
+
+        Returns:
+            int, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: tenant is not a str.
+        """
+    def tenant_size(self, tenant: str) -> int:
+        """The same under the name that both trees have."""
+    def get_tenant_char_count(self) -> dict[str, int]:
+        """The size of every tenant, as kept up to date.
+
+        Returns:
+            dict of tenant to size, by name.
+        """
+    def tenant_sizes(self) -> dict[str, int]:
+        """The same under the name that both trees have."""
+    def get_used_size_per_tenant(self) -> dict[str, int]:
+        """The size of every tenant, counted anew by a walk of the whole tree. Equal to what is kept up to date.
+
+        Returns:
+            dict of tenant to size, by name.
+        """
+    def stats(self) -> TreeStats:
+        """Numbers about the contents.
+
+        Returns:
+            dict of str to int: "tenants", "nodes", "size" over all tenants, "bytes".
+        """
+    def tenants(self) -> list[str]:
+        """The tenants that have anything.
+
+        Returns:
+            list of str, sorted.
+        """
+    def evict_tenant(self, tenant: str, max_size: SupportsIndex) -> int:
+        """Evicts leaves of a tenant, in the order of the policy, until it is no larger than this.
+
+        A leaf goes whole: a node of the tenant below which it has no other. O(log n) for each.
+
+        Args:
+            tenant: Whose. One that is not known has nothing to evict.
+            max_size: In characters of a StringTree, in tokens of a TokenTree.
+
+        Returns:
+            int: How much was evicted, in the same units.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: max_size is negative.
+        """
+    def evict_tenant_by_size(self, max_size: SupportsIndex) -> int:
+        """evict_tenant() for every tenant that is larger than this.
+
+        Args:
+            max_size: For each tenant, in characters of a StringTree, in tokens of a TokenTree.
+
+        Returns:
+            int: How much was evicted, in the same units.
+
+        Raises:
+            InvalidTypeError: max_size is not an int.
+            InvalidArgumentError: max_size is negative.
+        """
+    def evict_to_size(self, max_size: SupportsIndex) -> int:
+        """Evicts leaves of all tenants, in the order of the policy, until all together are no larger than this.
+
+        Args:
+            max_size: In characters of a StringTree, in tokens of a TokenTree.
+
+        Returns:
+            int: How much was evicted, in the same units.
+
+        Raises:
+            InvalidTypeError: max_size is not an int.
+            InvalidArgumentError: max_size is negative.
+        """
+    def evict_to_bytes(self, max_bytes: SupportsIndex) -> int:
+        """Evicts leaves of all tenants, in the order of the policy, until the tree takes no more than these bytes.
+
+        Args:
+            max_bytes: What bytes may be afterwards.
+
+        Returns:
+            int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: max_bytes is not an int.
+            InvalidArgumentError: max_bytes is negative.
+        """
+    def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int:
+        """Evicts the node whose whole path has this hash, and everything below it: what another router says by
+        eight bytes. A path that ends inside an edge is no node, and nobody's hash.
+
+        Args:
+            path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
+            tenant: For this tenant only; None for all.
+
+        Returns:
+            int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A hash out of range.
+        """
+    def remove_tenant(self, tenant: str) -> int:
+        """A tenant is gone, with everything it has. One that is not known changes nothing. O(what it has).
+
+        Returns:
+            int: Its size, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: tenant is not a str.
+        """
+    def clear(self) -> None:
+        """Forgets everything."""
+    def iter_entries(self) -> StringEntries:
+        """Every node, those above before those below and siblings in the order of their first character or page.
+
+        Made one by one, and not one moment's state: what changes meanwhile may be in it or not.
+
+        Returns:
+            iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
+            a counter of this tree's.
+        """
+    def snapshot(self) -> _Bytes:
+        """The tree as bytes: the same tree makes the same bytes. The budget is not in them."""
     @classmethod
-    def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> StringTree: ...
+    def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> StringTree:
+        """The tree that a snapshot was made of, with its policy and times.
+
+        Args:
+            snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
+            budget_bytes: As of the constructor.
+
+        Returns:
+            A new tree.
+
+        Raises:
+            InvalidTypeError: Not bytes, or budget_bytes is not an int.
+            InvalidArgumentError: Not a snapshot of such a tree, or damaged; budget_bytes is negative.
+        """
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
 class TokenTree:
+    """Who was sent which tokens: a radix tree over pages of tokens, for routers that have a tokenizer.
+
+    It is told what was sent to whom, and answers who has the longest prefix of a prompt: a guess at what engines
+    have cached. Keys are cut down to whole pages, and match in whole pages.
+
+    Any number of threads may use it at once. A refused call has changed nothing.
+
+    Args:
+        page_size: Tokens in a page: a power of two from 1 to 128. Best the block size of the engines.
+        policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
+        budget_bytes: The bytes that the tree may take; None for no limit.
+
+    Raises:
+        InvalidTypeError: page_size is not an int, policy not a str, or budget_bytes not an int.
+        InvalidArgumentError: Another page size, an unknown policy, or budget_bytes is negative.
+    """
     def __new__(
-        cls, page_size: SupportsIndex = 16, *, policy: str = "lru", budget_bytes: SupportsIndex | None = None
+        cls, page_size: SupportsIndex = 16, *, policy: EvictionPolicy = "lru", budget_bytes: SupportsIndex | None = None
     ) -> TokenTree: ...
     @property
-    def page_size(self) -> int: ...
+    def page_size(self) -> int:
+        """int: Tokens in a page."""
     @property
-    def policy(self) -> str: ...
+    def policy(self) -> EvictionPolicy:
+        """str: The order in which leaves are evicted."""
     @property
-    def budget_bytes(self) -> int | None: ...
+    def budget_bytes(self) -> int | None:
+        """int or None: The bytes that the tree may take, enforced at the end of every insert. Setting it evicts at
+        once what is too much, over all tenants by the policy; then an insert evicts when there is too much.
+        """
     @budget_bytes.setter
     def budget_bytes(self, budget_bytes: SupportsIndex | None, /) -> None: ...
     @property
-    def total_size(self) -> int: ...
+    def total_size(self) -> int:
+        """int: The sum of the sizes of all tenants."""
     @property
-    def node_count(self) -> int: ...
+    def node_count(self) -> int:
+        """int: The nodes of the tree, without the root."""
     @property
-    def bytes(self) -> int: ...
-    def insert_tokens(self, tokens: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None: ...
-    def insert(self, key: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None: ...
-    def find(self, key: _FlatTokens) -> TreeDepths: ...
-    def depths(self, key: _FlatTokens) -> dict[str, int]: ...
-    def match_prefix_with_counts(self, tokens: _FlatTokens) -> TreeMatch: ...
-    def prefix_match(self, tokens: _FlatTokens) -> str | None: ...
-    def match_and_insert(self, tokens: _FlatTokens, tenant: str) -> TreeMatch: ...
-    def match_and_insert_with(self, tokens: _FlatTokens, select: Callable[[TreeMatch], str | None]) -> TreeMatch: ...
-    def prefix_match_legacy(self, tokens: _FlatTokens) -> tuple[list[int], str | None]: ...
-    def prefix_match_tenant(self, tokens: _FlatTokens, tenant: str) -> int: ...
-    def tenant_token_size(self, tenant: str) -> int: ...
-    def tenant_size(self, tenant: str) -> int: ...
-    def get_tenant_token_counts(self) -> dict[str, int]: ...
-    def tenant_sizes(self) -> dict[str, int]: ...
-    def get_used_size_per_tenant(self) -> dict[str, int]: ...
-    def stats(self) -> dict[str, int]: ...
-    def tenants(self) -> list[str]: ...
-    def evict_tenant(self, tenant: str, max_size: SupportsIndex) -> int: ...
-    def evict_tenant_by_size(self, max_size: SupportsIndex) -> int: ...
-    def evict_to_size(self, max_size: SupportsIndex) -> int: ...
-    def evict_to_bytes(self, max_bytes: SupportsIndex) -> int: ...
-    def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int: ...
-    def remove_tenant(self, tenant: str) -> int: ...
-    def clear(self) -> None: ...
-    def iter_entries(self) -> TokenEntries: ...
-    def snapshot(self) -> _Bytes: ...
+    def bytes(self) -> int:
+        """int: The memory that the tree takes, in bytes."""
+    def insert_tokens(self, tokens: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None:
+        """A tenant has been sent this prompt, and so has what it begins with. What it has already is not counted again.
+
+        An empty key, or one shorter than a page, changes nothing.
+
+        Args:
+            tokens: The prompt, shape (n,), as content_hashes() takes tokens.
+            tenant: The tenant's name. The first insert makes it known.
+            priority: What it is worth: of the policy "priority", lower ones are evicted first. A node keeps the
+                greatest of the inserts of its tenant that went through it.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a number out of range.
+        """
+    def insert(self, key: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None:
+        """The same under the name that both trees have."""
+    def find(self, *, tokens: _FlatTokens) -> TreeDepths:
+        """How much every tenant has of a prompt. Asking changes nothing, not even who was used last.
+
+        Args:
+            tokens: The prompt, shape (n,), as content_hashes() takes tokens.
+
+        Returns:
+            TreeDepths
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def depths(self, key: _FlatTokens) -> dict[str, int]:
+        """find(...).scores(): how much every tenant has of a prompt.
+
+        Returns:
+            dict of tenant to depth, deepest first, equals by name; only tenants that have anything.
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def match_prefix_with_counts(self, tokens: _FlatTokens) -> TreeMatch:
+        """Whose prefix of this prompt is the longest. That tenant has then used it.
+
+        Returns:
+            TreeMatch
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def prefix_match(self, tokens: _FlatTokens) -> str | None:
+        """match_prefix_with_counts(key).tenant: None if nothing matched.
+
+        Raises:
+            InvalidTypeError: The key is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def match_and_insert(self, tokens: _FlatTokens, tenant: str) -> TreeMatch:
+        """match_prefix_with_counts(), then an insert for this tenant, in one call.
+
+        Args:
+            tokens: The prompt, shape (n,), as content_hashes() takes tokens.
+            tenant: For whom to insert.
+
+        Returns:
+            TreeMatch: The match as of before the insert.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def match_and_insert_with(self, tokens: _FlatTokens, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
+        """match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
+
+        `select` is called once, with no lock held: it may use the tree, and so may others meanwhile. What it
+        raises is passed on, and nothing is inserted; that the match was a use of its tenant stays.
+
+        Args:
+            tokens: The prompt, shape (n,), as content_hashes() takes tokens.
+            select: Takes the TreeMatch, and returns the tenant to insert for, or None to insert nothing.
+
+        Returns:
+            TreeMatch: The match that `select` was given.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type, or what `select` returned.
+            InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+        """
+    def prefix_match_legacy(self, tokens: _FlatTokens) -> tuple[list[int], str | None]:
+        """The longest prefix as tokens, and its tenant: match_prefix_with_counts() as it once was.
+
+        Returns:
+            (list of the tokens that matched, the tenant or None)
+
+        Raises:
+            InvalidTypeError: Not tokens.
+            InvalidArgumentError: A token out of range, or an array of more than one dimension.
+        """
+    def prefix_match_tenant(self, tokens: _FlatTokens, tenant: str) -> int:
+        """The longest prefix that this tenant has. It has then used it.
+
+        Returns:
+            int: How many of the tokens it has, in whole pages.
+
+        Raises:
+            InvalidTypeError: Not tokens, or tenant is not a str.
+            InvalidArgumentError: A token out of range, or an array of more than one dimension.
+        """
+    def tenant_token_size(self, tenant: str) -> int:
+        """The size of a tenant: the sum of the edges that it is on. 0 for one that is not known.
+
+        Returns:
+            int, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: tenant is not a str.
+        """
+    def tenant_size(self, tenant: str) -> int:
+        """The same under the name that both trees have."""
+    def get_tenant_token_counts(self) -> dict[str, int]:
+        """The size of every tenant, as kept up to date.
+
+        Returns:
+            dict of tenant to size, by name.
+        """
+    def tenant_sizes(self) -> dict[str, int]:
+        """The same under the name that both trees have."""
+    def get_used_size_per_tenant(self) -> dict[str, int]:
+        """The size of every tenant, counted anew by a walk of the whole tree. Equal to what is kept up to date.
+
+        Returns:
+            dict of tenant to size, by name.
+        """
+    def stats(self) -> TreeStats:
+        """Numbers about the contents.
+
+        Returns:
+            dict of str to int: "tenants", "nodes", "size" over all tenants, "bytes".
+        """
+    def tenants(self) -> list[str]:
+        """The tenants that have anything.
+
+        Returns:
+            list of str, sorted.
+        """
+    def evict_tenant(self, tenant: str, max_size: SupportsIndex) -> int:
+        """Evicts leaves of a tenant, in the order of the policy, until it is no larger than this.
+
+        A leaf goes whole: a node of the tenant below which it has no other. O(log n) for each.
+
+        Args:
+            tenant: Whose. One that is not known has nothing to evict.
+            max_size: In characters of a StringTree, in tokens of a TokenTree.
+
+        Returns:
+            int: How much was evicted, in the same units.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: max_size is negative.
+        """
+    def evict_tenant_by_size(self, max_size: SupportsIndex) -> int:
+        """evict_tenant() for every tenant that is larger than this.
+
+        Args:
+            max_size: For each tenant, in characters of a StringTree, in tokens of a TokenTree.
+
+        Returns:
+            int: How much was evicted, in the same units.
+
+        Raises:
+            InvalidTypeError: max_size is not an int.
+            InvalidArgumentError: max_size is negative.
+        """
+    def evict_to_size(self, max_size: SupportsIndex) -> int:
+        """Evicts leaves of all tenants, in the order of the policy, until all together are no larger than this.
+
+        Args:
+            max_size: In characters of a StringTree, in tokens of a TokenTree.
+
+        Returns:
+            int: How much was evicted, in the same units.
+
+        Raises:
+            InvalidTypeError: max_size is not an int.
+            InvalidArgumentError: max_size is negative.
+        """
+    def evict_to_bytes(self, max_bytes: SupportsIndex) -> int:
+        """Evicts leaves of all tenants, in the order of the policy, until the tree takes no more than these bytes.
+
+        Args:
+            max_bytes: What bytes may be afterwards.
+
+        Returns:
+            int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: max_bytes is not an int.
+            InvalidArgumentError: max_bytes is negative.
+        """
+    def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int:
+        """Evicts the node whose whole path has this hash, and everything below it: what another router says by
+        eight bytes. A path that ends inside an edge is no node, and nobody's hash.
+
+        Args:
+            path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
+            tenant: For this tenant only; None for all.
+
+        Returns:
+            int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A hash out of range.
+        """
+    def remove_tenant(self, tenant: str) -> int:
+        """A tenant is gone, with everything it has. One that is not known changes nothing. O(what it has).
+
+        Returns:
+            int: Its size, in characters of a StringTree, in tokens of a TokenTree.
+
+        Raises:
+            InvalidTypeError: tenant is not a str.
+        """
+    def clear(self) -> None:
+        """Forgets everything."""
+    def iter_entries(self) -> TokenEntries:
+        """Every node, those above before those below and siblings in the order of their first character or page.
+
+        Made one by one, and not one moment's state: what changes meanwhile may be in it or not.
+
+        Returns:
+            iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
+            a counter of this tree's.
+        """
+    def snapshot(self) -> _Bytes:
+        """The tree as bytes: the same tree makes the same bytes. The budget is not in them."""
     @classmethod
-    def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> TokenTree: ...
+    def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> TokenTree:
+        """The tree that a snapshot was made of, with its policy and times.
+
+        Args:
+            snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
+            budget_bytes: As of the constructor.
+
+        Returns:
+            A new tree.
+
+        Raises:
+            InvalidTypeError: Not bytes, or budget_bytes is not an int.
+            InvalidArgumentError: Not a snapshot of such a tree, or damaged; budget_bytes is negative.
+        """
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
 GLOBAL_EVICTION_HASH: Final[int]
 
-def hash_node_path(text: str) -> int: ...
-def hash_token_path(tokens: _FlatTokens) -> int: ...
+def hash_node_path(text: str) -> int:
+    """The name of the node that a text ends in: the first 8 bytes of BLAKE3 of its UTF-8, little-endian, and 1 for 0.
+
+    Args:
+        text: The whole text from the root on.
+
+    Returns:
+        int, from 1 to 2**64 - 1. Never GLOBAL_EVICTION_HASH.
+
+    Raises:
+        InvalidTypeError: Not a str.
+        InvalidArgumentError: A str with a lone surrogate in it.
+    """
+
+def hash_token_path(tokens: _FlatTokens) -> int:
+    """The name of the node that a sequence of tokens ends in: as hash_node_path(), over little-endian uint32s.
+
+    Args:
+        tokens: All tokens from the root on, shape (n,), as content_hashes() takes them.
+
+    Returns:
+        int, from 1 to 2**64 - 1. Never GLOBAL_EVICTION_HASH.
+
+    Raises:
+        InvalidTypeError: Not tokens.
+        InvalidArgumentError: A token out of range, or an array of more than one dimension.
+    """
 
 _TrieTokens: TypeAlias = Sequence[SupportsIndex | str] | NDArray[np.integer[Any] | np.str_] | Buffer
 _Blocks: TypeAlias = Iterable[Any]
 
 @final
 class TrieNode:
+    """The end of a cached sequence of tokens, in one RadixTrie.
+
+    A node is made by the trie. It keeps meaning this end when the trie splits what leads to it. When the end itself
+    is evicted the node is refused everywhere (InvalidArgumentError, code "evicted_node"), and never means another.
+    Two nodes are equal if they mean the same end of the same trie.
+    """
     @property
-    def tokens(self) -> list[Any]: ...
+    def tokens(self) -> list[Any]:
+        """list: The tokens of the node itself, without those above; none of the root."""
     @property
-    def blocks(self) -> list[Any]: ...
+    def blocks(self) -> list[Any]:
+        """list: The blocks of the node itself, one for each page."""
     @property
-    def parent(self) -> TrieNode | None: ...
+    def parent(self) -> TrieNode | None:
+        """TrieNode | None: The node above; None of the root."""
     @property
-    def children(self) -> dict[tuple[Any, ...], TrieNode]: ...
+    def children(self) -> dict[tuple[Any, ...], TrieNode]:
+        """dict[tuple, TrieNode]: The nodes right below by their first page, in the order of their coming."""
     @property
-    def active_seqs(self) -> set[int]: ...
+    def active_seqs(self) -> set[int]:
+        """set[int]: The sequences that use the node."""
     @property
-    def evicted(self) -> bool: ...
-    def is_root(self) -> bool: ...
-    def is_leaf(self) -> bool: ...
-    def get_prefix_tokens_and_blocks(self) -> tuple[list[Any], list[Any]]: ...
+    def evicted(self) -> bool:
+        """bool: Whether the end that the node meant has been evicted. Never raises."""
+    def is_root(self) -> bool:
+        """Whether it is where every sequence begins."""
+    def is_leaf(self) -> bool:
+        """Whether nothing follows it."""
+    def get_prefix_tokens_and_blocks(self) -> tuple[list[Any], list[Any]]:
+        """All tokens from the root to the node's end, and their blocks.
+
+        Returns:
+            tuple[list, list]: Tokens and blocks.
+        """
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
 class RadixTrie:
+    """Which cached pages a prompt can use, for an allocator of paged attention inside an engine.
+
+    A radix trie over whole pages of tokens with one block for each page. Blocks are whatever the caller gives (slot
+    numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays; the rest is
+    evicted when blocks are wanted, least recently made or released first, from the tail, children before parents.
+    Matching does not make anything more recent.
+
+    Any number of threads may use a trie at once. A refused call has changed nothing.
+
+    Args:
+        page_size: Tokens in a page, at least 1.
+
+    Raises:
+        InvalidTypeError: page_size is not an int.
+        InvalidArgumentError: page_size is less than 1.
+    """
     def __new__(cls, page_size: SupportsIndex = 1) -> RadixTrie: ...
     @property
-    def page_size(self) -> int: ...
+    def page_size(self) -> int:
+        """int: Tokens in a page."""
     @property
-    def root(self) -> TrieNode: ...
-    def insert(self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None) -> TrieNode: ...
+    def root(self) -> TrieNode:
+        """TrieNode: Where every sequence begins."""
+    def insert(self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None) -> TrieNode:
+        """Keeps a block for each page of tokens.
+
+        Pages that are there already keep the blocks they have; the caller's blocks for those pages are not taken
+        (insert_with_count says how many). A new leaf is evictable until it is marked. O(tokens).
+
+        Args:
+            tokens: Tokens of whole pages, shape (n * page_size,): an integer array, read in place, or a list of ints or
+                strs.
+            blocks: One for each page: a list, or anything that can be gone through.
+            node: The node whose end the tokens follow; None is the root.
+
+        Returns:
+            TrieNode: The end of the sequence, for the next suffix and for marking.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: Tokens that are not whole pages, not one block for each, or none; a node that was
+                evicted or is another trie's.
+        """
     def insert_with_count(
         self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None
-    ) -> tuple[TrieNode, int]: ...
-    def match_prefix(self, tokens: _TrieTokens, node: TrieNode | None = None) -> tuple[TrieNode, list[Any]]: ...
-    def mark_in_use_by(self, node: TrieNode, seq_id: SupportsIndex) -> None: ...
-    def mark_not_in_use_by(self, node: TrieNode, seq_id: SupportsIndex) -> None: ...
-    def evict_blocks(self, desired_num_evicted: SupportsIndex) -> list[Any]: ...
-    def get_all_blocks(self) -> set[Any]: ...
-    def get_evictable_blocks(self) -> set[Any]: ...
-    def pretty_format(self, print_blocks: bool = False) -> list[str]: ...
-    def pretty_print(self, print_blocks: bool = True) -> None: ...
+    ) -> tuple[TrieNode, int]:
+        """Like insert, and says how many of the pages were there already.
+
+        Args:
+            tokens: As insert() takes them.
+            blocks: As insert() takes them.
+            node: As insert() takes it.
+
+        Returns:
+            tuple[TrieNode, int]: The end of the sequence, and how many of the given blocks, the first ones, were not
+            taken and are still the caller's.
+
+        Raises:
+            InvalidTypeError: As insert().
+            InvalidArgumentError: As insert().
+        """
+    def match_prefix(self, tokens: _TrieTokens, node: TrieNode | None = None) -> tuple[TrieNode, list[Any]]:
+        """The longest cached prefix of tokens, in whole pages.
+
+        A match that ends inside a node splits the node, so that the returned node has just this end. Nothing becomes
+        more recently used. O(tokens).
+
+        Args:
+            tokens: Tokens, at least one; a partial page at the end is not looked at.
+            node: The node whose end the tokens follow; None is the root.
+
+        Returns:
+            tuple[TrieNode, list]: Where the match ends (node itself if nothing matches), and the blocks of what
+            matched, in order.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: No tokens; a node that was evicted or is another trie's.
+        """
+    def mark_in_use_by(self, node: TrieNode, seq_id: SupportsIndex) -> None:
+        """A sequence uses a node and all above it: nothing of that is evicted until it is released.
+
+        Mark the deepest node as the sequence grows. Marking twice is marking once; marking the root does nothing.
+        O(nodes up to the root).
+
+        Args:
+            node: A node of this trie.
+            seq_id: The sequence's number, from -2**63 to 2**63 - 1.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A node that was evicted or is another trie's; a number out of range.
+        """
+    def mark_not_in_use_by(self, node: TrieNode, seq_id: SupportsIndex) -> None:
+        """A sequence no longer uses a node and what is above it: all of that is now the most recently used.
+
+        Release once, from the deepest marked node. O(nodes up to the root).
+
+        Args:
+            node: A node of this trie.
+            seq_id: The sequence's number.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: The sequence does not use the node; a node that was evicted or is another trie's; a
+                number out of range.
+        """
+    def evict_blocks(self, desired_num_evicted: SupportsIndex) -> list[Any]:
+        """Takes blocks out of the trie: they are the caller's now.
+
+        The least recently made or released leaf that nobody uses goes first, from its tail; then the next, and parents
+        once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
+        its old end are refused from then on. O(evicted * log leaves).
+
+        Args:
+            desired_num_evicted: How many; 0 or less is none.
+
+        Returns:
+            list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the
+            rest is in use.
+
+        Raises:
+            InvalidTypeError: desired_num_evicted is not an int.
+        """
+    def get_all_blocks(self) -> set[Any]:
+        """All blocks in the trie. O(blocks).
+
+        Returns:
+            set: A new one.
+
+        Raises:
+            TypeError: A block cannot be hashed.
+        """
+    def get_evictable_blocks(self) -> set[Any]:
+        """The blocks that evict_blocks() could return now. O(nodes).
+
+        Returns:
+            set: A new one.
+
+        Raises:
+            TypeError: A block cannot be hashed.
+        """
+    def pretty_format(self, print_blocks: bool = False) -> list[str]:
+        """The trie as text: a line for each node, depth first, children in the order of their coming.
+
+        Args:
+            print_blocks: Whether the blocks stand behind the tokens.
+
+        Returns:
+            list[str]: Two dashes for each level, the tokens, and with blocks " : " and them.
+        """
+    def pretty_print(self, print_blocks: bool = True) -> None:
+        """Prints what pretty_format() gives.
+
+        Args:
+            print_blocks: Whether the blocks stand behind the tokens.
+        """
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
 
@@ -613,6 +2154,34 @@ class _Cleared(Protocol):
 
 @final
 class SyncPrefixHashTable:
+    """Which pods hold how much of a prompt, by chained hashes of its blocks.
+
+    A context for each model and LoRA adapter; in it, for each prefix hash, the pods that hold the prefix. Fed with
+    engines' events and with the router's own decisions. Prefix hashes are XXH64, with the table's seed, of the hash
+    before (8 little-endian bytes; the seed before the first) and a block's bytes; blocks have block_size bytes, and a
+    token is 4 big-endian bytes.
+
+    Limits hold at the end of every call: the least recently used context goes, and the longest unseen prefixes go, of
+    those seen together the deepest first. What nobody stored, added or matched for eviction_duration is evicted by a
+    thread, which ends with close() or with the table.
+
+    Any number of threads may use a table at once. A refused call has changed nothing.
+
+    Args:
+        max_contexts: At most so many contexts; AIBRIX_SYNC_MAX_CONTEXTS or 1,000 if None.
+        max_prefixes_per_context: At most so many prefixes in each; AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT or 10,000.
+        eviction_interval: Seconds between two looks for what is too old; AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS or 60.
+        eviction_duration: Seconds after which an unused prefix is too old, to a tenth;
+            AIBRIX_SYNC_EVICTION_DURATION_MINUTES (minutes there) or 1,200.
+        block_size: Bytes of tokens in a block, 4 for each token; AIBRIX_PREFIX_CACHE_BLOCK_SIZE or 16. Engines'
+            blocks must be multiples.
+        seed: Seed of the prefix hashes, from 0 to 2**64 - 1; a random one if None. Tables with the same seed and
+            block_size name prefixes alike.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        ConfigError: An argument or a variable of no use, named in the message.
+    """
     def __new__(
         cls,
         *,
@@ -624,32 +2193,165 @@ class SyncPrefixHashTable:
         seed: SupportsIndex | None = None,
     ) -> SyncPrefixHashTable: ...
     @property
-    def max_contexts(self) -> int: ...
+    def max_contexts(self) -> int:
+        """int: At most so many contexts."""
     @property
-    def max_prefixes_per_context(self) -> int: ...
+    def max_prefixes_per_context(self) -> int:
+        """int: At most so many prefixes in a context."""
     @property
-    def eviction_interval(self) -> float: ...
+    def eviction_interval(self) -> float:
+        """float: Seconds between two looks for what is too old."""
     @property
-    def eviction_duration(self) -> float: ...
+    def eviction_duration(self) -> float:
+        """float: Seconds after which an unused prefix is too old."""
     @property
-    def block_size(self) -> int: ...
+    def block_size(self) -> int:
+        """int: Bytes of tokens in a block."""
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """int: The seed of the prefix hashes."""
     @property
-    def closed(self) -> bool: ...
-    def get_prefix_hashes(self, tokens: _TokenBytes) -> NDArray[np.uint64]: ...
+    def closed(self) -> bool:
+        """bool: Whether close() was called."""
+    def get_prefix_hashes(self, tokens: _TokenBytes) -> NDArray[np.uint64]:
+        """The prefix hash of each full block.
+
+        Args:
+            tokens: Bytes, 4 big-endian ones for each token, or token ids: an integer array of 32 or 64 bits or a list
+                of ints.
+
+        Returns:
+            numpy.ndarray of uint64, shape (bytes // block_size,). A part of a block at the end has no hash.
+
+        Raises:
+            InvalidTypeError: tokens are something else.
+            InvalidArgumentError: A token is not from 0 to 2**32 - 1.
+        """
     def match_prefix(
         self, model: str, lora_id: SupportsIndex, tokens: _TokenBytes, ready_pods: Iterable[str] | None = None
-    ) -> tuple[dict[str, int], NDArray[np.uint64]]: ...
+    ) -> tuple[dict[str, int], NDArray[np.uint64]]:
+        """What share of a prompt each ready pod has, in percent of its full blocks.
+
+        A pod's share ends at the first block that it does not hold. It is rounded down, but at least 1; pods without
+        the first block are not in the answer. O(blocks), and O(pods) where the set of pods changes.
+
+        Args:
+            model: The model's name.
+            lora_id: The adapter's number, -1 for none.
+            tokens: As get_prefix_hashes() takes them.
+            ready_pods: The pods to ask about: names, or a mapping by name. None: all.
+
+        Returns:
+            tuple[dict[str, int], numpy.ndarray]: Percents by pod, and the prompt's prefix hashes, as add_prefix() takes
+            them.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A token or lora_id is out of range.
+        """
+    def find(self, *, tokens: _TokenBytes, model: str, lora_id: SupportsIndex = -1) -> Counts:
+        """match_prefix() as the other indexes answer: a match, in percent.
+
+        Args:
+            tokens: As get_prefix_hashes() takes them.
+            model: The model's name.
+            lora_id: The adapter's number, -1 for none.
+
+        Returns:
+            kvatlas.types.Counts: The share of each pod; its unit is "percent" and its length 100.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A token or lora_id is out of range.
+        """
     def add_prefix(
         self, model: str, lora_id: SupportsIndex, pod: str, prefix_hashes: Sequence[SupportsIndex] | NDArray[np.uint64]
-    ) -> None: ...
-    def remove_prefix(self, model: str, lora_id: SupportsIndex, pod: str) -> None: ...
-    def process_block_stored(self, event: _Stored) -> int: ...
-    def process_block_removed(self, event: _Removed) -> None: ...
-    def process_all_blocks_cleared(self, event: _Cleared) -> None: ...
-    def evict_expired(self) -> int: ...
-    def stats(self) -> dict[str, int]: ...
-    def close(self) -> None: ...
+    ) -> None:
+        """The router sent a prompt to a pod, and expects that the pod holds its prefixes from now on.
+
+        That ends when the pod's engine removes them, and with their age.
+
+        Args:
+            model: The model's name.
+            lora_id: The adapter's number, -1 for none.
+            pod: The pod's name.
+            prefix_hashes: As match_prefix() and get_prefix_hashes() give them: a uint64 array or a list of ints.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: A number is out of range.
+        """
+    def remove_prefix(self, model: str, lora_id: SupportsIndex, pod: str) -> None:
+        """Forgets a pod in one context. O(prefixes of the context).
+
+        Args:
+            model: The model's name.
+            lora_id: The adapter's number, -1 for none.
+            pod: The pod's name.
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: lora_id is out of range.
+        """
+    def process_block_stored(self, event: _Stored) -> int:
+        """A pod's engine has cached blocks, each after the one before it, the first after the event's parent.
+
+        A name that the pod has announced and not removed is one copy more if it means the same, and means the new
+        content if not.
+
+        Args:
+            event: A BlockStored, or anything with its fields.
+
+        Returns:
+            int: How many of the blocks are now known: none if the pod does not hold the parent, fewer than all if one
+            event has more prefixes than a context may.
+
+        Raises:
+            InvalidTypeError: A field is of the wrong type.
+            InvalidArgumentError: Not one item of tokens for each block hash, a block whose tokens are not a multiple of
+                block_size bytes, or a number out of range.
+        """
+    def process_block_removed(self, event: _Removed) -> None:
+        """A pod's engine has evicted blocks: one copy of each. Other pods keep theirs.
+
+        What the pod does not hold is counted in stats()["unknown_removals"] and changes nothing.
+
+        Args:
+            event: A BlockRemoved, or anything with its fields.
+
+        Raises:
+            InvalidTypeError: A field is of the wrong type.
+            InvalidArgumentError: A number out of range.
+        """
+    def process_all_blocks_cleared(self, event: _Cleared) -> None:
+        """A pod's engine has dropped its whole cache. O(prefixes of the contexts).
+
+        Args:
+            event: An AllBlocksCleared, or anything with its fields. A model_name of None means every context.
+
+        Raises:
+            InvalidTypeError: A field is of the wrong type.
+            InvalidArgumentError: A number out of range.
+        """
+    def evict_expired(self) -> int:
+        """Evicts now what is too old, as the background thread does. O(prefixes).
+
+        Returns:
+            int: How many prefixes that was.
+        """
+    def stats(self) -> PrefixTableStats:
+        """Sizes and counts.
+
+        Returns:
+            dict[str, int]: "contexts"; "prefixes" (entries: prefix hashes that a pod holds); "other_names" (names of a
+            prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once a context); "bytes" (what all of
+            it takes); and since the table was made: "unknown_parents" (stored events without effect),
+            "unknown_removals" (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
+        """
+    def close(self) -> None:
+        """Ends the background thread and waits for its end. Closing again is nothing.
+
+        The table can still be used: its limits hold, and evict_expired() does what the thread did.
+        """
     def __enter__(self) -> SyncPrefixHashTable: ...
     def __exit__(self, *_exception: object) -> None: ...

@@ -1,25 +1,38 @@
-"""What kvatlas raises: one hierarchy, each with a code that stays the same in every release.
+"""What kvatlas raises: one hierarchy of classes, and codes that stay the same in every release.
 
 Each class is also the built-in exception that fits, so code that knows nothing of kvatlas catches it as usual.
+Every code that an exception can have is in the docstring of its class.
 """
 
 __all__ = [
     "ClientError",
+    "ConfigError",
     "DecodeError",
+    "DesignError",
+    "DiscoveryError",
     "IndexFullError",
     "InvalidArgumentError",
     "InvalidTypeError",
+    "JournalError",
     "KvatlasError",
-    "RungError",
+    "MeasurementError",
+    "MissingExtraError",
+    "PageError",
+    "PlotError",
+    "PolicyError",
+    "RequestFailedError",
+    "RequestRefusedError",
     "ServiceError",
-    "SettingsError",
+    "SimulatedEngineError",
+    "TokenizerError",
+    "TraceError",
     "UnknownParentError",
     "UnreachableError",
 ]
 
 
 class KvatlasError(Exception):
-    """The base of all.
+    """The base of all exceptions of kvatlas. It is not raised itself. Code: "error".
 
     Attributes:
         code: A short name of what is wrong, for programs: "wrong_type", "out_of_range", "length_mismatch" and so on.
@@ -37,11 +50,21 @@ class KvatlasError(Exception):
 class InvalidArgumentError(KvatlasError, ValueError):
     """A value of the right type that cannot be used: out of range, unknown, or not fitting another.
 
-    Codes: "out_of_range", "length_mismatch", "token_count", "token_bytes", "wrong_shape", "unknown_tier",
-    "invalid_block_size", "invalid_string", "missing_argument", "conflicting_arguments", "unknown_dialect",
-    "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size", "plan", "plan_file",
-    "options", "index", "unknown_policy", "invalid_page_size", "invalid_snapshot", "no_tokens", "evicted_node",
-    "not_in_use", "foreign_node", "no_thread".
+    Codes, of all: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments", "invalid_string",
+    "length_mismatch", "wrong_shape".
+
+    Of blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
+    "no_tokens".
+
+    Of clients and tokenizers: "invalid_url", "invalid_key", "invalid_messages".
+
+    Of the trees: "unknown_policy", "invalid_page_size", "invalid_snapshot", "evicted_node", "not_in_use",
+    "foreign_node", "no_thread".
+
+    Of the laboratory: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
+    "invalid_group_size", "invalid_sparse_step", "plan", "plan_file", "irregular_array", "options", "index".
+
+    Of the simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
     """
 
     code = "invalid_argument"
@@ -68,10 +91,19 @@ class DecodeError(KvatlasError, ValueError):
     code = "not_a_batch"
 
 
-class SettingsError(InvalidArgumentError):
-    """A setting that is unknown, of the wrong type or of no use. Code: "invalid_settings"."""
+class ConfigError(InvalidArgumentError):
+    """A setting that is unknown, of the wrong type or out of range. Code: "invalid_config"."""
 
-    code = "invalid_settings"
+    code = "invalid_config"
+
+
+class MissingExtraError(KvatlasError, ImportError):
+    """A package that this part of kvatlas needs is not installed. Code: "missing_extra".
+
+    The message names the extra that installs it: `pip install 'kvatlas[tokenizer]'`.
+    """
+
+    code = "missing_extra"
 
 
 class UnknownParentError(InvalidArgumentError, LookupError):
@@ -83,28 +115,51 @@ class UnknownParentError(InvalidArgumentError, LookupError):
     code = "unknown_parent"
 
 
-class RungError(KvatlasError, RuntimeError):
-    """A rung of the ladder could not be started, or a defect of it has shown, so that its answers are worth nothing.
-
-    Codes: "not_started", "broken".
-    """
-
-    code = "broken"
-
-
 class ServiceError(KvatlasError, RuntimeError):
-    """The service could not be started, or refused what it was told in this process.
+    """The service could not be started, or refused a request made in this process.
 
-    Codes: "not_started", "closed", "not_ready", and those that the HTTP interface gives to the same refusal.
+    Codes: "not_started", "closed", "not_ready"; and those that the HTTP interface gives to the same refusal:
+    "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint", "rank_taken",
+    "unknown_rank", "unknown_worker", "invalid_settings", "service".
     """
 
     code = "service"
 
 
+class DiscoveryError(KvatlasError, RuntimeError):
+    """An engine cannot be registered as it is. `kvatlas serve` logs these and asks again.
+
+    Codes: "unreachable", "timeout", "http_" and the status of a refusal, "bad_answer", "no_events" (the engine does not
+    publish events that can be followed), "unknown_address" (it does not say where its events are), "unusable_address",
+    "refused" (the service did not accept the registration), "discovery".
+
+    Attributes:
+        temporary: Whether waiting may help: the engine is starting or away. Otherwise its answer was clear.
+    """
+
+    code = "discovery"
+
+    def __init__(self, message: str, code: str | None = None, *, temporary: bool = False) -> None:
+        super().__init__(message, code)
+        self.temporary = temporary
+
+
+class TokenizerError(KvatlasError, RuntimeError):
+    """Text or messages cannot be turned into token ids.
+
+    Codes: "bad_tokenizer" (the file cannot be used), "no_chat_template", "bad_chat_template", "bad_messages" (the
+    template refused the messages), "unreachable", "timeout", "http_" and the status of an engine's refusal,
+    "bad_answer", "closed", "tokenizer".
+    """
+
+    code = "tokenizer"
+
+
 class ClientError(KvatlasError, RuntimeError):
     """A service refused a request, or gave an answer that cannot be understood.
 
-    Codes: those that the service gives; "http_" and the status if it gave none; "bad_answer".
+    Codes: those that the service gives, "http_" and the status if it gave none, "bad_answer", "closed" (the client was
+    closed before), "not_ready" (it took too long), "no_workers", "client".
 
     Attributes:
         status: The HTTP status; None if there was no answer.
@@ -121,3 +176,86 @@ class UnreachableError(ClientError, ConnectionError):
     """Nobody answered. Codes: "unreachable", "timeout"."""
 
     code = "unreachable"
+
+
+# Of routing, the simulator and the laboratory
+
+
+class PolicyError(KvatlasError, ValueError):
+    """There is no such routing policy, what was named is not a policy, or a policy failed.
+
+    Codes: "invalid_policy"; "policy_failed" if the policy itself raised an error or chose an engine that is not there.
+    """
+
+    code = "invalid_policy"
+
+
+class TraceError(KvatlasError, ValueError):
+    """A trace that cannot be read. Code: "invalid_trace"."""
+
+    code = "invalid_trace"
+
+
+class SimulatedEngineError(KvatlasError, RuntimeError):
+    """A simulated engine that cannot start, or cannot do what it was asked.
+
+    Codes: "port_in_use", "invalid_host", "not_started", "running", "down", "bad_answer", "http_" and the status of an
+    answer, "simulated_engine".
+    """
+
+    code = "simulated_engine"
+
+
+class RequestRefusedError(InvalidArgumentError):
+    """A request that a simulated engine cannot understand or can never run. Codes: "invalid_request", "too_long".
+
+    Attributes:
+        param: The field of the request that is wrong; None if it is not one alone.
+        status: The HTTP status that says so.
+    """
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, code: str | None = None, *, param: str | None = None, status: int = 400) -> None:
+        super().__init__(message, code)
+        self.param = param
+        self.status = status
+
+
+class RequestFailedError(KvatlasError, RuntimeError):
+    """A simulated engine gave a request up before its end. Code: "request_failed"."""
+
+    code = "request_failed"
+
+
+class DesignError(KvatlasError, RuntimeError):
+    """A design of the index that is unknown, cannot be started, or is broken, so that its answers are worth nothing.
+
+    Codes: "unknown_design", "cannot_load", "not_started", "broken".
+    """
+
+    code = "broken"
+
+
+class PlotError(KvatlasError, ValueError):
+    """A picture cannot be made under the name given. Code: "unknown_format"."""
+
+    code = "unknown_format"
+
+
+class MeasurementError(KvatlasError, RuntimeError):
+    """A measurement that came to no result. Codes: "measurement_failed", "measurement_timeout", "no_program"."""
+
+    code = "measurement_failed"
+
+
+class JournalError(KvatlasError, ValueError):
+    """A file that does not hold measurements. Code: "invalid_journal"."""
+
+    code = "invalid_journal"
+
+
+class PageError(KvatlasError, ValueError):
+    """A document without the place for figures, or a file without the figures. Code: "invalid_page"."""
+
+    code = "invalid_page"

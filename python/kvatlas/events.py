@@ -6,6 +6,8 @@ Each event is a method of the index written down; its fields are that method's a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvatlas.types import Tier
+
 __all__ = ["Clear", "Drop", "Event", "Remove", "Store"]
 
 
@@ -27,7 +29,7 @@ class Store:
     content_hashes: Sequence[int]
     parent: int | bytes | None = None
     rank: int = 0
-    tier: str = "gpu"
+    tier: Tier = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Remove:
     worker: str
     block_hashes: Sequence[int | bytes]
     rank: int = 0
-    tier: str = "gpu"
+    tier: Tier = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Clear:
 
     worker: str
     rank: int | None = None
-    tier: str | None = None
+    tier: Tier | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ arguments, and every method means exactly what its few lines say.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from numpy.typing import NDArray
 
 from kvatlas._native import content_hashes as hash_contents
 from kvatlas.events import Clear, Drop, Event, Remove, Store
+from kvatlas.types import Tier
 
 __all__ = ["ReferenceIndex", "ReferenceMatch"]
 
@@ -26,8 +27,8 @@ Children = dict[tuple[Name | None, int], set[Name]]
 """(name of a block or None for the root, content hash) -> names of the blocks that continue it with this content."""
 
 
-TIERS = ("gpu", "cpu", "disk", "external")
-NEARER = {tier: TIERS[1 : number + 1] for number, tier in enumerate(TIERS)}
+TIERS: tuple[Tier, ...] = ("gpu", "cpu", "disk", "external")
+NEARER: dict[Tier, tuple[Tier, ...]] = {tier: TIERS[1 : number + 1] for number, tier in enumerate(TIERS)}
 """A tier -> it and those between it and the device."""
 
 
@@ -38,10 +39,10 @@ class Rank:
     device: Blocks = field(default_factory=dict)
     device_copies: dict[Name, int] = field(default_factory=dict)
     offloaded: Blocks = field(default_factory=dict)
-    offloaded_copies: dict[Name, dict[str, int]] = field(default_factory=dict)
-    views: dict[str, Children] | None = None  # by the last tier that counts; None after a change
+    offloaded_copies: dict[Name, dict[Tier, int]] = field(default_factory=dict)
+    views: dict[Tier, Children] | None = None  # by the last tier that counts; None after a change
 
-    def children(self) -> dict[str, Children]:
+    def children(self) -> dict[Tier, Children]:
         if self.views is None and not self.offloaded:
             self.views = dict.fromkeys(TIERS, group(self.device))
         elif self.views is None:
@@ -49,7 +50,7 @@ class Rank:
             self.views = {tier: group(self.device | self.within(tiers)) for tier, tiers in NEARER.items()}
         return self.views
 
-    def within(self, tiers: Sequence[str]) -> Blocks:
+    def within(self, tiers: Sequence[Tier]) -> Blocks:
         """What is offloaded to these tiers."""
         return {n: block for n, block in self.offloaded.items() if any(t in self.offloaded_copies[n] for t in tiers)}
 
@@ -82,7 +83,9 @@ def linked(children: Children) -> set[Name | None]:
 class ReferenceMatch:
     """The answer to a query: see `kvatlas.Match`."""
 
-    def __init__(self, views: dict[str, dict[tuple[str, int], int]], length: int, tier: str = "gpu") -> None:
+    unit: Final = "blocks"
+
+    def __init__(self, views: dict[Tier, dict[tuple[str, int], int]], length: int, tier: Tier = "gpu") -> None:
         self._views = views
         self.length = length
         self._by_rank = {holder: depth for holder, depth in views[tier].items() if depth > 0}
@@ -92,7 +95,7 @@ class ReferenceMatch:
     def any_tier(self) -> "ReferenceMatch":
         return self.within("external")
 
-    def within(self, tier: str) -> "ReferenceMatch":
+    def within(self, tier: Tier) -> "ReferenceMatch":
         return ReferenceMatch(self._views, self.length, tier)
 
     def by_rank(self) -> dict[tuple[str, int], int]:
@@ -109,10 +112,10 @@ class ReferenceMatch:
         depths = sorted(set(scores.values()), reverse=True)
         return [(depth, [worker for worker in scores if scores[worker] == depth]) for depth in depths]
 
-    def best(self, k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
+    def best(self, top_k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
         allowed = None if among is None else set(among)
         ranked = [(worker, depth) for depth, workers in self.levels() for worker in workers]
-        return [(worker, depth) for worker, depth in ranked if allowed is None or worker in allowed][:k]
+        return [(worker, depth) for worker, depth in ranked if allowed is None or worker in allowed][:top_k]
 
 
 class ReferenceIndex:
@@ -133,22 +136,20 @@ class ReferenceIndex:
         tokens: Ints | None = None,
         parent: Name | None = None,
         rank: int = 0,
-        tier: str = "gpu",
+        tier: Tier = "gpu",
         lora: str | None = None,
         salt: str | None = None,
     ) -> None:
-        if content_hashes is None:
-            assert tokens is not None
-            content_hashes = hash_contents(tokens, self.block_size, lora, salt).tolist()
+        contents = self._contents(tokens, content_hashes, lora, salt)
         self._counters["stores"] += 1
-        for name, content in zip(block_hashes, content_hashes, strict=True):
+        for name, content in zip(block_hashes, contents, strict=True):
             held = self._ranks.setdefault(worker, {}).setdefault(rank, Rank())
             held.views = None
             store_block = self._store_on_device if tier == "gpu" else self._store_offloaded
-            store_block(held, tier, name, (parent, int(content)))
+            store_block(held, tier, name, (parent, content))
             parent = name
 
-    def _store_on_device(self, held: Rank, _tier: str, name: Name, block: tuple[Name | None, int]) -> None:
+    def _store_on_device(self, held: Rank, _tier: Tier, name: Name, block: tuple[Name | None, int]) -> None:
         if held.device.get(name, block) != block:
             self._counters["replaced"] += 1
             del held.device[name], held.device_copies[name]
@@ -158,7 +159,7 @@ class ReferenceIndex:
             self._counters["replaced"] += 1
             del held.offloaded[name], held.offloaded_copies[name]
 
-    def _store_offloaded(self, held: Rank, tier: str, name: Name, block: tuple[Name | None, int]) -> None:
+    def _store_offloaded(self, held: Rank, tier: Tier, name: Name, block: tuple[Name | None, int]) -> None:
         if held.offloaded.get(name, block) != block:
             self._counters["replaced"] += 1
             del held.offloaded[name], held.offloaded_copies[name]
@@ -166,7 +167,7 @@ class ReferenceIndex:
         copies = held.offloaded_copies.setdefault(name, {})
         copies[tier] = copies.get(tier, 0) + 1 if self.count_copies else 1
 
-    def remove(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: str = "gpu") -> None:
+    def remove(self, worker: str, *, block_hashes: Names, rank: int = 0, tier: Tier = "gpu") -> None:
         self._counters["removes"] += 1
         held = self._ranks.get(worker, {}).get(rank, Rank())
         held.views = None
@@ -182,12 +183,12 @@ class ReferenceIndex:
             else:
                 self._counters["unknown_removals"] += 1
 
-    def _leave_tier(self, held: Rank, tier: str, name: Name) -> None:
+    def _leave_tier(self, held: Rank, tier: Tier, name: Name) -> None:
         held.offloaded_copies[name].pop(tier, None)
         if not held.offloaded_copies[name]:
             del held.offloaded[name], held.offloaded_copies[name]
 
-    def clear(self, worker: str, *, rank: int | None = None, tier: str | None = None) -> None:
+    def clear(self, worker: str, *, rank: int | None = None, tier: Tier | None = None) -> None:
         self._counters["clears"] += 1
         for number, held in self._ranks.get(worker, {}).items():
             if rank is not None and rank != number:
@@ -196,7 +197,7 @@ class ReferenceIndex:
             if tier in ("gpu", None):
                 held.device, held.device_copies = {}, {}
             if tier != "gpu":
-                for gone in ("cpu", "disk", "external") if tier is None else (tier,):
+                for gone in TIERS[1:] if tier is None else (tier,):
                     for name in list(held.offloaded):
                         self._leave_tier(held, gone, name)
 
@@ -204,16 +205,33 @@ class ReferenceIndex:
         self._counters["drops"] += 1
         self._ranks.pop(worker, None)
 
-    def find(self, content_hashes: Ints) -> ReferenceMatch:
-        query = [int(content) for content in content_hashes]
-        views: dict[str, dict[tuple[str, int], int]] = {tier: {} for tier in TIERS}
+    def find(
+        self,
+        *,
+        tokens: Ints | None = None,
+        content_hashes: Ints | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> ReferenceMatch:
+        query = self._contents(tokens, content_hashes, lora, salt)
+        views: dict[Tier, dict[tuple[str, int], int]] = {tier: {} for tier in TIERS}
         for worker, rank, held in self._each_rank():
             for tier, children in held.children().items():
                 views[tier][worker, rank] = depth(children, query)
         return ReferenceMatch(views, len(query))
 
-    def find_tokens(self, tokens: Ints, *, lora: str | None = None, salt: str | None = None) -> ReferenceMatch:
-        return self.find(hash_contents(tokens, self.block_size, lora, salt).tolist())
+    def _contents(
+        self, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None
+    ) -> list[int]:
+        """Content hashes, as given or of the tokens: exactly one of the two."""
+        if tokens is None:
+            assert content_hashes is not None
+            assert lora is None
+            assert salt is None
+            return [int(content) for content in content_hashes]
+        assert content_hashes is None
+        hashes: list[int] = hash_contents(tokens, self.block_size, lora, salt).tolist()
+        return hashes
 
     def workers(self) -> dict[str, int]:
         return {

@@ -1,21 +1,66 @@
-"""What the indexes have in common: ask by a key, learn who has how much of it.
+"""What the indexes have in common, and the words that their arguments and answers are made of.
 
-A router that asks `find(key)` and reads nothing but `scores()`, `best()`, `depth` and `length` of the answer works
-with any of them. Depths count in the units of the index, so compare them with each other and with `length`, which is
-in the same units: blocks (`BlockIndex`), characters (`StringTree`), tokens in whole pages (`TokenTree`).
+Every index answers `find` with a match that has the same methods: `depth`, `length`, `unit`, `levels()`, `scores()` and
+`best()`. So a router that reads nothing else works with any of them. Depths count in the match's `unit`: compare them
+with each other and with `length`, not across indexes.
+
+The prompt is always given by keyword, in a form that the index takes:
+
+| index | `find` takes | unit |
+|---|---|---|
+| `BlockIndex`, a rung, `ReferenceIndex` | `tokens=` or `content_hashes=` | "blocks" |
+| `TokenTree` | `tokens=` | "tokens" |
+| `StringTree` | `text=` | "characters" |
+| `SyncPrefixHashTable` | `tokens=` and `model=` | "percent" |
 
 Only the question is common. How an index learns is not: a `BlockIndex` is told by engines, the trees by the router.
 """
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
-__all__ = ["Counts", "Finder", "PrefixIndex", "PrefixMatch"]
+import numpy as np
+from numpy.typing import NDArray
 
-Key = TypeVar("Key")
-Key_contra = TypeVar("Key_contra", contravariant=True)
+__all__ = [
+    "Counts",
+    "Dialect",
+    "EvictionPolicy",
+    "HashIndex",
+    "IndexStats",
+    "Layout",
+    "PrefixIndex",
+    "PrefixMatch",
+    "PrefixTableStats",
+    "RungStats",
+    "Search",
+    "TextIndex",
+    "Tier",
+    "TokenIndex",
+    "TreeStats",
+    "Unit",
+]
+
+Tier: TypeAlias = Literal["gpu", "cpu", "disk", "external"]
+"""Where a block is, nearest first: device memory, host memory, local storage, anything shared or remote."""
+
+Unit: TypeAlias = Literal["blocks", "tokens", "characters", "percent"]
+"""What the depths and the length of a match count."""
+
+Dialect: TypeAlias = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
+"""How an engine writes its events: as now, or as arrays, as it once did."""
+
+EvictionPolicy: TypeAlias = Literal["lru", "lfu", "fifo", "mru", "filo", "priority"]
+"""What a tree evicts first."""
+
+Search: TypeAlias = Literal["jump", "bisect"]
+"""What a positional index does when a leap fails: look at each place of it, or halve it."""
+
+Layout: TypeAlias = Literal["map", "arrays"]
+"""How a positional index keeps its entries."""
 
 
 @runtime_checkable
@@ -28,32 +73,49 @@ class PrefixMatch(Protocol):
 
     @property
     def length(self) -> int:
-        """What a depth is out of: the length of the prompt in the same units. No depth is greater."""
+        """What a depth is out of: the length of the prompt in the same unit. No depth is greater."""
+
+    @property
+    def unit(self) -> Unit:
+        """What depths and length count."""
+
+    def levels(self) -> Sequence[tuple[int, Sequence[str]]]:
+        """The names grouped by depth, deepest first; without those who have nothing."""
 
     def scores(self) -> Mapping[str, int]:
         """The depth of everyone who has anything, by name."""
 
-    def best(self, k: int = 1, among: Collection[str] | None = None) -> list[tuple[str, int]]:
-        """The deepest with their depths, at most k, deepest first; only of those among, if given."""
+    def best(self, top_k: int = 1, among: Collection[str] | None = None) -> Sequence[tuple[str, int]]:
+        """The deepest with their depths, at most top_k, deepest first; only of those among, if given."""
 
 
 @runtime_checkable
-class PrefixIndex(Protocol[Key_contra]):
-    """Answers for a key (content hashes, tokens, text) who has how much of it. Asking changes nothing."""
+class PrefixIndex(Protocol):
+    """Anything that says who has how much of a prompt, whatever form the prompt has. Asking changes nothing."""
 
-    def find(self, key: Key_contra, /) -> PrefixMatch:
-        """Who has how much of this key from its beginning on."""
+    def find(self, *args: Any, **prompt: Any) -> PrefixMatch:
+        """Who has how much of this prompt from its beginning on. The prompt is given by keyword."""
 
 
-@dataclass(frozen=True)
-class Finder(Generic[Key]):
-    """Makes a `PrefixIndex` of any function that answers with a match, such as `BlockIndex.find_tokens`.
+class TokenIndex(Protocol):
+    """A `PrefixIndex` that is asked by token ids."""
 
-    Attributes:
-        find: The function.
-    """
+    def find(self, *, tokens: Sequence[int] | NDArray[np.uint32]) -> PrefixMatch:
+        """Who has how much of these tokens, from the first on."""
 
-    find: Callable[[Key], PrefixMatch]
+
+class HashIndex(Protocol):
+    """A `PrefixIndex` that is asked by content hashes."""
+
+    def find(self, *, content_hashes: Sequence[int] | NDArray[np.uint64]) -> PrefixMatch:
+        """Who has how much of these blocks, from the first on."""
+
+
+class TextIndex(Protocol):
+    """A `PrefixIndex` that is asked by text."""
+
+    def find(self, *, text: str) -> PrefixMatch:
+        """Who has how much of this text, from its first character on."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +125,124 @@ class Counts:
     Attributes:
         counts: Depth by name. Who has nothing may be in it with 0.
         length: What a depth is out of: 100 if the counts are percent.
+        unit: What the counts and the length count.
     """
 
     counts: Mapping[str, int]
     length: int
+    unit: Unit = "blocks"
 
     @property
     def depth(self) -> int:
         """The greatest depth of anyone; 0 if nobody has anything."""
         return max(self.counts.values(), default=0)
 
+    def levels(self) -> list[tuple[int, list[str]]]:
+        """The names grouped by depth, deepest first; without those who have nothing."""
+        ranked = sorted(self.scores().items(), key=lambda score: -score[1])
+        grouped = itertools.groupby(ranked, key=lambda score: score[1])
+        return [(depth, [name for name, _ in level]) for depth, level in grouped]
+
     def scores(self) -> dict[str, int]:
         """The depth of everyone who has anything, by name."""
         return {name: depth for name, depth in self.counts.items() if depth > 0}
 
-    def best(self, k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
-        """The deepest with their depths, at most k, deepest first; only of those among, if given."""
+    def best(self, top_k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        """The deepest with their depths, at most top_k, deepest first; only of those among, if given."""
         allowed = None if among is None else set(among)
         scores = ((name, depth) for name, depth in self.scores().items() if allowed is None or name in allowed)
-        return heapq.nlargest(k, scores, key=lambda score: score[1])
+        return heapq.nlargest(top_k, scores, key=lambda score: score[1])
+
+
+class IndexStats(TypedDict):
+    """What `BlockIndex.stats` says."""
+
+    workers: int
+    """Workers that have stored anything since they were last dropped."""
+    holders: int
+    """Ranks, and ranks again that hold blocks beyond their device memory."""
+    blocks: int
+    """Blocks held: for each rank, names on the device and names offloaded."""
+    unlinked: int
+    """Blocks on devices whose chain to the root is not complete: below a hole, or without a known parent."""
+    copies: int
+    """Copies on devices beyond the first."""
+    positions: int
+    """Different blocks of all reachable chains."""
+    runs: int
+    """Stretches of consecutive positions that these are kept in."""
+    sets: int
+    """Different sets of holders that do not fit into a word."""
+    bytes: int
+    """Memory of all this, as allocated."""
+    private_holders: int
+    """Holders that name blocks otherwise than those before them did."""
+    stores: int
+    """Calls of store so far."""
+    removes: int
+    """Calls of remove so far."""
+    clears: int
+    """Calls of clear so far."""
+    drops: int
+    """Calls of drop so far."""
+    replaced: int
+    """Blocks whose name was announced again for another block."""
+    unknown_removals: int
+    """Names removed that were not held."""
+
+
+class RungStats(TypedDict):
+    """What the rungs of the ladder and `PositionalIndexer.stats` say."""
+
+    workers: int
+    """Workers known."""
+    blocks: int
+    """Blocks held by them all."""
+    entries: int
+    """Entries of the design's own kind: keys, nodes, positions, runs."""
+    refused: int
+    """Stores that the design refused."""
+    unknown_removals: int
+    """Names removed that were not held."""
+    messages: int
+    """Messages between the parts of a design that has several."""
+
+
+class TreeStats(TypedDict):
+    """What `StringTree.stats` and `TokenTree.stats` say."""
+
+    tenants: int
+    """Tenants that have anything."""
+    nodes: int
+    """Nodes of the tree, without the root."""
+    size: int
+    """The sum of the sizes of all tenants, in characters or tokens."""
+    bytes: int
+    """Memory of the tree."""
+
+
+class PrefixTableStats(TypedDict):
+    """What `SyncPrefixHashTable.stats` says."""
+
+    contexts: int
+    """Contexts: pairs of a model and an adapter."""
+    prefixes: int
+    """Prefix hashes that a pod holds."""
+    other_names: int
+    """Names of a prefix beyond its first."""
+    pod_sets: int
+    """Different sets of pods."""
+    pods: int
+    """Pods, once a context."""
+    bytes: int
+    """Memory of all this."""
+    unknown_parents: int
+    """Stored events without effect."""
+    unknown_removals: int
+    """Blocks removed that were not held."""
+    evicted_by_age: int
+    """Prefixes evicted because of their age."""
+    evicted_by_limit: int
+    """Prefixes evicted because of a limit."""
+    evicted_contexts: int
+    """Contexts evicted."""

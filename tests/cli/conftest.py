@@ -1,5 +1,6 @@
 """The command line: in this process, or as a process of its own where that makes a difference."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,7 @@ def _as_process(args: list[str]) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         encoding="utf-8",
+        env=dict(os.environ),  # not what readline, which pytest imports, puts behind it: COLUMNS=80
         check=False,
         timeout=300,
         stdin=subprocess.DEVNULL,

@@ -24,7 +24,15 @@ from .conftest import Run
 
 EVENTS: list[Event] = [
     Stored(
-        [1, 2, 3, 4, 5, 6], None, [7] * 12, 2, lora="ad", salt="secret", group=0, kind="full_attention", session_id="x"
+        [1, 2, 3, 4, 5, 6],
+        None,
+        [7] * 12,
+        2,
+        lora="ad",
+        salt="secret",
+        group_idx=0,
+        kind="full_attention",
+        session_id="x",
     ),
     Removed([-1, b"\xab\xcd"], tier="cpu"),
     Cleared(),
@@ -32,7 +40,7 @@ EVENTS: list[Event] = [
 PAYLOAD = encode_batch(EVENTS, timestamp=1.5, rank=2)
 PEOPLE = """\
 time 1.500000  rank 2
-  stored    6 blocks of 2 tokens in gpu after the beginning: 1, 2, 3, 4, and 2 more lora=ad salted group=0 full_attention session=x
+  stored    6 blocks of 2 tokens in gpu after the beginning: 1, 2, 3, 4, and 2 more lora=ad salted group_idx=0 full_attention session=x
   removed   2 blocks from cpu: -1, abcd
   cleared   everything of the rank
 """  # noqa: E501
@@ -99,7 +107,7 @@ def test_json(run: Run, tmp_path: Path) -> None:
     (line,) = run("decode", "p", "--json").stdout.splitlines()
     stored = {
         "type": "stored", "block_hashes": [1, 2, 3, 4, 5, 6], "parent": None, "block_size": 2, "tokens": 12,
-        "tier": "gpu", "medium": "GPU", "salted": True, "lora": "ad", "group": 0, "kind": "full_attention",
+        "tier": "gpu", "medium": "GPU", "salted": True, "lora": "ad", "group_idx": 0, "kind": "full_attention",
         "session_id": "x",
     }  # fmt: skip
     removed = {"type": "removed", "block_hashes": [-1, "abcd"], "tier": "cpu", "medium": "CPU"}
@@ -154,7 +162,7 @@ def test_what_is_no_batch_does_not_stop_the_rest(run: Run, tmp_path: Path) -> No
         (b'{"type": "frames"}', [], "p, line 1: not a record of frames"),
         (b'{"type": "meta"}\n{"type', [], "p, line 2: not a record of frames"),
         (b'{"type": "meta"}', [], "p: nothing has been published in it"),
-        (PAYLOAD, ["--topic", "x"], "--replay and --topic are for an endpoint"),
+        (PAYLOAD, ["--topic", "x"], "--replay-endpoint and --topic are for an endpoint"),
         (PAYLOAD, ["--count", "0"], "0 is not in the range"),
     ],
 )
@@ -171,8 +179,8 @@ def test_wrong_endpoints(run: Run) -> None:
     for args, message in (
         (["http://host:1"], "'http://host:1' is no endpoint: tcp://HOST:PORT or ipc://PATH is"),
         (["tcp://nowhere"], "cannot connect to tcp://nowhere"),
-        (["tcp://127.0.0.1:1", "--replay", "127.0.0.1:5"], "'127.0.0.1:5' is not of the form tcp://host:port"),
-        (["tcp://127.0.0.1:1", "--replay", "tcp://x"], "cannot connect to tcp://x"),
+        (["tcp://127.0.0.1:1", "--replay-endpoint", "127.0.0.1:5"], "'127.0.0.1:5' is not of the form tcp://host:port"),
+        (["tcp://127.0.0.1:1", "--replay-endpoint", "tcp://x"], "cannot connect to tcp://x"),
     ):
         done = run("decode", *args)
         assert done.returncode == 2
@@ -243,7 +251,7 @@ def test_a_live_endpoint(run: Run, context: "zmq.Context[Any]") -> None:
 def test_replay_first_and_nothing_twice(run: Run, context: "zmq.Context[Any]") -> None:
     engine = Engine(context)
     try:
-        done = run("decode", engine.endpoint, "--replay", engine.replay, "--count", 8, "--json")
+        done = run("decode", engine.endpoint, "--replay-endpoint", engine.replay, "--count", 8, "--json")
     finally:
         engine.close()
     numbers = [json.loads(line)["seq"] for line in done.stdout.splitlines()]
@@ -320,7 +328,7 @@ def test_a_silent_replay_is_not_waited_for(run: Run, context: "zmq.Context[Any]"
     with context.socket(zmq.ROUTER) as silent:
         port = silent.bind_to_random_port("tcp://127.0.0.1")
         try:
-            done = run("decode", engine.endpoint, "--replay", f"tcp://127.0.0.1:{port}", "--count", 1)
+            done = run("decode", engine.endpoint, "--replay-endpoint", f"tcp://127.0.0.1:{port}", "--count", 1)
         finally:
             engine.close()
     assert "does not answer, or not to the end: going on live" in done.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 import kvatlas
-from kvatlas.cli import main, query
+from kvatlas.cli import COMMANDS, main, query
 
 from .conftest import Run
 
@@ -16,7 +16,17 @@ def test_version(run: Run) -> None:
 def test_help_lists_the_commands(run: Run, flag: str) -> None:
     done = run(flag)
     assert done.returncode == 0
-    assert "replay" in done.stdout
+    groups = [line for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert groups == ["Options:", "Run:", "Ask:", "Simulate:", "Measure:"]
+    assert all(f"\n  {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("args", [[], ["bench"], *([name] for name in COMMANDS)])
+def test_help_is_whole_in_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch, args: list[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(*args, "--help").stdout.splitlines()[1:]
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if line.endswith("...")]
 
 
 def test_a_wrong_command_names_the_nearest(run: Run) -> None:

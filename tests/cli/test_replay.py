@@ -1,6 +1,5 @@
 """`kvatlas replay`."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import pytest
 
 from .conftest import Run
 
-FAST = ("--requests", 200, "--engines", 4, "--block-size", 128, "--rate", 1)
+FAST = ("--requests", 200, "--engines", 4, "--block-size", 128, "--request-rate", 1)
 LINE = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
 
 
@@ -21,7 +20,15 @@ def test_a_generated_trace(run: Run) -> None:
     done = run("replay", *FAST)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    for word in ("200 requests", "random", "prefix-affinity", "exact", "one infinite cache", "find p50", "all agree"):
+    for word in (
+        "200 requests",
+        "random",
+        "prefix-affinity",
+        "exact",
+        "one infinite cache",
+        "bytes",
+        "all agree",
+    ):
         assert word in done.stdout
 
 
@@ -57,7 +64,6 @@ def test_files_are_written(run: Run, tmp_path: Path) -> None:
     assert [p["hit_tokens"] for p in first["policies"]] == [p["hit_tokens"] for p in second["policies"]]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_plots_are_written(run: Run, tmp_path: Path) -> None:
     done = run("replay", *FAST, "--policy", "exact", "--plot", "a.png", "--plot", "b.html")
     assert done.returncode == 0, done.stderr
@@ -115,7 +121,7 @@ def test_a_directory_is_no_trace(run: Run) -> None:
         (["--block-size", "100"], "100 does not divide 512"),
         (["--speedup", "0"], "--speedup"),
         (["--speedup", "nan"], "speedup must be above 0, got nan"),
-        (["--rate", "nan"], "rate must not be negative, got nan"),
+        (["--request-rate", "nan"], "rate must not be negative, got nan"),
         (["--check", "2"], "2.0 is not in the range"),
         (["--policy", "exat"], "did you mean 'exact'"),
         (["--policy", "nowhere:Nothing"], "No module named 'nowhere'"),
@@ -125,7 +131,7 @@ def test_a_directory_is_no_trace(run: Run) -> None:
         (["--json", "."], "is a directory"),
         (["--plot", "a.gif"], "must end in .png, .svg or .html"),
         (["--skip-bad"], "--skip-bad is for traces from a file"),
-        (["t.jsonl", "--rate", "3"], "--rate is for generated traces"),
+        (["t.jsonl", "--request-rate", "3"], "--request-rate is for generated traces"),
         (["t.jsonl", "--save-trace", "u"], "--save-trace is for generated traces"),
         (["t.jsonl", "--json", "./t.jsonl"], "is the trace: it would be overwritten"),
         (["t.jsonl", "extra"], "unexpected extra argument"),
@@ -161,7 +167,7 @@ def test_a_policy_of_ones_own(run: Run, tmp_path: Path) -> None:
 
 def test_a_disagreement_exits_with_1(tmp_path: Path) -> None:
     code = (
-        "import kvatlas.bench.runner as runner\n"
+        "import kvatlas.lab.replay.runner as runner\n"
         "class Wrong(runner.ReferenceIndex):\n"
         "    def store(self, worker, **how): super().store(worker + '!', **how)\n"
         "runner.ReferenceIndex = Wrong\n"

@@ -18,7 +18,7 @@ import pytest
 
 from kvatlas.client import Client
 from kvatlas.errors import UnreachableError
-from kvatlas.service.settings import all_keys
+from kvatlas.service.config.schema import all_keys
 
 from .conftest import Run
 
@@ -146,7 +146,7 @@ def test_requests_that_take_too_long_are_cut_off() -> None:
 
 
 def test_logs_for_programs() -> None:
-    with serving("--log", "json", "--worker", "w=tcp://127.0.0.1:9,model=m,block_size=16") as process:
+    with serving("--log", "json", "--stream", "w=tcp://127.0.0.1:9,model=m,block_size=16") as process:
         process.wait_for('"message": *"listening')
         process.signal(signal.SIGTERM)
         assert process.end() == 0
@@ -181,12 +181,12 @@ def test_keys_and_the_warning_without_one(tmp_path: Path) -> None:
 
 
 def test_a_file_and_variables(tmp_path: Path) -> None:
-    (tmp_path / "k.toml").write_text("[[worker]]\nid = 'w'\nendpoint = 'tcp://127.0.0.1:9'\nblock_size = 16\n")
+    (tmp_path / "k.toml").write_text("[[stream]]\nworker = 'w'\nendpoint = 'tcp://127.0.0.1:9'\nblock_size = 16\n")
     model = {"KVATLAS_MODEL": "m"}
     with serving("--config", "k.toml", env=model, cwd=tmp_path) as process, Client(process.url) as client:
         (worker,) = client.workers()
     assert (worker.worker, worker.model, worker.block_size) == ("w", "m", 16)
-    assert worker.source == "worker w"
+    assert worker.source == "stream of w"
 
 
 # What is refused
@@ -215,9 +215,15 @@ def test_a_bad_certificate_is_one_line(run: Run, tmp_path: Path) -> None:
     ("args", "message"),
     [
         (("--stale-after", "soon"), 'Error: --stale-after must be a duration above 0: "30s"'),
-        (("--engine", "host:8000"), 'Error: --engine: engine "host:8000": the scheme is missing or unknown'),
-        (("--worker", "w"), 'Error: --worker: worker "w": a worker is ID=tcp://HOST:PORT'),
-        (("--worker", "w=tcp://h:1"), 'Error: worker "w": model is missing: say model=NAME, or --model for all'),
+        (
+            ("--engine", "host:8000"),
+            'Error: --engine: engine "host:8000": an engine is http://HOST:PORT, but the scheme',
+        ),
+        (("--stream", "w"), 'Error: --stream: stream "w": a stream is WORKER=tcp://HOST:PORT'),
+        (
+            ("--stream", "w=tcp://h:1"),
+            'Error: stream of worker "w": model is missing: add model=NAME',
+        ),
         (("--config", "none.toml"), "Error: cannot read none.toml: No such file or directory"),
         (("--engines-file", "none.toml"), "Error: cannot read none.toml: No such file or directory"),
         (("--key-file", "none"), "Error: http.key_file: cannot read none: No such file or directory"),
@@ -248,7 +254,7 @@ def test_a_wrong_variable_names_the_nearest(run: Run, monkeypatch: pytest.Monkey
 def test_the_settings_in_force(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVATLAS_KEY", "s3cret")
     monkeypatch.setenv("KVATLAS_PROBE_INTERVAL", "7s")
-    (tmp_path / "k.toml").write_text("[streams]\nreplay_attempts = 5\n")
+    (tmp_path / "k.toml").write_text("[events]\nreplay_attempts = 5\n")
     done = run(
         "serve", "--config", "k.toml", "--stale-after", "90", "--engine", "http://user:pass@h:1", "--print-config"
     )

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from kvatlas.cli.workers import _COUNTERS, _shown
-from kvatlas.service import HttpSettings, Service, Settings
+from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
-from kvatlas.sim.live import Fleet, LiveSettings
+from kvatlas.sim.server import Fleet, ServerConfig
 
 from .conftest import Run
 
-SETTINGS = Settings(http=HttpSettings(bind="127.0.0.1:0"))
+CONFIG = Config(http=HttpConfig(bind="127.0.0.1:0"))
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def service() -> Iterator[Service]:
     """One that follows an engine with two ranks, and a worker that is not there."""
     config = EngineConfig(block_size=4, blocks=128, prefill_rate=1e6, decode_rate=1e4)
     with (
-        Fleet(1, LiveSettings(config=config, speed=20.0, model="m", ranks=2)) as fleet,
-        Service([f"a={fleet[0].url}"], settings=SETTINGS) as service,
+        Fleet(1, ServerConfig(engine=config, speed=20.0, model="m", ranks=2)) as fleet,
+        Service([f"a={fleet[0].url}"], config=CONFIG) as service,
     ):
         fleet[0].complete(range(1, 13), 1, rank=1)
         fleet[0].wait_quiet()
@@ -38,7 +38,7 @@ def service() -> Iterator[Service]:
         while service.workers()[0].streams[1].blocks < 3:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        service.register("gone", "tcp://127.0.0.1:9", model="n", block_size=16, group="g")
+        service.register("gone", "tcp://127.0.0.1:9", model="n", block_size=16, routing_group="g")
         yield service
 
 
@@ -66,14 +66,14 @@ def test_several_keyspaces_and_what_is_wrong(run: Run, service: Service) -> None
 
 
 def test_json(run: Run, service: Service) -> None:
-    data = json.loads(run("workers", "--url", service.url, "--json", "--group", "g", "--model", "n").stdout)
+    data = json.loads(run("workers", "--url", service.url, "--json", "--routing-group", "g", "--model", "n").stdout)
     assert [worker["worker"] for worker in data] == ["gone"]
     assert data[0]["streams"][0]["endpoint"] == "tcp://127.0.0.1:9"
     assert "gaps" in data[0]["streams"][0]["counters"]
 
 
 def test_nobody_registered(run: Run) -> None:
-    with Service(settings=SETTINGS) as service:
+    with Service(config=CONFIG) as service:
         done = run("workers", "--url", service.url)
         assert (done.returncode, done.stdout) == (0, f"{service.url} has no workers.\n")
         assert json.loads(run("workers", "--url", service.url, "--json").stdout) == []
@@ -82,7 +82,7 @@ def test_nobody_registered(run: Run) -> None:
 def test_nobody_of_that_name(run: Run, service: Service) -> None:
     done = run("workers", "--url", service.url, "--model", "o")
     assert (done.returncode, done.stdout) == (0, f"{service.url} has no workers for model 'o'; it has models m, n.\n")
-    done = run("workers", "--url", service.url, "--model", "m", "--group", "h")
+    done = run("workers", "--url", service.url, "--model", "m", "--routing-group", "h")
     words = "has no workers for model 'm' in routing group 'h'; it has routing groups default, g."
     assert done.stdout == f"{service.url} {words}\n"
 
@@ -91,7 +91,7 @@ def test_a_narrow_terminal(service: Service) -> None:
     """Columns that say nothing go, and names are whole."""
     gaps = {"gaps": 3}
     fleet = [
-        dataclasses.replace(worker, worker=f"a-pod-{worker.worker}", group="default", model="m")
+        dataclasses.replace(worker, worker=f"a-pod-{worker.worker}", routing_group="default", model="m")
         for worker in service.workers()
     ]
     streams = [dataclasses.replace(stream, counters=gaps) for stream in fleet[0].streams]
@@ -114,7 +114,7 @@ def test_nobody_there_is_one_line(run: Run) -> None:
     for flags in ((), ("--watch",), ("--json",)):
         done = run("workers", "--url", "http://127.0.0.1:9", *flags)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "Error: nobody answers at http://127.0.0.1:9: Connection refused\n"
+        assert done.stderr == "Error: http://127.0.0.1:9 cannot be reached: Connection refused\n"
 
 
 @pytest.mark.parametrize("flags", [("--json",), ()])

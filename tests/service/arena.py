@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from kvatlas.errors import KvatlasError
 from kvatlas.sim import EngineConfig
-from kvatlas.sim.live import EngineHandle, Fleet, LiveSettings, Query
+from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
 
 BLOCK = 4
 MODEL = "sim-model"
@@ -33,9 +33,9 @@ KINDS = (
     {"dialect": "vllm"},
     {"dialect": "sglang", "ranks": 2},
     {"dialect": "vllm", "hash_bytes": True},
-    {"dialect": "vllm", "arrays": True, "replay": "old"},
+    {"dialect": "vllm", "arrays": True, "replay_socket": "old"},
 )
-FORGETFUL = ({"dialect": "vllm", "replay": "none"}, {"dialect": "sglang", "buffer_steps": 20})
+FORGETFUL = ({"dialect": "vllm", "replay_socket": "none"}, {"dialect": "sglang", "buffer_steps": 20})
 """They cannot say what was lost, or not for long."""
 
 
@@ -48,10 +48,10 @@ class Service:
             self.port = int(free.getsockname()[1])
         self.command = [sys.executable, "-m", "kvatlas.cli", "serve", "--bind", f"127.0.0.1:{self.port}", *flags]
         for engine in engines:
-            for rank in range(engine.settings.ranks):
+            for rank in range(engine.config.ranks):
                 replay = engine.replay_endpoint(rank)
                 worker = f"{engine.name}={engine.endpoint(rank)},rank={rank},model={MODEL},block_size={BLOCK}"
-                self.command += ["--worker", worker + (f",replay={replay}" if replay else "")]
+                self.command += ["--stream", worker + (f",replay_endpoint={replay}" if replay else "")]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -127,8 +127,8 @@ class Arena:
         self._asked: list[Query] = []
         self.fleets: list[Fleet] = []
         for number, kind in enumerate(kinds):
-            settings = LiveSettings(
-                config=EngineConfig(block_size=BLOCK, blocks=120, prefill_rate=60_000, decode_rate=3_000),
+            settings = ServerConfig(
+                engine=EngineConfig(block_size=BLOCK, blocks=120, prefill_rate=60_000, decode_rate=3_000),
                 model=MODEL,
                 loras=(LORA,),
                 seed=seed + number,
@@ -176,12 +176,12 @@ class Arena:
             self._threads.append(thread)
 
     def _load(self, engine: EngineHandle, choose: random.Random) -> None:
-        own = EngineHandle(engine.number, engine.settings, engine._process)
+        own = EngineHandle(engine.number, engine.config, engine._process)
         try:
             while not self._stop.is_set():
                 query = self.prompt(choose)
                 try:
-                    own.complete(query.token_ids, choose.randrange(1, 30), lora=query.lora, salt=query.salt)
+                    own.complete(query.tokens, choose.randrange(1, 30), lora=query.lora, salt=query.salt)
                 except (OSError, KvatlasError, http.client.HTTPException):
                     self._stop.wait(0.05)  # it is restarting, or hangs, or was killed
                 else:
@@ -210,11 +210,11 @@ class Arena:
             if not engine.alive:
                 engine.respawn()
             engine.resume()
-            replay = {} if engine.settings.replay == "none" else {"replay": "on"}
+            replay = {} if engine.config.replay_socket == "none" else {"replay_socket": "on"}
             engine.faults(**CALM, **replay)
         self.quiesce_load()
         end = time.monotonic() + PATIENCE
-        mute = [engine for engine in self.engines if engine.settings.replay == "none"]
+        mute = [engine for engine in self.engines if engine.config.replay_socket == "none"]
         while True:
             for engine in mute:
                 engine.settle()  # nobody can know what has become of it, or of its last batch, until there is another
@@ -235,7 +235,7 @@ class Arena:
         """Tokens by worker and rank, for each query; None if the service said that it is not sure."""
         answers = []
         for query in queries:
-            body: dict[str, object] = {"token_ids": query.token_ids, "model_name": MODEL}
+            body: dict[str, object] = {"token_ids": query.tokens, "model_name": MODEL}
             body |= {"lora_name": query.lora, "cache_salt": query.salt}
             status, answer = self.service.call("POST", "/query", body)
             assert status == 200, answer
@@ -254,7 +254,7 @@ class Arena:
         for engine in self.engines:
             for state in engine.state():
                 key = (engine.name, state.rank)
-                truths = engine.match_all([Query(q.token_ids, q.lora, q.salt, state.rank) for q in queries])
+                truths = engine.match_all([Query(q.tokens, q.lora, q.salt, state.rank) for q in queries])
                 assert all(truth.quiet for truth in truths)
                 partial = streams[key]["partial"]
                 self.partial += partial

@@ -17,6 +17,7 @@ class FakeEngine:
         self.answers = answers
         self.key = key
         self.asked: Counter[str] = Counter()
+        self.bodies: list[Any] = []  # of POST requests
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -35,6 +36,11 @@ class FakeEngine:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
+
+            def do_POST(self) -> None:
+                length = int(self.headers.get("Content-Length", 0))
+                fake.bodies.append(json.loads(self.rfile.read(length) or b"null"))
+                self.do_GET()
 
             def log_message(self, *args: object) -> None:
                 pass

@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from kvatlas.errors import ServiceError
+from kvatlas.service import Service, native
 
 PATIENCE = 20.0
 
@@ -94,3 +97,10 @@ class Starter:
     @property
     def native(self) -> FakeNative:
         return self.made[-1]
+
+
+def started(start: Callable[[dict[str, Any]], FakeNative], *args: Any, **kwargs: Any) -> Service:
+    """A service whose native part is what `start` makes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "start", start)
+        return Service(*args, **kwargs)

@@ -30,7 +30,7 @@ def mixture(choose: random.Random) -> dict[str, object]:
     chosen = choose.sample(sorted(CHANCES), choose.randrange(len(CHANCES) + 1))
     faults: dict[str, object] = {name: choose.random() * CHANCES[name] for name in chosen}
     if choose.random() < 0.2:
-        faults["replay"] = choose.choice(("closed", "silent"))
+        faults["replay_socket"] = choose.choice(("closed", "silent"))
     return faults
 
 
@@ -69,8 +69,8 @@ def soak(seconds: float, seed: int, note: Callable[[str], None] = lambda _: None
         while rounds == 0 or time.monotonic() < end:
             for engine in arena.engines:
                 faults = mixture(choose)
-                if engine.settings.replay == "none":
-                    faults.pop("replay", None)
+                if engine.config.replay_socket == "none":
+                    faults.pop("replay_socket", None)
                 engine.faults(**faults)
             arena.start_load()
             time.sleep(0.5 + choose.random())

@@ -12,21 +12,21 @@ from typing import Any
 
 import pytest
 
-from kvatlas.errors import SettingsError
-from kvatlas.service import DiscoverySettings, Engine, Service, Settings
-from kvatlas.service.discovery import Found, Problem, Source, watch
+from kvatlas.errors import ConfigError, DiscoveryError
+from kvatlas.service import Config, DiscoveryConfig, Engine
+from kvatlas.service.discovery import Found, Source, watch
 from kvatlas.service.discovery.endpoints import reachable
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
 
 from .fake_engine import METRICS, FakeEngine, sglang, vllm
-from .fake_native import FakeNative, Starter, until
+from .fake_native import FakeNative, Starter, started, until
 
-FAST = DiscoverySettings(interval=0.05, timeout=20, request_timeout=5)
+FAST = DiscoveryConfig(interval=0.05, timeout=20, request_timeout=5)
 
 
-def probe(engine: Engine | str, settings: Settings | None = None, key: str | None = None) -> Found:
-    settings = settings or Settings(discovery=FAST)
+def probe(engine: Engine | str, settings: Config | None = None, key: str | None = None) -> Found:
+    settings = settings or Config(discovery=FAST)
 
     async def ask() -> Found:
         async with Asker(settings.discovery.request_timeout, key) as asker:
@@ -35,9 +35,9 @@ def probe(engine: Engine | str, settings: Settings | None = None, key: str | Non
     return asyncio.run(ask())
 
 
-def problem(answers: dict[str, Any], **settings: Any) -> Problem:
-    with FakeEngine(answers) as engine, pytest.raises(Problem) as caught:
-        probe(engine.url, Settings(discovery=FAST, **settings))
+def problem(answers: dict[str, Any], **settings: Any) -> DiscoveryError:
+    with FakeEngine(answers) as engine, pytest.raises(DiscoveryError) as caught:
+        probe(engine.url, Config(discovery=FAST, **settings))
     return caught.value
 
 
@@ -74,10 +74,10 @@ def test_vllm() -> None:
 
 def test_vllm_without_replay_and_with_what_the_settings_say() -> None:
     with FakeEngine(vllm(replay_endpoint=None) | {"/metrics": 500, "/v1/models": 500}) as engine:
-        found = probe(engine.url, Settings(discovery=FAST, model="mine", block_size=8))
-        assert (found.model, found.block_size, found.sources[0].replay) == ("mine", 8, None)
+        found = probe(engine.url, Config(discovery=FAST, model="mine", block_size=8))
+        assert (found.model, found.block_size, found.sources[0].replay_endpoint) == ("mine", 8, None)
         own = Engine(engine.url, model="other", block_size=4)
-        found = probe(own, Settings(discovery=FAST, model="mine", block_size=8))
+        found = probe(own, Config(discovery=FAST, model="mine", block_size=8))
         assert (found.model, found.block_size) == ("other", 4)
 
 
@@ -119,17 +119,31 @@ def test_vllm_that_does_not_say_where_its_events_are() -> None:
     old = vllm(ranks=2)
     del old["/kv_event_sources"]
     with FakeEngine(old) as engine:
-        with pytest.raises(Problem, match="--events-port, and --replay-port, or name its addresses by --worker"):
+        with pytest.raises(DiscoveryError) as caught:
             probe(engine.url)
-        ports = DiscoverySettings(interval=0.05, events_port=6000, replay_port=6100)
-        found = probe(engine.url, Settings(discovery=ports))
+        assert caught.value.code == "unknown_address"
+        assert str(caught.value) == (
+            "this engine does not say where its KV events are: it has no GET /kv_event_sources, which vLLM has from "
+            "0.31 on. Give kvatlas the ports, --events-port 5557 --replay-port 5657 (or events_port and replay_port in "
+            "its [[engine]] table), and start the engine with the same ones: vllm serve MODEL --kv-events-config "
+            """'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", """
+            """"replay_endpoint": "tcp://*:5657"}'"""
+        )
+        engine.answers["/version"] = {"version": "0.22.1"}
+        with pytest.raises(DiscoveryError, match=r"^vLLM 0\.22\.1 does not say where its KV events are: "):
+            probe(engine.url)
+        engine.answers["/version"] = "not JSON"
+        with pytest.raises(DiscoveryError, match=r"^this engine does not say"):
+            probe(engine.url)
+        ports = DiscoveryConfig(interval=0.05, events_port=6000, replay_port=6100)
+        found = probe(engine.url, Config(discovery=ports))
         assert found.sources == (
             Source(0, "tcp://127.0.0.1:6000", "tcp://127.0.0.1:6100", ""),
             Source(1, "tcp://127.0.0.1:6001", "tcp://127.0.0.1:6101", ""),
         )
-        found = probe(Engine(engine.url, events_port=6200, ranks=3), Settings(discovery=FAST))
+        found = probe(Engine(engine.url, events_port=6200, ranks=3), Config(discovery=FAST))
         assert [source.endpoint[-4:] for source in found.sources] == ["6200", "6201", "6202"]
-        assert found.sources[0].replay is None
+        assert found.sources[0].replay_endpoint is None
 
 
 NOT_EVENTS = "it publishes no KV events: start it with --kv-events-config"
@@ -183,15 +197,18 @@ def test_failures_of_the_engine_may_pass(path: str) -> None:
 
 
 def test_an_engine_that_is_away_may_come() -> None:
-    with closed_port() as port, pytest.raises(Problem, match="it cannot be reached: Connection refused") as caught:
+    with (
+        closed_port() as port,
+        pytest.raises(DiscoveryError, match="it cannot be reached: Connection") as caught,
+    ):
         probe(f"http://127.0.0.1:{port}")
     assert caught.value.temporary
 
 
 def test_an_engine_that_hangs() -> None:
-    hasty = DiscoverySettings(request_timeout=0.05)
-    with listening() as port, pytest.raises(Problem, match="it does not answer in time") as caught:
-        probe(f"http://127.0.0.1:{port}", Settings(discovery=hasty))
+    hasty = DiscoveryConfig(request_timeout=0.05)
+    with listening() as port, pytest.raises(DiscoveryError, match="it did not answer in time") as caught:
+        probe(f"http://127.0.0.1:{port}", Config(discovery=hasty))
     assert caught.value.temporary
 
 
@@ -205,23 +222,23 @@ def test_something_that_is_no_http_server() -> None:
 
         async with await asyncio.start_server(talk, "127.0.0.1", 0) as server, Asker(5) as asker:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            with pytest.raises(Problem) as caught:
-                await Prober(asker, Engine(url), Settings()).whole()
+            with pytest.raises(DiscoveryError) as caught:
+                await Prober(asker, Engine(url), Config()).whole()
             return str(caught.value)
 
-    assert "the connection failed" in asyncio.run(run())
+    assert "it did not answer in HTTP" in asyncio.run(run())
 
 
 def test_an_engine_that_wants_a_key() -> None:
     with FakeEngine(vllm(), key="k") as engine:
-        with pytest.raises(Problem, match="give its API key by --engine-key-file or KVATLAS_ENGINE_KEY"):
+        with pytest.raises(DiscoveryError, match="give its API key by --engine-key-file or KVATLAS_ENGINE_KEY"):
             probe(engine.url)
         assert probe(engine.url, key="k").model == "m"
 
 
 def test_an_endpoint_that_the_engine_connects_to() -> None:
     with closed_port() as port, FakeEngine(vllm(endpoint=f"tcp://127.0.0.1:{port}")) as engine:
-        with pytest.raises(Problem, match=r"has no \* in it connects to it instead of listening") as caught:
+        with pytest.raises(DiscoveryError, match=r"has no \* in it connects to it instead of listening") as caught:
             probe(engine.url)
         assert caught.value.temporary  # it may be one that listens soon
     with listening() as port, FakeEngine(vllm(endpoint=f"tcp://127.0.0.1:{port}")) as engine:
@@ -247,7 +264,7 @@ def test_addresses_that_can_be_reached(address: str, host: str, wanted: tuple[st
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:5557", "tcp://localhost:5557", "ipc:///tmp/kv"])
 def test_addresses_of_another_machine_itself(address: str) -> None:
-    with pytest.raises(Problem, match="which only its own machine reaches"):
+    with pytest.raises(DiscoveryError, match="which only its own machine reaches"):
         reachable(address, "host-a", "the endpoint")
 
 
@@ -255,9 +272,9 @@ def test_addresses_of_another_machine_itself(address: str) -> None:
 
 
 @contextmanager
-def following(engines: list[str], discovery: DiscoverySettings = FAST, **settings: Any) -> Iterator[FakeNative]:
+def following(engines: list[str], discovery: DiscoveryConfig = FAST, **settings: Any) -> Iterator[FakeNative]:
     start = Starter()
-    with Service(engines, settings=Settings(discovery=discovery, **settings), start=start):
+    with started(start, engines, config=Config(discovery=discovery, **settings)):
         yield start.native
 
 
@@ -308,7 +325,7 @@ def test_readiness_does_not_wait_for_an_engine_that_cannot_be_registered() -> No
 
 
 def test_readiness_does_not_wait_forever(caplog: pytest.LogCaptureFixture) -> None:
-    hasty = DiscoverySettings(interval=0.05, timeout=0.05)
+    hasty = DiscoveryConfig(interval=0.05, timeout=0.05)
     with closed_port() as port, following([f"http://127.0.0.1:{port}"], hasty) as native:
         until(lambda: not native.holds)
     assert f"not waiting any longer for engine http://127.0.0.1:{port}" in caplog.text
@@ -364,7 +381,7 @@ def test_a_refused_registration_is_tried_again(caplog: pytest.LogCaptureFixture)
             native.refuse["a"] = "the model has blocks of 32 tokens"
             return native
 
-        with Service([f"a={engine.url}"], settings=Settings(discovery=FAST), start=refusing):
+        with started(refusing, [f"a={engine.url}"], config=Config(discovery=FAST)):
             until(lambda: not start.native.holds)
             until(lambda: "the model has blocks of 32 tokens" in caplog.text)
             assert not start.native.registered
@@ -409,7 +426,7 @@ def test_a_file_of_engines_is_followed(
     with FakeEngine(vllm(port=6000)) as one, FakeEngine(vllm(port=7000)) as two:
         entry = "[[engine]]\nurl = '{}'\nname = '{}'\n"
         first, second = entry.format(one.url, "one"), entry.format(two.url, "two")
-        by_hand = "[[worker]]\nid = 'w'\nendpoint = 'tcp://h:{}'\nmodel = 'm'\nblock_size = 16\nrank = {}\n"
+        by_hand = "[[stream]]\nworker = 'w'\nendpoint = 'tcp://h:{}'\nmodel = 'm'\nblock_size = 16\nrank = {}\n"
         file.write_text(first)
         with following([], engines_file=file) as native:
             until(lambda: not native.holds)
@@ -455,10 +472,10 @@ def test_what_was_given_at_the_start_comes_before_the_file(tmp_path: Path, caplo
         (None, "No such file or directory"),
         (b"\xff\xff", "is not UTF-8 text"),
         (b"x = [", "is not TOML"),
-        (b"model = 'm'", "line 1: unknown key model: there are [[engine]] and [[worker]]"),
+        (b"model = 'm'", "line 1: unknown key model: it must be one of [[engine]], [[stream]]"),
         (b"[[engine]]\n", "line 1: engine: url is missing"),
         (b"engine = ['http://a', 'http://a']", "are both called"),
-        (b"\n[[worker]]\nid = 'w'\nendpoint = 'tcp://h:1'", 'line 2: worker "w": model is missing'),
+        (b"\n[[stream]]\nworker = 'w'\nendpoint = 'tcp://h:1'", 'line 2: stream of worker "w": model is missing'),
     ],
 )
 def test_a_file_that_is_wrong_at_the_start(content: bytes | None, message: str, tmp_path: Path) -> None:
@@ -466,6 +483,6 @@ def test_a_file_that_is_wrong_at_the_start(content: bytes | None, message: str, 
     if content is not None:
         file.write_bytes(content)
     start = Starter()
-    with pytest.raises(SettingsError, match=re.escape(message)):
-        Service(settings=Settings(engines_file=file), start=start)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        started(start, config=Config(engines_file=file))
     assert not start.made

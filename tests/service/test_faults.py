@@ -42,14 +42,14 @@ def compare(arena: Arena) -> None:
     [
         ({}, "batches"),
         ({"drop": 0.2}, "recovered_batches"),
-        ({"duplicate": 0.3}, "duplicates"),
+        ({"duplicate": 0.3}, "duplicate_batches"),
         ({"reorder": 0.3}, "gaps"),
         ({"poison_event": 0.2}, "refused_events"),
         ({"poison_type": 0.2}, "unknown_events"),
-        ({"poison_payload": 0.2}, "undecodable"),
+        ({"poison_payload": 0.2}, "undecodable_batches"),
         ({"restart": 0.02}, "epoch"),
-        ({"drop": 0.2, "replay": "closed"}, "resets"),
-        ({"drop": 0.2, "replay": "silent"}, "replays_failed"),
+        ({"drop": 0.2, "replay_socket": "closed"}, "resets"),
+        ({"drop": 0.2, "replay_socket": "silent"}, "failed_replays"),
     ],
     ids=lambda value: "+".join(value) or "none" if isinstance(value, dict) else "",
 )
@@ -57,7 +57,7 @@ def test_a_fault(arena: Arena, faults: dict[str, Any], counter: str) -> None:
     before = counted(arena, counter)
     for engine in arena.engines:
         engine.faults(**faults)
-    arena.run(2.5 if "replay" in faults else 1.5)
+    arena.run(2.5 if "replay_socket" in faults else 1.5)
     arena.calm()
     compare(arena)
     assert counted(arena, counter) > before

@@ -22,6 +22,7 @@ from tests import stable
 from kvatlas import BlockIndex, content_hashes
 from kvatlas._native import Service
 from kvatlas.errors import ServiceError
+from kvatlas.types import Tier
 
 from .dialect.tools import (
     BLOCK_SIZE,
@@ -139,7 +140,7 @@ def test_the_last_worker_leaving_is_no_error(service: Service, engine: Callable[
     until_scores(service, {"1": {"0": 4}})
     assert ask(service.address, "POST", "/unregister", {"instance_id": 1}).status == 200
     assert query(service)["scores"] == {}
-    assert query(service, "/query_by_hash", block_hashes=[1])["instances"] == {}
+    assert query(service, "/query_by_hash", content_hashes=[1])["instances"] == {}
 
 
 def test_from_python(service: Service) -> None:
@@ -169,7 +170,7 @@ def test_what_cannot_be_started(service: Service, tmp_path: Path) -> None:
     for http, words in [
         ({"bind": service.address}, "cannot listen"),
         ({"bind": "127.0.0.1:0", "tls": {"cert": str(tmp_path / "no"), "key": str(tmp_path / "no")}}, "certificate"),
-        ({"bind": "nowhere"}, "settings"),
+        ({"bind": "nowhere"}, "configuration"),
         ({"max_body": 0}, "max_body"),
     ]:
         with pytest.raises(ServiceError, match=words):
@@ -192,7 +193,11 @@ def test_answers_are_those_of_the_index(service: Service, engine: Callable[..., 
             length = random_.randrange(1, 11)
             names = [stable.number(worker, prompt[: BLOCK_SIZE * (i + 1)]) for i in range(length)]
             split = random_.randrange(length + 1)
-            for part, medium, tier in [(slice(split), "GPU", "gpu"), (slice(split, length), "CPU", "cpu")]:
+            parts: list[tuple[slice, str, Tier]] = [
+                (slice(split), "GPU", "gpu"),
+                (slice(split, length), "CPU", "cpu"),
+            ]
+            for part, medium, tier in parts:
                 if not names[part]:
                     continue
                 parent = names[part.start - 1] if part.start else None
@@ -209,12 +214,13 @@ def test_answers_are_those_of_the_index(service: Service, engine: Callable[..., 
 
     matched = 0
     for prompt in prompts:
-        found = index.find_tokens(prompt)
+        found = index.find(tokens=prompt)
         hashes = [int(hash_) for hash_ in content_hashes(prompt, BLOCK_SIZE)]
         for answer in (
             query(service, token_ids=prompt),
+            query(service, "/query_by_hash", content_hashes=hashes),
+            query(service, "/query_by_hash", content_hashes=[h - 2**64 if h >= 2**63 else h for h in hashes]),
             query(service, "/query_by_hash", block_hashes=hashes),
-            query(service, "/query_by_hash", block_hashes=[h - 2**64 if h >= 2**63 else h for h in hashes]),
         ):
             assert {worker: ranks["0"] for worker, ranks in answer["scores"].items()} == expected(found)
             longest = {worker: instance["longest_matched"] for worker, instance in answer["instances"].items()}
@@ -226,13 +232,13 @@ def test_answers_are_those_of_the_index(service: Service, engine: Callable[..., 
     assert matched > 10
 
     queries = [{"token_ids": prompt} for prompt in prompts]
-    queries += [{"block_hashes": [int(h) for h in content_hashes(prompt, BLOCK_SIZE)]} for prompt in prompts]
+    queries += [{"content_hashes": [int(h) for h in content_hashes(prompt, BLOCK_SIZE)]} for prompt in prompts]
     batch = query(service, "/query_batch", queries=queries)
     assert batch["block_size"] == BLOCK_SIZE
     names_ = [str(rank["instance_id"]) for rank in batch["workers"]]
     assert all(rank["dp_rank"] == 0 for rank in batch["workers"])
     for prompt, answer in zip(prompts * 2, batch["answers"], strict=True):
-        found = index.find_tokens(prompt)
+        found = index.find(tokens=prompt)
         told = dict(zip((names_[rank] for rank in answer["ranks"]), answer["tokens"], strict=True))
         assert {worker: tokens for worker, tokens in told.items() if tokens} == expected(found)
         anywhere = dict(zip(told, answer.get("any_tier", answer["tokens"]), strict=True))
@@ -247,9 +253,9 @@ def test_best_allowed_and_levels(service: Service, engine: Callable[..., Publish
     assert set(query(service, top_k=2)["instances"]) == {"2", "pod"}
     assert set(query(service, top_k=3)["scores"]) == {"2", "pod", "1"}
     assert set(query(service, top_k=99)["scores"]) == {"1", "2", "pod", "4"}
-    assert set(query(service, workers=[1, "4", "nobody"])["scores"]) == {"1", "4"}
-    assert set(query(service, workers=[1, "4"], top_k=1)["scores"]) == {"1"}
-    assert query(service, workers=[])["instances"] == {}
+    assert set(query(service, among=[1, "4", "nobody"])["scores"]) == {"1", "4"}
+    assert set(query(service, among=[1, "4"], top_k=1)["scores"]) == {"1"}
+    assert query(service, among=[])["instances"] == {}
     levels = query(service, levels=True)["levels"]
     assert [(level["tokens"], set(level["workers"])) for level in levels] == [(20, {2, "pod"}), (8, {1}), (4, {4})]
     assert query(service, levels=True, top_k=2)["levels"] == levels[:1]
@@ -257,8 +263,27 @@ def test_best_allowed_and_levels(service: Service, engine: Callable[..., Publish
     for instance in query(service, age=True)["instances"].values():
         assert instance["state"] == "live"
         assert instance["lag_ms"] is None or instance["lag_ms"] >= 0
-    batch = query(service, "/query_batch", queries=[{"token_ids": TOKENS}], top_k=2, workers=[1, 2, 4])
+    batch = query(service, "/query_batch", queries=[{"token_ids": TOKENS}], top_k=2, among=[1, 2, 4])
     assert [batch["workers"][rank]["instance_id"] for rank in batch["answers"][0]["ranks"]] == [2, 1]
+
+
+def test_block_hashes_are_an_alias_of_content_hashes(service: Service, engine: Callable[..., Publisher]) -> None:
+    engine(1).publish(stored([1, 2], TOKENS[:8]))
+    until_scores(service, {"1": {"0": 8}})
+    hashes = [int(hash_) for hash_ in content_hashes(TOKENS[:8], BLOCK_SIZE)]
+    for name in ("content_hashes", "block_hashes"):
+        assert query(service, "/query_by_hash", **{name: hashes})["scores"] == {"1": {"0": 8}}
+        assert query(service, "/query_batch", queries=[{name: hashes}])["answers"] == [{"ranks": [0], "tokens": [8]}]
+    both = {"content_hashes": hashes, "block_hashes": hashes}
+    refused: list[tuple[str, dict[str, Any]]] = [("/query_by_hash", both), ("/query_batch", {"queries": [both]})]
+    for path, body in refused:
+        answer = ask(service.address, "POST", path, {"model_name": MODEL} | body)
+        assert (answer.status, answer.code) == (400, "ambiguous_query"), path
+    missing: list[tuple[str, dict[str, Any]]] = [("/query_by_hash", {}), ("/query_batch", {"queries": [{}]})]
+    for path, body in missing:
+        answer = ask(service.address, "POST", path, {"model_name": MODEL} | body)
+        assert (answer.status, answer.code) == (422, "wrong_type"), path
+        assert "content_hashes is missing" in answer.json["error"]
 
 
 def test_who_is_not_trusted_is_named(service: Service, engine: Callable[..., Publisher]) -> None:
@@ -268,7 +293,7 @@ def test_who_is_not_trusted_is_named(service: Service, engine: Callable[..., Pub
     answer = query(service)
     assert answer["scores"] == {"1": {"0": 4}}
     assert answer["untrusted"] == [{"instance_id": "silent", "dp_rank": 3, "state": "connecting"}]
-    assert "untrusted" not in query(service, workers=[1])
+    assert "untrusted" not in query(service, among=[1])
     assert query(service, "/query_batch", queries=[])["untrusted"] == answer["untrusted"]
 
 
@@ -487,10 +512,11 @@ def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publi
             values[line.rpartition(" ")[0]] = float(sample["value"])
     assert values["kvatlas_queries_matched_total"] >= 1
     assert values['kvatlas_http_requests_total{route="/register",status="2xx"}'] == 1
-    assert values['kvatlas_index_blocks{model="m",group="default"}'] == 1
+    assert values['kvatlas_index_blocks{model="m",routing_group="default"}'] == 1
     assert values['kvatlas_streams{state="live"}'] == 1
     assert any(name.startswith("kvatlas_stream_refused_total{") for name in values)
-    documented = set(re.findall(r"^\| `(kvatlas_[a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE))
+    page = (repository / "docs/reference/metrics.md").read_text()
+    documented = set(re.findall(r"^\| `(kvatlas_[a-z_]+)`", page, re.MULTILINE))
     assert documented == {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
 
 
@@ -593,12 +619,12 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         for answer in [
             post("/query", b"{"),
             post("/query", QUERY | {"top_k": 0}),
-            post("/query", QUERY | {"workers": [""]}),
+            post("/query", QUERY | {"among": [""]}),
             new(block_size=0),
             new(endpoint="tcp://h"),
             new(routing_group=""),
-            post("/query_by_hash", {"block_hashes": [1], "lora_name": "a"}),
-            post("/query_batch", {"queries": [{"block_hashes": [1], "token_ids": [1]}]}),
+            post("/query_by_hash", {"content_hashes": [1], "lora_name": "a"}),
+            post("/query_batch", {"queries": [{"content_hashes": [1], "token_ids": [1]}]}),
             post("/query_batch", {"queries": [{"token_ids": []}] * 1025}),
             post("/unregister", b'{"instance_id":1,"routing_group":"default"}'),
             ask(address, "GET", "/nowhere"),
@@ -630,5 +656,5 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
     assert set(given) == set(codes) - {"internal", "draining"}
     assert all(400 <= status < 500 for status in given.values())
-    table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE)
+    table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/guides/service.md").read_text(), re.MULTILINE)
     assert {code: int(status) for status, code in table} == given | {"internal": 500, "draining": 503}

@@ -73,13 +73,15 @@ def bodies() -> Iterator[tuple[str, bytes, int]]:
     for item in items:
         yield "/query", f'{{"model_name":"m","token_ids":[1,{item}]}}'.encode(), 422
         if item not in ("-1", "4294967296"):
-            yield "/query_by_hash", f'{{"model_name":"m","block_hashes":[1,{item}]}}'.encode(), 422
+            yield "/query_by_hash", f'{{"model_name":"m","content_hashes":[1,{item}]}}'.encode(), 422
         yield "/query_batch", f'{{"model_name":"m","queries":[{{"token_ids":[1,{item}]}}]}}'.encode(), 422
-    yield "/query_by_hash", b'{"model_name":"m","block_hashes":[18446744073709551616]}', 422
-    yield "/query_by_hash", b'{"model_name":"m","block_hashes":[-9223372036854775809]}', 422
+    yield "/query_by_hash", b'{"model_name":"m","content_hashes":[18446744073709551616]}', 422
+    yield "/query_by_hash", b'{"model_name":"m","content_hashes":[-9223372036854775809]}', 422
     for item in ("[1,]", "[,]", "[1 2]", "[01]", "[-]", "[1", "[1,2", "[NaN]", "[--1]", "[1]]"):
         yield "/query", f'{{"model_name":"m","token_ids":{item}}}'.encode(), 400
+        yield "/query_by_hash", f'{{"model_name":"m","content_hashes":{item}}}'.encode(), 400
         yield "/query_by_hash", f'{{"model_name":"m","block_hashes":{item}}}'.encode(), 400
+    yield "/query_by_hash", b'{"model_name":"m","content_hashes":[1],"block_hashes":[1]}', 400
     for member, status in [
         ('"token_ids":[1],"token_ids":[2]', 422),
         ('"token_ids":{"0":1}', 422),
@@ -90,9 +92,9 @@ def bodies() -> Iterator[tuple[str, bytes, int]]:
         ('"token_ids":[],"top_k":-1', 422),
         ('"token_ids":[],"top_k":1.5', 422),
         ('"token_ids":[],"top_k":0', 400),
-        ('"token_ids":[],"workers":1', 422),
-        ('"token_ids":[],"workers":[null]', 422),
-        ('"token_ids":[],"workers":[""]', 400),
+        ('"token_ids":[],"among":1', 422),
+        ('"token_ids":[],"among":[null]', 422),
+        ('"token_ids":[],"among":[""]', 400),
         ('"token_ids":[],"levels":1', 422),
         ('"token_ids":[],"age":"yes"', 422),
         ('"token_ids":[],"routing_group":"\\u0000"', 404),

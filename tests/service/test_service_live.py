@@ -14,16 +14,17 @@ import pytest
 from kvatlas import content_hashes
 from kvatlas.client import AsyncClient, Client, Query
 from kvatlas.errors import ClientError, ServiceError, UnreachableError
-from kvatlas.service import HttpSettings, Service, Settings
+from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
-from kvatlas.sim.live import EngineHandle, Fleet, LiveSettings
+from kvatlas.sim.server import EngineHandle, Fleet, ServerConfig
 
 from .fake_native import until
 
 BLOCK = 4
 FREE = "127.0.0.1:0"
 PROMPT = list(range(100, 140))
-NO_PROBLEM = Settings(http=HttpSettings(bind=FREE))
+BLOCKS = len(PROMPT) // BLOCK
+CONFIG = Config(http=HttpConfig(bind=FREE))
 
 
 @pytest.fixture(scope="module")
@@ -31,21 +32,21 @@ def engines() -> Iterator[list[EngineHandle]]:
     """A vLLM with two ranks, and an SGLang."""
     config = EngineConfig(block_size=BLOCK, blocks=512, prefill_rate=1e6, decode_rate=1e4)
     with (
-        Fleet(1, LiveSettings(config=config, ranks=2, loras=("tuned",), speed=20.0), name="vllm") as vllm,
-        Fleet(1, LiveSettings(dialect="sglang", config=config, speed=20.0), name="sglang") as sglang,
+        Fleet(1, ServerConfig(engine=config, ranks=2, loras=("tuned",), speed=20.0), name="vllm") as vllm,
+        Fleet(1, ServerConfig(dialect="sglang", engine=config, speed=20.0), name="sglang") as sglang,
     ):
         yield [vllm[0], sglang[0]]
 
 
 @pytest.fixture(scope="module")
 def service(engines: list[EngineHandle]) -> Iterator[Service]:
-    with Service([f"{engine.name}={engine.url}" for engine in engines], settings=NO_PROBLEM) as service:
+    with Service([f"{engine.name}={engine.url}" for engine in engines], config=CONFIG) as service:
         service.wait_ready(60)
         yield service
 
 
 def depths(client: Client, prompt: list[int], salt: str | None = None) -> dict[tuple[str, int], int]:
-    answer = client.query(prompt, model="sim-model", salt=salt)
+    answer = client.query(tokens=prompt, model="sim-model", salt=salt)
     return {(depth.worker, rank): tokens for depth in answer.workers for rank, tokens in depth.ranks.items()}
 
 
@@ -66,7 +67,7 @@ def test_engines_are_found_and_their_blocks_too(service: Service, engines: list[
         engine.wait_quiet()
 
     def truth(salt: str | None = None) -> dict[tuple[str, int], int]:
-        asked = [(engine, rank) for engine in engines for rank in range(engine.settings.ranks)]
+        asked = [(engine, rank) for engine in engines for rank in range(engine.config.ranks)]
         held = {(engine.name, rank): engine.match(PROMPT, rank=rank, salt=salt).held for engine, rank in asked}
         return {name: BLOCK * blocks for name, blocks in held.items() if blocks}
 
@@ -75,30 +76,34 @@ def test_engines_are_found_and_their_blocks_too(service: Service, engines: list[
     until(lambda: depths(client, PROMPT) == truth())
     until(lambda: depths(client, PROMPT, "s") == truth("s"))
 
-    answer = client.query(PROMPT, model="sim-model", levels=True, age=True)
-    assert answer.best is not None
-    assert (answer.best.worker, answer.best.tokens, answer.best.state) == (vllm.name, len(PROMPT), "live")
-    assert answer.levels[0].tokens == len(PROMPT)
-    assert answer.scores() == {vllm.name: len(PROMPT), sglang.name: truth()[sglang.name, 0]}
+    answer = client.query(tokens=PROMPT, model="sim-model", age=True)
+    first = answer.workers[0]
+    assert (first.worker, first.tokens, first.state) == (vllm.name, len(PROMPT), "live")
+    assert (answer.depth, answer.length, answer.tokens, answer.unit) == (BLOCKS, BLOCKS, len(PROMPT), "blocks")
+    assert answer.levels()[0] == (BLOCKS, [vllm.name])
+    assert answer.best() == [(vllm.name, BLOCKS)]
+    assert answer.token_scores() == {vllm.name: len(PROMPT), sglang.name: truth()[sglang.name, 0]}
     assert answer.untrusted == ()
-    assert [depth.worker for depth in client.query(PROMPT, model="sim-model", workers=[sglang.name]).workers] == [
-        "sglang-0"
-    ]
-    assert len(client.query(PROMPT, model="sim-model", top_k=1).workers) == 1
+    among = client.query(tokens=PROMPT, model="sim-model", among=[sglang.name])
+    assert [depth.worker for depth in among.workers] == ["sglang-0"]
+    assert len(client.query(tokens=PROMPT, model="sim-model", top_k=1).workers) == 1
     hashes = content_hashes(PROMPT, BLOCK)
-    assert client.query_by_hash(hashes, model="sim-model").scores() == answer.scores()
-    batch = client.query_batch([PROMPT, Query(tokens=PROMPT, salt="s"), Query(hashes=hashes), []], model="sim-model")
+    assert client.query(content_hashes=hashes, model="sim-model").scores() == answer.scores()
+    batch = client.query_batch(
+        [PROMPT, Query(tokens=PROMPT, salt="s"), Query(content_hashes=hashes), []], model="sim-model"
+    )
     assert batch.block_size == BLOCK
-    assert {(rank.worker, rank.rank): rank.tokens for rank in batch.answers[0]} == truth()
-    assert {(rank.worker, rank.rank): rank.tokens for rank in batch.answers[1]} == truth("s")
-    assert batch.answers[2] == batch.answers[0]
-    assert batch.answers[3] == ()
+    assert {(rank.worker, rank.rank): rank.tokens for rank in batch.answers[0].ranks} == truth()
+    assert {(rank.worker, rank.rank): rank.tokens for rank in batch.answers[1].ranks} == truth("s")
+    assert batch.answers[2].ranks == batch.answers[0].ranks
+    assert batch.answers[0].scores() == answer.scores()
+    assert (batch.answers[3].ranks, batch.answers[3].length) == ((), 0)
 
     async def the_same() -> None:
         async with AsyncClient(service.url) as other:
-            assert await other.query(PROMPT, model="sim-model") == client.query(PROMPT, model="sim-model")
-            assert await other.query_by_hash(hashes, model="sim-model") == client.query_by_hash(
-                hashes, model="sim-model"
+            assert await other.query(tokens=PROMPT, model="sim-model") == client.query(tokens=PROMPT, model="sim-model")
+            assert await other.query(content_hashes=hashes, model="sim-model") == client.query(
+                content_hashes=hashes, model="sim-model"
             )
             assert await other.query_batch([PROMPT], model="sim-model") == client.query_batch(
                 [PROMPT], model="sim-model"
@@ -127,30 +132,32 @@ def test_registering_over_http(service: Service, engines: list[EngineHandle]) ->
     client = service.client()
     replay = vllm.replay_endpoint(0)
     for new in (True, False):
-        done = client.register("7", vllm.endpoint(0), model="again", block_size=BLOCK, group="g", replay=replay)
+        done = client.register(
+            "7", vllm.endpoint(0), model="again", block_size=BLOCK, routing_group="g", replay_endpoint=replay
+        )
         assert done is new
     until(lambda: client.ready())
     assert [worker.worker for worker in client.workers(model="again")] == ["7"]
-    assert client.workers(model="again", group="default") == []
+    assert client.workers(model="again", routing_group="default") == []
     with pytest.raises(ClientError) as caught:
-        client.register("7", vllm.endpoint(1), model="again", block_size=BLOCK, group="g")
+        client.register("7", vllm.endpoint(1), model="again", block_size=BLOCK, routing_group="g")
     assert (caught.value.code, caught.value.status) == ("already_registered", 409)
     with pytest.raises(ServiceError) as refused:
-        service.register("7", vllm.endpoint(1), model="again", block_size=BLOCK, group="g")
+        service.register("7", vllm.endpoint(1), model="again", block_size=BLOCK, routing_group="g")
     assert refused.value.code == "already_registered"
     client.unregister("7", rank=0)
     with pytest.raises(ClientError) as caught:
         client.unregister("7")
     assert (caught.value.code, caught.value.status) == ("unknown_worker", 404)
-    assert client.query(PROMPT, model="again", group="g").workers == ()
+    assert client.query(tokens=PROMPT, model="again", routing_group="g").workers == ()
     with pytest.raises(ClientError) as caught:
-        client.query(PROMPT, model="nobody")
+        client.query(tokens=PROMPT, model="nobody")
     assert (caught.value.code, caught.value.status) == ("unknown_keyspace", 404)
 
 
 def test_a_key_is_asked_for() -> None:
-    settings = Settings(http=HttpSettings(bind=FREE, key="k"))
-    with Service(settings=settings) as service, Client(service.url, key="wrong") as stranger:
+    settings = Config(http=HttpConfig(bind=FREE, key="k"))
+    with Service(config=settings) as service, Client(service.url, key="wrong") as stranger:
         assert service.client().workers() == []
         assert stranger.health()
         with pytest.raises(ClientError) as caught:
@@ -162,13 +169,13 @@ def test_a_port_that_is_taken() -> None:
     with closing(create_server(("127.0.0.1", 0))) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ServiceError, match=address) as caught:
-            Service(settings=Settings(http=HttpSettings(bind=address)))
+            Service(config=Config(http=HttpConfig(bind=address)))
     assert caught.value.code == "not_started"
     assert "\n" not in str(caught.value)
 
 
 def test_nothing_answers_after_the_end() -> None:
-    with Service(settings=NO_PROBLEM) as service, Client(service.url) as client:
+    with Service(config=CONFIG) as service, Client(service.url) as client:
         assert client.health()
         assert service.drain()
         with pytest.raises(UnreachableError):
@@ -176,7 +183,7 @@ def test_nothing_answers_after_the_end() -> None:
 
 
 def test_several_services_in_one_process() -> None:
-    with Service(settings=NO_PROBLEM) as one, Service(settings=NO_PROBLEM) as two:
+    with Service(config=CONFIG) as one, Service(config=CONFIG) as two:
         assert one.url != two.url
         one.register("a", "tcp://127.0.0.1:9", model="m", block_size=16)
         assert [len(service.client().workers()) for service in (one, two)] == [1, 0]
@@ -198,7 +205,7 @@ def certificate(directory: Path) -> Iterator[tuple[Path, Path]]:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 def test_tls(tmp_path: Path) -> None:
     with certificate(tmp_path) as (cert, key):
-        with Service(settings=Settings(http=HttpSettings(bind=FREE, tls_cert=cert, tls_key=key))) as service:
+        with Service(config=Config(http=HttpConfig(bind=FREE, tls_cert=cert, tls_key=key))) as service:
             assert service.url.startswith("https://")
             assert service.client().workers() == []
             with Client(service.url, ssl_context=ssl.create_default_context(cafile=str(cert))) as client:
@@ -214,8 +221,8 @@ def test_tls(tmp_path: Path) -> None:
             (cert, tmp_path / "bad.pem"),
             (tmp_path / "none", key),
         ):
-            http = HttpSettings(bind=FREE, tls_cert=cert_file, tls_key=key_file)
+            http = HttpConfig(bind=FREE, tls_cert=cert_file, tls_key=key_file)
             with pytest.raises(ServiceError) as caught:
-                Service(settings=Settings(http=http))
+                Service(config=Config(http=http))
             assert str(tmp_path) in str(caught.value)
             assert "\n" not in str(caught.value)

@@ -331,7 +331,7 @@ def test_any_run_keeps_the_books(seed: int) -> None:
         assert +held == pool_holdings(mock)
         query = each.content_hashes[: each.prompt_tokens // SIZE]
         true = mock.depth(each.block_hashes[: query.size])
-        assert index.find(query).depth == reference.find(query.tolist()).depth == true
+        assert index.find(content_hashes=query).depth == reference.find(content_hashes=query.tolist()).depth == true
     mock.drain()
     assert all(each.state in {State.FINISHED, State.REFUSED} for each in requests)
     assert mock.pool.free == mock.pool.size

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from kvatlas.sim.hashing import expand, mix, output_blocks, rename
+from kvatlas._hashes import mix
+from kvatlas.sim.hashing import expand, output_blocks, rename
 
 
 def test_mix_is_the_finalizer_of_splitmix64() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kvatlas import prefix_hashes
-from kvatlas.sim import TraceError, TraceRequest, make_request, read_trace, use_own_names, write_trace
+from kvatlas.errors import ConfigError, TraceError
+from kvatlas.sim import TraceRequest, make_request, read_trace, use_own_names, write_trace
 from kvatlas.sim.trace import parse_line
 
 GOOD = {"timestamp": 5, "input_length": 1000, "output_length": 20, "hash_ids": [3, 9]}
@@ -143,7 +144,7 @@ def test_own_names_are_different_names_of_the_same_blocks() -> None:
 
 @pytest.mark.parametrize("size", [0, -16, 3, 1024])
 def test_a_block_size_must_divide_512(size: int) -> None:
-    with pytest.raises(TraceError, match="does not divide 512"):
+    with pytest.raises(ConfigError, match="does not divide 512"):
         make_request(TraceRequest(0, 600, 1, (1, 2)), 0, size)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvatlas.sim import TraceError, WorkloadConfig, generate, trace_statistics
+from kvatlas.errors import ConfigError
+from kvatlas.sim import WorkloadConfig, generate, trace_statistics
 
 SMALL = WorkloadConfig(requests=1_500)
 
@@ -21,7 +22,7 @@ def test_it_makes_what_was_asked_for() -> None:
     trace = generate(SMALL)
     assert len(trace.requests) == 1_500
     stats = trace_statistics(trace, 512)
-    assert stats.requests / stats.duration == pytest.approx(SMALL.rate, rel=0.2)
+    assert stats.requests / stats.duration == pytest.approx(SMALL.request_rate, rel=0.2)
     assert trace.facts["agent_requests"] == pytest.approx(0.25, abs=0.1)
     assert trace.facts["turns_per_session"] > 1.5
     assert stats.input_quantiles["max"] <= SMALL.longest
@@ -69,7 +70,7 @@ def test_the_first_arrivals_are_poisson() -> None:
     gaps = [b - a for a, b in itertools.pairwise(times)]
     mean = sum(gaps) / len(gaps)
     deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
-    assert mean == pytest.approx(1 / config.rate, rel=0.1)
+    assert mean == pytest.approx(1 / config.request_rate, rel=0.1)
     assert deviation == pytest.approx(mean, rel=0.1)  # as exponential gaps have
 
 
@@ -77,8 +78,8 @@ def test_the_first_arrivals_are_poisson() -> None:
     "changes",
     [
         {"requests": 0},
-        {"rate": 0.0},
-        {"rate": float("nan")},
+        {"request_rate": 0.0},
+        {"request_rate": float("nan")},
         {"agents": 1.5},
         {"apps": 0},
         {"zipf": -1.0},
@@ -87,5 +88,5 @@ def test_the_first_arrivals_are_poisson() -> None:
     ],
 )
 def test_a_workload_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(TraceError):
+    with pytest.raises(ConfigError):
         generate(replace(SMALL, **changes))

@@ -9,12 +9,13 @@ import pytest
 from kvatlas import BlockIndex, content_hashes
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.events import Clear, Drop
+from kvatlas.types import Dialect
 from kvatlas.wire import Batch, Cleared, Event, Removed, Stored, decode_batch, encode_batch, keyed_content_hashes
 
 SIX = [1, 2, 3, 4, 5, 6]
 
 
-def batch(*events: Event, rank: int | None = 0, dialect: str = "vllm") -> Batch:
+def batch(*events: Event, rank: int | None = 0, dialect: Dialect = "vllm") -> Batch:
     return decode_batch(encode_batch(events, timestamp=1, rank=rank, dialect=dialect))
 
 
@@ -26,7 +27,7 @@ def salted(index: BlockIndex, worker: str = "w", rank: int = 0) -> None:
 def goes_on(index: BlockIndex, worker: str = "w", rank: int = 0) -> int:
     """How far the prompt goes under the salt once its third block is stored without showing it."""
     index.apply(worker, batch(Stored([12], 11, SIX[4:], 2), rank=rank))
-    return index.find_tokens(SIX, salt="s").by_rank().get((worker, rank), 0)
+    return index.find(tokens=SIX, salt="s").by_rank().get((worker, rank), 0)
 
 
 def test_the_tally() -> None:
@@ -53,7 +54,7 @@ def test_the_rank() -> None:
     index.apply("w", batch(store, rank=3))
     index.apply("x", batch(store, rank=3), rank=5)
     index.apply("y", batch(store, rank=None))
-    assert index.find_tokens([1, 2]).by_rank() == {("w", 3): 1, ("x", 5): 1, ("y", 0): 1}
+    assert index.find(tokens=[1, 2]).by_rank() == {("w", 3): 1, ("x", 5): 1, ("y", 0): 1}
 
 
 def test_each_stream_remembers_its_own() -> None:
@@ -62,7 +63,7 @@ def test_each_stream_remembers_its_own() -> None:
     salted(index, rank=1)
     salted(index, "v")
     assert (goes_on(index), goes_on(index, rank=1), goes_on(index, "v")) == (3, 3, 3)
-    assert index.find_tokens(SIX).depth == 0
+    assert index.find(tokens=SIX).depth == 0
 
 
 @pytest.mark.parametrize(
@@ -83,8 +84,8 @@ def test_what_is_cleared_is_forgotten(forget: Any) -> None:
     forget(index)
     # The chain's beginning comes back, without a salt this time, and so does what follows.
     index.apply("w", batch(Stored([12], 11, SIX[4:], 2), Stored([10, 11], None, SIX[:4], 2), rank=1))
-    assert index.find_tokens(SIX).by_rank() == {("w", 1): 3}
-    assert index.find_tokens(SIX, salt="s").by_rank() == {}
+    assert index.find(tokens=SIX).by_rank() == {("w", 1): 3}
+    assert index.find(tokens=SIX, salt="s").by_rank() == {}
 
 
 @pytest.mark.parametrize(
@@ -106,10 +107,10 @@ def test_what_is_not_cleared_is_kept(keep: Any) -> None:
 
 def test_hybrid_models_are_an_upper_bound() -> None:
     index = BlockIndex(2)
-    full = Stored([1], None, [1, 2], 2, group=0, kind="full_attention")
-    window = Stored([1], None, [1, 2], 2, group=1, kind="sliding_window", window=2)
+    full = Stored([1], None, [1, 2], 2, group_idx=0, kind="full_attention")
+    window = Stored([1], None, [1, 2], 2, group_idx=1, kind="sliding_window", window=2)
     assert not index.apply("w", batch(full)).upper_bound
-    tally = index.apply("w", batch(window, Removed([1], group=1)))
+    tally = index.apply("w", batch(window, Removed([1], group_idx=1)))
     assert (tally.upper_bound, tally.refused) == (True, {"other_group": 2})
     assert index.apply("w", batch()).upper_bound
     assert not index.apply("v", batch(full)).upper_bound
@@ -121,12 +122,12 @@ def test_images_are_found_by_their_keys() -> None:
     index = BlockIndex(2)
     keys = [None, [("a" * 64, 0)], [("a" * 64, -2), ("my-picture", 1)]]
     index.apply("w", batch(Stored([1, 2, 3], None, SIX, 2, lora="l", extra_keys=keys)))
-    assert index.find_tokens(SIX, lora="l").depth == 1
-    assert index.find(keyed_content_hashes(SIX, 2, keys, "l")).depth == 3
-    assert index.find(keyed_content_hashes(SIX, 2, keys)).depth == 0
-    assert index.find(keyed_content_hashes(SIX, 2, [None, [("b" * 64, 0)]], lora="l")).depth == 1
+    assert index.find(tokens=SIX, lora="l").depth == 1
+    assert index.find(content_hashes=keyed_content_hashes(SIX, 2, keys, "l")).depth == 3
+    assert index.find(content_hashes=keyed_content_hashes(SIX, 2, keys)).depth == 0
+    assert index.find(content_hashes=keyed_content_hashes(SIX, 2, [None, [("b" * 64, 0)]], lora="l")).depth == 1
     other = [None, keys[1], [("my-picture", -1), ("a" * 64, 1)]]
-    assert index.find(keyed_content_hashes(SIX, 2, other, "l")).depth == 2
+    assert index.find(content_hashes=keyed_content_hashes(SIX, 2, other, "l")).depth == 2
 
 
 def test_keyed_content_hashes() -> None:
@@ -185,4 +186,4 @@ def test_many_streams_at_once() -> None:
         index.apply(worker, clear)
         index.apply(worker, store)
     prompt = [token for n in range(300) for token in (n, n)]
-    assert index.find_tokens(prompt, salt="s").scores() == {"w0": 300, "w1": 300, "w2": 300}
+    assert index.find(tokens=prompt, salt="s").scores() == {"w0": 300, "w1": 300, "w2": 300}

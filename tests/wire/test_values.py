@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvatlas.errors import DecodeError, InvalidArgumentError, InvalidTypeError, KvatlasError
+from kvatlas.types import Dialect, Tier
 from kvatlas.wire import Batch, Cleared, Event, Removed, Stored, decode_batch, encode_batch
 
 
@@ -47,11 +48,11 @@ def test_every_field_is_there() -> None:
     assert (stored.block_size, stored.tier, stored.medium) == (2, "cpu", "CPU_PINNED")
     assert (stored.lora, stored.lora_id, stored.salt) == ("a", 4, None)
     assert stored.extra_keys == ((("image", 3), b"\x01\x02"), None, ("odd",), ((b"\x94\x01\x02\x03\x04",),))
-    assert (stored.group, stored.kind, stored.window) == (1, "mamba", 64)
+    assert (stored.group_idx, stored.kind, stored.window) == (1, "mamba", 64)
     assert (stored.locality, stored.ownership, stored.session_id) == ("LOCAL", "tier-2", "s")
     assert stored.lookahead == ((1,), (2,), (3,), ())
     assert isinstance(removed, Removed)
-    assert (removed.block_hashes, removed.tier, removed.medium, removed.group) == ((7,), "gpu", None, None)
+    assert (removed.block_hashes, removed.tier, removed.medium, removed.group_idx) == ((7,), "gpu", None, None)
     assert cleared == Cleared()
 
 
@@ -64,7 +65,7 @@ def test_a_store_is_made_of_its_own_fields() -> None:
         "lora_id",
         "salt",
         "extra_keys",
-        "group",
+        "group_idx",
         "kind",
         "window",
         "session_id",
@@ -114,7 +115,7 @@ def test_tokens_as_everywhere(tokens: Any) -> None:
                 "extra_keys=((('i', 1),),))"
             ),
         ),
-        (Removed([7], group=2), "Removed(block_hashes=(7,), tier='gpu', group=2)"),
+        (Removed([7], group_idx=2), "Removed(block_hashes=(7,), tier='gpu', group_idx=2)"),
         (Removed([], medium="CPU"), "Removed(block_hashes=(), tier='cpu', medium='CPU')"),
         (Cleared(), "Cleared()"),
     ],
@@ -125,7 +126,7 @@ def test_repr(event: Event, text: str) -> None:
 
 def test_batches_and_refusals() -> None:
     batch = decoded(["AllBlocksCleared"], {"type": "Other"}, rank=None)
-    assert repr(batch) == "Batch(timestamp=1.5, rank=None, events=<1>, refused=<1>)"
+    assert repr(batch) == "Batch(timestamp=1.5, rank=None, events=1, refused=1)"
     (refused,) = batch.refused
     assert (refused.at, refused.events, refused.reason) == (1, 1, "unknown_event")
     assert (
@@ -154,9 +155,10 @@ def test_values_do_not_change() -> None:
         ("external", "EXTERNAL", "EXTERNAL"),
     ],
 )
-def test_tiers_have_the_engines_names(tier: str, vllm: str, sglang: str) -> None:
+def test_tiers_have_the_engines_names(tier: Tier, vllm: str, sglang: str) -> None:
     events: list[Event] = [Stored([1], None, [1], 1, tier=tier), Removed([1], tier=tier)]
-    for dialect, medium in (("vllm", vllm), ("vllm-arrays", vllm), ("sglang", sglang), ("sglang-arrays", sglang)):
+    mediums: dict[Dialect, str] = {"vllm": vllm, "vllm-arrays": vllm, "sglang": sglang, "sglang-arrays": sglang}
+    for dialect, medium in mediums.items():
         for event in decode_batch(encode_batch(events, timestamp=0, dialect=dialect)).events:
             assert not isinstance(event, Cleared)
             assert (event.tier, event.medium) == (tier, medium)
@@ -164,12 +166,12 @@ def test_tiers_have_the_engines_names(tier: str, vllm: str, sglang: str) -> None
 
 def test_the_form_of_each_dialect() -> None:
     events: list[Event] = [
-        Stored([1], None, [5], 1, lora="a", salt="s", session_id="x", group=0),
+        Stored([1], None, [5], 1, lora="a", salt="s", session_id="x", group_idx=0),
         Removed([1]),
         Cleared(),
     ]
 
-    def plain(dialect: str) -> Any:
+    def plain(dialect: Dialect) -> Any:
         return msgspec.msgpack.decode(encode_batch(events, timestamp=2, rank=None, dialect=dialect))
 
     core = {
@@ -239,7 +241,7 @@ REFUSED: list[tuple[Callable[[], object], str, str]] = [
     (lambda: Stored([1], None, [(1, -2)], 1), "out_of_range", "tokens[0][1] must be from 0 to 2**32 - 1, got -2"),
     (lambda: Stored([1], None, [1], -1), "out_of_range", "block_size must be from 0 to 2**32 - 1, got -1"),
     (
-        lambda: Stored(*ONE, tier="GPU"),
+        lambda: Stored(*ONE, tier="GPU"),  # type: ignore[arg-type]
         "unknown_tier",
         'unknown tier "GPU": it is one of "gpu", "cpu", "disk", "external"',
     ),
@@ -254,7 +256,7 @@ REFUSED: list[tuple[Callable[[], object], str, str]] = [
         "out_of_range",
         "lora_id must be from -2**63 to 2**63 - 1, got 9223372036854775808",
     ),
-    (lambda: Stored(*ONE, group="0"), "wrong_type", "group must be an int, got str"),  # type: ignore[arg-type]
+    (lambda: Stored(*ONE, group_idx="0"), "wrong_type", "group_idx must be an int, got str"),  # type: ignore[arg-type]
     (
         lambda: Stored(*ONE, extra_keys=5),  # type: ignore[arg-type]
         "wrong_type",
@@ -280,7 +282,7 @@ REFUSED: list[tuple[Callable[[], object], str, str]] = [
         "events[0] must be a Stored, Removed or Cleared of kvatlas.wire, got int",
     ),
     (
-        lambda: encode_batch([], timestamp=0, dialect="x"),
+        lambda: encode_batch([], timestamp=0, dialect="x"),  # type: ignore[arg-type]
         "unknown_dialect",
         'unknown dialect "x": it is one of "vllm", "sglang", "vllm-arrays", "sglang-arrays"',
     ),

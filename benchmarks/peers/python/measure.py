@@ -71,7 +71,7 @@ class Ours(Subject):
 
     def __init__(self) -> None:
         self.index = kvatlas.BlockIndex(block_size=512)
-        self.find = self.index.find
+        self.find = lambda query: self.index.find(content_hashes=query)
 
     def event(self, line: dict[str, Any]) -> Callable[[], None]:
         names = np.array(line["names"], np.uint64)
@@ -81,7 +81,7 @@ class Ours(Subject):
         return lambda: self.index.store(worker, block_hashes=names, content_hashes=contents, parent=parent)
 
     def scores(self, query: Any) -> dict[int, int]:
-        return {int(worker): depth for worker, depth in self.index.find(query).scores().items()}
+        return {int(worker): depth for worker, depth in self.index.find(content_hashes=query).scores().items()}
 
 
 class OursExpanded(Ours):
@@ -89,7 +89,7 @@ class OursExpanded(Ours):
 
     def __init__(self) -> None:
         super().__init__()
-        self.find = lambda query: self.index.find(query).scores()
+        self.find = lambda query: self.index.find(content_hashes=query).scores()
 
 
 class DynamoArray(Subject):

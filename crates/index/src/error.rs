@@ -36,6 +36,12 @@ pub enum Error {
         /// What was given.
         name: String,
     },
+    /// Bytes that are no snapshot of an index.
+    #[error("not a snapshot of an index: {what}")]
+    Snapshot {
+        /// What is wrong with them.
+        what: String,
+    },
     /// The index cannot number any more of something.
     #[error("the index is full: {what}")]
     Full {
@@ -53,6 +59,7 @@ impl Error {
             Self::LengthMismatch { .. } => "length_mismatch",
             Self::TokenCount { .. } => "token_count",
             Self::UnknownTier { .. } => "unknown_tier",
+            Self::Snapshot { .. } => "invalid_snapshot",
             Self::Full { .. } => "index_full",
         }
     }

@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::reclaim::{Pin, Readers};
+use crate::position::ROOT;
+use crate::prefix::common_prefix;
+use crate::raw::{Children, Held, Members, Pin, Published, Readers, SetWord};
 use crate::roster::{Member, Roster};
-use crate::runs::ROOT;
-use crate::sets::{Members, OwnedMembers, Seen, SetWord};
-use crate::shared::{Children, Held, Published};
+use crate::sets::{OwnedMembers, Seen};
 use crate::types::View;
-use crate::writer::common_prefix;
 
 /// Holders of the first `depth` blocks of the query.
 #[derive(Clone, Copy, Debug)]

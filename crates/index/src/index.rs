@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 use crate::find::{Match, find};
-use crate::reclaim::Readers;
+use crate::raw::{Children, Published, Readers};
 use crate::roster::Roster;
-use crate::shared::{Children, Published};
 use crate::stats::{RankStats, Stats};
 use crate::types::{BlockHash, Event, Tier};
 use crate::writer::{Chain, Writer};
@@ -168,7 +167,7 @@ impl BlockIndex {
         self.write(|writer| writer.workers())
     }
 
-    fn write<T>(&self, change: impl FnOnce(&mut Writer) -> T) -> T {
+    pub(crate) fn write<T>(&self, change: impl FnOnce(&mut Writer) -> T) -> T {
         self.write_after(false, change)
     }
 

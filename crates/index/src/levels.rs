@@ -1,7 +1,7 @@
 //! Changing a run's levels.
 
-use crate::sets::{SetWord, Sets};
-use crate::shared::{Level, Levels};
+use crate::raw::{Level, Levels, SetWord};
+use crate::sets::Sets;
 
 /// The levels after `holder` has gained (or lost, if not `gains`) the positions `from..to`.
 ///

@@ -16,15 +16,36 @@
 //! ```
 //!
 //! - **Runs** form a trie. A chain that parts after `fork` blocks of a run becomes a child, found in one hash table
-//!   by (run, fork, content hash) (`runs.rs`, `table.rs`).
+//!   by (run, fork, content hash) (`runs.rs`, `raw/children.rs`).
 //! - **Levels**: within a run each holder is a cutoff, because what it holds and can reach is kept a prefix at write
-//!   time; blocks below a hole or without a known parent wait aside (`writer/odd.rs`). So the levels of the runs that
-//!   a query goes through, put in a row, *are* its answer.
-//! - **Sets** of holders are one word each; equal sets are equal words (`sets.rs`).
+//!   time; blocks below a hole or without a known parent wait aside (`writer/irregular.rs`). So the levels of the runs
+//!   that a query goes through, put in a row, *are* its answer (`find.rs`).
+//! - **Sets** of holders are one word each; equal sets are equal words (`sets/`, `raw/set.rs`).
 //! - **Names**: the engines' block hashes lead to positions, in one table for all workers while they agree, in a table
 //!   of its own for a worker that does not (`writer/names.rs`).
 //! - **Readers** take no lock and write to nothing they share with other readers but a counter of their own
-//!   (`reclaim.rs`, `shared.rs`). One writer at a time changes things under them.
+//!   (`raw/reclaim.rs`). One writer at a time changes things under them (`writer/`).
+//!
+//! # Where to read
+//!
+//! Each file imports only from those above it in this table.
+//!
+//! | file | what |
+//! |---|---|
+//! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
+//! | `hash.rs` | tokens to content hashes and prefix hashes |
+//! | `position.rs`, `prefix.rs`, `spread.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; atomics |
+//! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
+//! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
+//! | `roster.rs` | who is behind a holder's number |
+//! | `retire.rs` | what is unlinked and waits for the last reader |
+//! | `pages.rs`, `forks.rs`, `runs.rs` | the trie of runs: numbers of positions, where children hang, the runs |
+//! | `writer/` | who holds what: its own text lists its files |
+//! | `find.rs` | a lookup, and its answer |
+//! | `index.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in |
+//! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
+//!
+//! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs.rs`, `writer/mod.rs`, `raw/mod.rs`.
 //!
 //! [`reference::ReferenceIndex`] says literally what all this must answer; the tests compare.
 //!
@@ -41,26 +62,25 @@
 //! ```
 
 mod error;
-pub mod family;
 mod find;
+mod forks;
 pub mod hash;
 mod index;
-pub mod ladder;
 mod levels;
 mod pages;
-#[cfg(test)]
-#[path = "../tests/random/mod.rs"]
-mod random;
-mod reclaim;
+mod position;
+mod prefix;
+#[allow(unsafe_code, reason = "the one room that has it; its rules are in its text")]
+mod raw;
 pub mod reference;
 mod retire;
 mod roster;
 mod runs;
 mod sets;
-mod shared;
+mod snapshot;
+mod spread;
 mod stats;
 mod sync;
-mod table;
 mod types;
 mod writer;
 

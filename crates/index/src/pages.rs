@@ -3,7 +3,7 @@
 //! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
 //! keeps such numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
 
-use crate::runs::Position;
+use crate::position::Position;
 
 const BITS: u32 = 4;
 /// Blocks a page.

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::reclaim::{Readers, Retired};
+use crate::raw::{Children, Level, Owned, Readers, Retired, Run, Set, Spilled};
 use crate::roster::Roster;
-use crate::sets::Set;
-use crate::shared::{Children, Level, Owned, Run, Spilled};
 
 /// One such thing. Numbers wait like memory: a reader may be about to look something up by them.
 #[allow(dead_code, reason = "most are here to be dropped in time")]

@@ -9,51 +9,15 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::forks::Forks;
 use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
+use crate::position::{Place, Position, ROOT};
+use crate::raw::{Children, Level, Levels, Published, Run, WriterToken};
 use crate::retire::{Garbage, Trash};
-use crate::shared::{Children, Level, Levels, Published, Run, WriterToken};
 
-/// The run that stands for the empty prompt.
-pub(crate) const ROOT: u32 = 0;
 /// A longer chain goes on in a child: bounds what moving a run costs.
 pub(crate) const MAX_RUN: usize = 1 << 16;
-/// No block hash: at positions whose holders all name them differently.
-pub(crate) const NO_NAME: u64 = 0xa5c3_96e1_7b24_d80f;
 const NO_RUN: u32 = u32::MAX;
-
-/// A block: which run, and which of its blocks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Position {
-    pub(crate) run: u32,
-    pub(crate) offset: u32,
-}
-
-impl Position {
-    /// Where this block's continuation is.
-    #[inline]
-    pub(crate) fn after(self) -> Place {
-        Place { run: self.run, blocks: self.offset + 1 }
-    }
-}
-
-/// A place between blocks: after so many blocks of a run. What comes next is in the run itself or in a child.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Place {
-    pub(crate) run: u32,
-    pub(crate) blocks: u32,
-}
-
-impl Place {
-    pub(crate) const ROOT: Self = Self { run: ROOT, blocks: 0 };
-
-    /// The block before this place, if there is one.
-    pub(crate) fn before(self) -> Option<Position> {
-        (self.run != ROOT).then(|| Position { run: self.run, offset: self.blocks - 1 })
-    }
-}
-
-/// (fork, first child) pairs; most runs with children have one.
-type Forks = SmallVec<[(u32, u32); 2]>;
 
 /// What the writer knows of a run beyond what readers see.
 struct Entry {
@@ -118,8 +82,7 @@ impl Runs {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let spilled = |f: &Forks| if f.spilled() { f.capacity() * size_of::<(u32, u32)>() } else { 0 };
-        let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|f| size_of::<Forks>() + spilled(f)).sum();
+        let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
         let children = self.children.get(&self.token).bytes();
         self.bytes
             + self.pages.bytes()
@@ -329,13 +292,9 @@ impl Runs {
             parent.run.as_ref().expect("live").head().set_has_children(true, &mut self.token);
         }
         let forks = parent.forks.get_or_insert_default();
-        match forks.binary_search_by(|(fork, _)| place.blocks.cmp(fork)) {
-            Ok(at) => {
-                let next = mem::replace(&mut forks[at].1, id);
-                self.entries[id as usize].next = next;
-                self.entries[next as usize].previous = id;
-            }
-            Err(at) => forks.insert(at, (place.blocks, id)),
+        if let Some(next) = forks.add(place.blocks, id) {
+            self.entries[id as usize].next = next;
+            self.entries[next as usize].previous = id;
         }
     }
 
@@ -353,12 +312,7 @@ impl Runs {
         }
         let parent = &mut self.entries[place.run as usize];
         let forks = parent.forks.as_mut().expect("a child's parent lists it");
-        let at = forks.binary_search_by(|(fork, _)| place.blocks.cmp(fork)).expect("a child's parent lists it");
-        if next != NO_RUN {
-            forks[at].1 = next;
-            return;
-        }
-        forks.remove(at);
+        forks.replace(place.blocks, (next != NO_RUN).then_some(next));
         if forks.is_empty() {
             parent.forks = None;
             parent.run.as_ref().expect("live").head().set_has_children(false, &mut self.token);
@@ -368,12 +322,8 @@ impl Runs {
     /// Calls `f` with the children that hang after more than `blocks` and at most `most` blocks, until it says stop
     /// (true).
     pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
-        let forks = self.entries[id as usize].forks.as_ref().map_or(&[][..], |forks| forks.as_slice());
-        let from = forks.partition_point(|&(fork, _)| fork > most);
-        for &(fork, first) in &forks[from..] {
-            if fork <= blocks {
-                return false;
-            }
+        let Some(forks) = &self.entries[id as usize].forks else { return false };
+        for first in forks.between(blocks, most) {
             let mut child = first;
             while child != NO_RUN {
                 if f(child) {

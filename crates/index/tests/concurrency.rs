@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
 
 mod streams;
-use streams::random::Random;
+use kvatlas_testing::Random;
 
 fn index() -> BlockIndex {
     BlockIndex::new(Config { block_size: 1, count_copies: true }).unwrap()

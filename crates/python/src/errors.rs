@@ -11,10 +11,10 @@ pub(crate) fn argument(code: &str, message: &str) -> PyErr {
     raise(&CLASS, "InvalidArgumentError", code, message)
 }
 
-/// A setting of no use.
-pub(crate) fn settings(code: &str, message: &str) -> PyErr {
+/// A setting that cannot be used.
+pub(crate) fn config(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    raise(&CLASS, "SettingsError", code, message)
+    raise(&CLASS, "ConfigError", "invalid_config", message)
 }
 
 /// The value is of the wrong type.
@@ -41,7 +41,7 @@ pub(crate) fn unknown_parent(message: &str) -> PyErr {
 /// A rung of the ladder cannot go on.
 pub(crate) fn rung(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    raise(&CLASS, "RungError", code, message)
+    raise(&CLASS, "DesignError", code, message)
 }
 
 /// A refusal of the service's.

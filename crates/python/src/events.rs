@@ -49,8 +49,16 @@ pub(crate) fn to_python<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'
     }
 }
 
+/// The index's form of an iterable of events; all are checked before the first is of use to anybody.
+pub(crate) fn all_from_python(events: &Bound<'_, PyAny>) -> PyResult<Vec<Event>> {
+    let wanted =
+        || errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {}", describe(events)));
+    let items = events.try_iter().map_err(|_| wanted())?.enumerate();
+    items.map(|(at, event)| from_python(&event?, at)).collect()
+}
+
 /// The index's form of the event at a place in a list; errors carry a note of the place.
-pub(crate) fn from_python(event: &Bound<'_, PyAny>, at: usize) -> PyResult<Event> {
+fn from_python(event: &Bound<'_, PyAny>, at: usize) -> PyResult<Event> {
     convert(event, at).inspect_err(|error| {
         // A note that cannot be added is no reason to hide the error itself.
         let _ = error.value(event.py()).call_method1(intern!(event.py(), "add_note"), (format!("in events[{at}]"),));

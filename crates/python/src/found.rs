@@ -1,5 +1,7 @@
 //! The answer to a query, as Python sees it.
 
+use std::cmp::Reverse;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvatlas_index::{OwnedMatch, View};
@@ -7,13 +9,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::errors;
-use crate::scalars::{Best, TierName, describe, string};
+use crate::scalars::{TierName, TopK, describe, string};
+use crate::text::grouped;
 
 /// Who holds how much of a query, at the moment of the find.
 ///
-/// Made by BlockIndex.find and BlockIndex.find_tokens; later changes of the index do not change it. Workers that
-/// hold none of the query's blocks from the first on are not in it. Everything here speaks of device memory;
-/// `any_tier` is the same answer with offloaded blocks counted in, `within(tier)` with those down to a tier.
+/// Made by BlockIndex.find; later changes of the index do not change it. Workers that hold none of the query's blocks
+/// from the first on are not in it. Everything here speaks of device memory; `any_tier` is the same answer with
+/// offloaded blocks counted in, `within(tier)` with those down to a tier. A kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Match {
     answer: Answer,
@@ -63,8 +66,16 @@ impl Match {
         self.length
     }
 
-    /// Match: The same answer, with blocks in any tier counted: within("external"). A worker's depth here is at least its
-    /// device depth, unless one of its block hashes means another block elsewhere than on the device.
+    /// str: What depths and length count: "blocks".
+    #[getter]
+    fn unit(&self) -> &'static str {
+        "blocks"
+    }
+
+    /// Match: The same answer, with blocks in any tier counted: within("external").
+    ///
+    /// A worker's depth here is at least its device depth, unless one of its block hashes means another block elsewhere
+    /// than on the device.
     #[getter]
     fn any_tier(slf: &Bound<'_, Self>) -> Self {
         Self::seen(slf, View::AnyTier)
@@ -123,27 +134,31 @@ impl Match {
     /// The deepest workers.
     ///
     /// Args:
-    ///     k: How many, at least 0.
+    ///     top_k: How many, at least 0.
     ///     among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
     ///
     /// Returns:
-    ///     list of (worker, depth in blocks), at most k, deepest first; equals in no particular order.
+    ///     list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
     ///
     /// Raises:
-    ///     InvalidTypeError: k is not an int, or among is not an iterable of str.
-    ///     InvalidArgumentError: k is negative.
-    #[pyo3(signature = (k=Best(1), among=None))]
-    #[pyo3(text_signature = "($self, k=1, among=None)")]
-    fn best<'py>(&self, py: Python<'py>, k: Best, among: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyList>> {
-        let among = among.map(workers).transpose()?;
+    ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+    ///     InvalidArgumentError: top_k is negative.
+    #[pyo3(signature = (top_k=TopK(1), among=None), text_signature = "($self, top_k=1, among=None)")]
+    fn best<'py>(
+        &self,
+        py: Python<'py>,
+        top_k: TopK,
+        among: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let among = among.map(names).transpose()?;
         let among: Option<Vec<&str>> = among.as_ref().map(|names| names.iter().map(|name| &**name).collect());
-        let best = self.found().best(self.view, k.0, among.as_deref());
+        let best = self.found().best(self.view, top_k.0, among.as_deref());
         PyList::new(py, best.iter().map(|(worker, depth)| (&**worker, *depth)))
     }
 
     fn __repr__(&self) -> String {
         let workers = self.found().scores(self.view).len();
-        format!("<Match depth={} workers={workers}>", self.depth())
+        format!("Match(depth={}, length={}, workers={})", self.depth(), self.length, grouped(workers as u64))
     }
 }
 
@@ -151,11 +166,57 @@ fn strings(workers: &[Arc<str>]) -> Vec<&str> {
     workers.iter().map(|worker| &**worker).collect()
 }
 
-pub(crate) fn workers(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+/// The names of `among`.
+fn names(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     let wanted = || errors::wrong_type(&format!("among must be an iterable of str, got {}", describe(among)));
     if among.is_instance_of::<pyo3::types::PyString>() {
         return Err(wanted());
     }
     let items = among.try_iter().map_err(|_| wanted())?.enumerate();
     items.map(|(at, worker)| Ok(string(&worker?, &format!("among[{at}]"))?.to_owned())).collect()
+}
+
+/// Names with their depths, deepest first: what the matches share that are made of plain depths.
+pub(crate) struct Ranked(Vec<(Arc<str>, usize)>);
+
+impl Ranked {
+    /// Of equals, those come first that are first here.
+    pub(crate) fn new(depths: impl IntoIterator<Item = (Arc<str>, usize)>) -> Self {
+        let mut depths: Vec<_> = depths.into_iter().collect();
+        depths.sort_by_key(|&(_, depth)| Reverse(depth));
+        Self(depths)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn depth(&self) -> usize {
+        self.0.first().map_or(0, |&(_, depth)| depth)
+    }
+
+    pub(crate) fn levels<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let levels = self.0.chunk_by(|one, next| one.1 == next.1);
+        PyList::new(py, levels.map(|level| (level[0].1, level.iter().map(|(name, _)| &**name).collect::<Vec<_>>())))
+    }
+
+    pub(crate) fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let scores = PyDict::new(py);
+        for (name, depth) in &self.0 {
+            scores.set_item(&**name, depth)?;
+        }
+        Ok(scores)
+    }
+
+    pub(crate) fn best<'py>(
+        &self,
+        py: Python<'py>,
+        top_k: TopK,
+        among: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let among: Option<HashSet<String>> = among.map(names).transpose()?.map(|names| names.into_iter().collect());
+        let allowed = |name: &str| among.as_ref().is_none_or(|among| among.contains(name));
+        let best: Vec<_> = self.0.iter().filter(|(name, _)| allowed(name)).take(top_k.0).collect();
+        PyList::new(py, best.into_iter().map(|(name, depth)| (&**name, *depth)))
+    }
 }

@@ -3,8 +3,8 @@
 use kvatlas_index::hash;
 use pyo3::prelude::*;
 
-use crate::buffer::NewArray;
 use crate::gil::detach_if;
+use crate::raw::NewArray;
 use crate::scalars::{BlockSize, optional_string};
 use crate::sequences::{contents, tokens as convert};
 

@@ -1,21 +1,23 @@
 //! `BlockIndex`: each method converts its arguments, calls the index, converts the answer.
 
-use kvatlas_index::{BlockHash, BlockIndex as Core, Config, Error, Event, Tier, hash};
+use std::path::PathBuf;
+
+use kvatlas_index::{BlockIndex as Core, Config, Error, Event, Tier};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
 use crate::found::Match;
 use crate::gil::{Writers, detach_if};
-use crate::hashing::LONG_BYTES;
-use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, optional_string, worker as name};
-use crate::sequences::{Tokens, contents, names, tokens as convert};
+use crate::prompt::Given;
+use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name};
+use crate::sequences::{bytes, names};
+use crate::text::grouped;
 use crate::wire::{Batch, Readers};
-use crate::{errors, events};
+use crate::{errors, events, files, numbers};
 
 /// Blocks that take about 10 µs to store or remove.
 const LONG_WRITE: usize = 128;
-/// Blocks that take about 10 µs to look up.
-const LONG_FIND: usize = 4096;
 
 /// An exact index of which worker holds which cached blocks.
 ///
@@ -48,8 +50,7 @@ impl BlockIndex {
     #[pyo3(text_signature = "(block_size=16, count_copies=True)")]
     fn new(block_size: BlockSize, count_copies: Flag) -> PyResult<Self> {
         let config = Config { block_size: block_size.0, count_copies: count_copies.0 };
-        let core = Core::new(config).map_err(|error| errors::index(&error))?;
-        Ok(Self { core, writers: Writers::default(), readers: Readers::default() })
+        Core::new(config).map(Self::of).map_err(|error| errors::index(&error))
     }
 
     /// int: Tokens in a block.
@@ -108,34 +109,12 @@ impl BlockIndex {
         let worker = name(worker)?;
         let parent = parent.map(|parent| block_hash(parent, || "parent".to_owned())).transpose()?;
         let names = names(block_hashes)?;
-        let store = |contents: &[u64]| self.core.store(worker, rank.0, tier.0, parent, &names, contents);
-        let long = names.len() >= LONG_WRITE;
-        let stored = match (content_hashes, tokens) {
-            (Some(hashes), None) => {
-                if lora.is_some() || salt.is_some() {
-                    let message = "lora and salt go with tokens; content_hashes have them in already";
-                    return Err(errors::argument("conflicting_arguments", message));
-                }
-                // Others may write to an array while this waits without the GIL: the index must see one state of it.
-                let contents = contents(hashes)?.as_slice().to_vec();
-                self.writers.write(py, long, || store(&contents))
-            }
-            (None, Some(tokens)) => {
-                let tokens = self.whole_blocks(convert(tokens)?, &names)?;
-                let (lora, salt) = (optional_string(lora, "lora")?, optional_string(salt, "salt")?);
-                let (tokens, block_size) = (tokens.as_slice(), self.block_size() as usize);
-                self.writers.write(py, long || size_of_val(tokens) >= LONG_BYTES, || {
-                    store(&hash::content_hashes(tokens, block_size, lora, salt))
-                })
-            }
-            (None, None) => {
-                return Err(errors::argument("missing_argument", "store needs content_hashes or tokens"));
-            }
-            (Some(_), Some(_)) => {
-                let message = "store takes either content_hashes or tokens, not both";
-                return Err(errors::argument("conflicting_arguments", message));
-            }
-        };
+        let given = Given::new("store", tokens, content_hashes, lora, salt)?.own();
+        let (prompt, block_size) = (given.prompt(), self.block_size());
+        prompt.fills(&names, block_size)?;
+        let stored = self.writers.write(py, names.len() >= LONG_WRITE || prompt.is_long(), || {
+            self.core.store(worker, rank.0, tier.0, parent, &names, &prompt.hashes(block_size))
+        });
         stored.map_err(|error| errors::index(&error))
     }
 
@@ -211,56 +190,39 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// Who holds how many leading blocks of a prompt, by its content hashes.
+    /// Who holds how many leading blocks of a prompt.
     ///
-    /// While other threads change the index, each depth lies between the smallest and the largest true depth of
-    /// that worker during the call.
+    /// The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
+    /// depth lies between the smallest and the largest true depth of that worker during the call.
     ///
     /// Args:
+    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is
+    ///         left out.
     ///     content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
     ///         (read in place) or a list of ints.
-    ///
-    /// Returns:
-    ///     Match
-    ///
-    /// Raises:
-    ///     InvalidTypeError: Not a uint64 array or a list of ints.
-    ///     InvalidArgumentError: A hash out of range, or an array of more than one dimension.
-    fn find(&self, py: Python<'_>, content_hashes: &Bound<'_, PyAny>) -> PyResult<Match> {
-        let contents = contents(content_hashes)?;
-        let contents = contents.as_slice();
-        let found = detach_if(py, contents.len() >= LONG_FIND, || self.core.find(contents).to_owned());
-        Ok(Match::new(found, contents.len()))
-    }
-
-    /// Who holds how many leading blocks of a prompt, by its tokens. A trailing partial block is left out.
-    ///
-    /// Args:
-    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them.
-    ///     lora: Name of the LoRA adapter; None and "" mean none.
-    ///     salt: Cache salt; None and "" mean none.
+    ///     lora: Name of the LoRA adapter, with tokens only; None and "" mean none.
+    ///     salt: Cache salt, with tokens only; None and "" mean none.
     ///
     /// Returns:
     ///     Match
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
-    #[pyo3(signature = (tokens, *, lora=None, salt=None))]
-    fn find_tokens(
+    ///     InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
+    ///         number out of range, or an array of more than one dimension.
+    #[pyo3(signature = (*, tokens=None, content_hashes=None, lora=None, salt=None))]
+    fn find(
         &self,
         py: Python<'_>,
-        tokens: &Bound<'_, PyAny>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        content_hashes: Option<&Bound<'_, PyAny>>,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Match> {
-        let tokens = convert(tokens)?;
-        let (lora, salt) = (optional_string(lora, "lora")?, optional_string(salt, "salt")?);
-        let (tokens, block_size) = (tokens.as_slice(), self.block_size() as usize);
-        let found = detach_if(py, size_of_val(tokens) >= LONG_BYTES, || {
-            self.core.find(&hash::content_hashes(tokens, block_size, lora, salt)).to_owned()
-        });
-        Ok(Match::new(found, tokens.len() / block_size))
+        let given = Given::new("find", tokens, content_hashes, lora, salt)?;
+        let (prompt, block_size) = (given.prompt(), self.block_size());
+        let found = detach_if(py, prompt.is_long(), || self.core.find(&prompt.hashes(block_size)).to_owned());
+        Ok(Match::new(found, prompt.blocks(block_size)))
     }
 
     /// Numbers about the contents, the memory and the events so far.
@@ -269,28 +231,7 @@ impl BlockIndex {
     ///     dict of str to int; "bytes" is in bytes, everything else counts.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.writers.write(py, true, || self.core.stats());
-        let numbers = PyDict::new(py);
-        for (name, value) in [
-            ("workers", stats.workers),
-            ("holders", stats.holders),
-            ("blocks", stats.blocks),
-            ("unlinked", stats.unlinked),
-            ("copies", stats.copies),
-            ("positions", stats.positions),
-            ("runs", stats.runs),
-            ("sets", stats.sets),
-            ("bytes", stats.bytes),
-            ("private_holders", stats.private_holders),
-            ("stores", stats.stores),
-            ("removes", stats.removes),
-            ("clears", stats.clears),
-            ("drops", stats.drops),
-            ("replaced", stats.replaced),
-            ("unknown_removals", stats.unknown_removals),
-        ] {
-            numbers.set_item(name, value)?;
-        }
-        Ok(numbers)
+        numbers::index(py, &stats)
     }
 
     /// The registered workers.
@@ -368,21 +309,90 @@ impl BlockIndex {
         Ok(Bound::new(py, tally)?.into_any())
     }
 
-    fn __repr__(&self) -> String {
+    /// The contents, the settings and the counts as bytes, for from_snapshot(). Index and events go on meanwhile.
+    ///
+    /// What apply(worker, batch) remembers between the batches of a stream is not in it.
+    fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let bytes = self.writers.write(py, true, || self.core.snapshot());
+        PyBytes::new(py, &bytes)
+    }
+
+    /// The index that a snapshot was made of.
+    ///
+    /// Args:
+    ///     snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
+    ///
+    /// Returns:
+    ///     A new BlockIndex.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: Not bytes.
+    ///     InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
+    ///         "invalid_snapshot".
+    #[classmethod]
+    fn from_snapshot(_cls: &Bound<'_, PyType>, py: Python<'_>, snapshot: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let bytes = bytes(snapshot, "snapshot")?;
+        py.detach(|| Core::from_snapshot(&bytes)).map(Self::of).map_err(|error| errors::index(&error))
+    }
+
+    /// Writes snapshot() to a file, which appears under its name only when it is whole.
+    ///
+    /// Args:
+    ///     path: The file, replaced if there is one.
+    ///
+    /// Raises:
+    ///     OSError: It cannot be written.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        let written = self.writers.write(py, true, || files::write(&path, &self.core.snapshot()));
+        written.map_err(|error| files::failed(&path.to_string_lossy(), &error))
+    }
+
+    /// Reads an index from a file that save() wrote.
+    ///
+    /// Args:
+    ///     path: The file.
+    ///
+    /// Returns:
+    ///     A new BlockIndex.
+    ///
+    /// Raises:
+    ///     OSError: It cannot be read.
+    ///     InvalidArgumentError: It is no snapshot of an index, of another version, cut off or altered: code
+    ///         "invalid_snapshot".
+    #[classmethod]
+    fn load(_cls: &Bound<'_, PyType>, py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let name = path.to_string_lossy();
+        let read = py.detach(|| std::fs::read(&path).map(|bytes| Core::from_snapshot(&bytes)));
+        let made = read.map_err(|error| files::failed(&name, &error))?;
+        made.map(Self::of).map_err(|error| match error {
+            Error::Snapshot { .. } => errors::argument(error.code(), &format!("{name}: {error}")),
+            _ => errors::index(&error),
+        })
+    }
+
+    /// pickle and copy, by a snapshot.
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        let make = slf.get_type().getattr(intern!(slf.py(), "from_snapshot"))?;
+        Ok((make, (slf.get().snapshot(slf.py()),)))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
         let Config { block_size, count_copies } = self.core.config();
-        let count_copies = if count_copies { "True" } else { "False" };
-        format!("BlockIndex(block_size={block_size}, count_copies={count_copies})")
+        let count_copies = if count_copies { "" } else { ", count_copies=False" };
+        let workers = self.writers.write(py, true, || self.core.workers());
+        let blocks = grouped(workers.iter().map(|(_, blocks)| blocks).sum());
+        let workers = grouped(workers.len() as u64);
+        format!("BlockIndex(block_size={block_size}{count_copies}, workers={workers}, blocks={blocks})")
     }
 }
 
 impl BlockIndex {
+    fn of(core: Core) -> Self {
+        Self { core, writers: Writers::default(), readers: Readers::default() }
+    }
+
     fn apply_events(&self, py: Python<'_>, events: &Bound<'_, PyAny>) -> PyResult<()> {
-        let wanted = || {
-            let given = crate::scalars::describe(events);
-            errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {given}"))
-        };
-        let items = events.try_iter().map_err(|_| wanted())?.enumerate();
-        let events = items.map(|(at, event)| events::from_python(&event?, at)).collect::<PyResult<Vec<_>>>()?;
+        let events = events::all_from_python(events)?;
         let apply = |event: &Event| {
             self.core.apply(event)?;
             match event {
@@ -394,15 +404,5 @@ impl BlockIndex {
         };
         let applied: Result<(), Error> = self.writers.write(py, true, || events.iter().try_for_each(apply));
         applied.map_err(|error| errors::index(&error))
-    }
-
-    /// The tokens if they fill the blocks exactly.
-    fn whole_blocks(&self, tokens: Tokens, names: &[BlockHash]) -> PyResult<Tokens> {
-        let block_size = self.block_size() as usize;
-        let given = tokens.as_slice().len();
-        if names.len().checked_mul(block_size) == Some(given) {
-            return Ok(tokens);
-        }
-        Err(errors::index(&Error::TokenCount { tokens: given, block_hashes: names.len(), block_size }))
     }
 }

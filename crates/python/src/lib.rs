@@ -1,19 +1,23 @@
 //! The Python module `kvatlas._native`: conversion between Python's types and the crates', and no logic.
 
-mod buffer;
+mod bench;
+mod designs;
 mod errors;
 mod events;
-mod family;
+mod files;
 mod found;
 mod gil;
 mod hashing;
 mod index;
-mod ladder;
-mod layout;
-mod replay;
+mod numbers;
+mod prompt;
+#[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
+mod raw;
 mod scalars;
 mod sequences;
 mod service;
+mod text;
+mod trees;
 mod wire;
 
 use pyo3::prelude::*;
@@ -34,9 +38,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(wire::decode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::encode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::keyed_content_hashes, module)?)?;
-    ladder::register(module)?;
-    replay::register(module)?;
-    family::register(module)?;
+    designs::register(module)?;
+    bench::register(module)?;
+    trees::register(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     Ok(())

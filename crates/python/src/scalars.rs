@@ -77,7 +77,7 @@ argument! {
     /// Whether copies count.
     Flag(bool) = |value| flag(value, "count_copies");
     /// How many workers at most.
-    Best(usize) = |value| count(value, "k");
+    TopK(usize) = |value| count(value, "top_k");
     /// Whether a rung's deviations are mended.
     Strict(bool) = |value| flag(value, "strict");
     /// Threads that apply a rung's events.

@@ -7,8 +7,8 @@ use kvatlas_index::BlockHash;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyMemoryView, PySequence, PyString, PyTuple};
 
-use crate::buffer::{Array, Offer, offer, plain_ints};
 use crate::errors;
+use crate::raw::{Array, Offer, offer, plain_ints};
 use crate::scalars::{block_hash, describe, int};
 
 const CONTENT: &str = "content_hashes";
@@ -113,6 +113,17 @@ pub(crate) fn tokens(object: &Bound<'_, PyAny>) -> PyResult<Tokens> {
         Offer::Irregular => items(object, item).map(Tokens::Items),
         Offer::Nothing if is_sequence(object) => items(object, item).map(Tokens::Items),
         _ => Err(wanted()),
+    }
+}
+
+/// Bytes of our own, from anything that has them in one piece.
+pub(crate) fn bytes(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<u8>> {
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        return Ok(bytes.as_bytes().to_vec());
+    }
+    match offer(object, what)? {
+        Offer::U8(bytes) => Ok(bytes.to_vec()),
+        _ => Err(wanted(object, what, "bytes")),
     }
 }
 

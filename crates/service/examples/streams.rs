@@ -4,9 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use kvatlas_service::fleet::{Fleet, Registration};
-use kvatlas_service::settings::StreamSettings;
-use kvatlas_service::status::Counters;
+use kvatlas_service::config::StreamConfig;
+use kvatlas_service::fleet::Fleet;
+use kvatlas_service::state::{Counters, Registration};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -17,7 +17,7 @@ fn main() -> Result<(), Failure> {
 
 async fn follow(arguments: Vec<String>) -> Result<(), Failure> {
     let seconds: u64 = arguments.first().ok_or("the first argument is a number of seconds")?.parse()?;
-    let fleet = Fleet::new(StreamSettings::default(), &[], tokio::runtime::Handle::current());
+    let fleet = Fleet::new(StreamConfig::default(), &[], tokio::runtime::Handle::current());
     for argument in &arguments[1..] {
         let (count, addresses) = argument.split_once('*').unwrap_or(("1", argument));
         let (events, replay) = addresses.split_once(',').map_or((addresses, None), |(e, r)| (e, Some(r)));
@@ -25,7 +25,7 @@ async fn follow(arguments: Vec<String>) -> Result<(), Failure> {
             let registration = Registration {
                 worker: format!("engine-{}", fleet.workers().len()),
                 model: "model".to_owned(),
-                group: "default".to_owned(),
+                routing_group: "default".to_owned(),
                 block_size: 16,
                 rank: 0,
                 endpoint: events.parse()?,

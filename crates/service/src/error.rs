@@ -6,9 +6,9 @@ use std::borrow::Cow;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The settings make no sense.
-    #[error("settings: {message}")]
-    Settings {
+    /// The configuration is wrong.
+    #[error("configuration: {message}")]
+    Config {
         /// Which, and why.
         message: String,
     },
@@ -52,15 +52,15 @@ impl Error {
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Settings { .. } => "invalid_settings",
+            Self::Config { .. } => "invalid_config",
             Self::Invalid { code, .. } | Self::Conflict { code, .. } | Self::Unknown { code, .. } => code,
             Self::Closed => "closed",
             Self::Start { .. } => "not_started",
         }
     }
 
-    pub(crate) fn settings(message: String) -> Self {
-        Self::Settings { message }
+    pub(crate) fn config(message: String) -> Self {
+        Self::Config { message }
     }
 
     pub(crate) fn invalid(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {

@@ -1,29 +1,32 @@
 //! Event streams of inference engines in, answers over HTTP out.
 //!
 //! ```text
-//! engine ──ZMQ──▶ stream ──▶ kvatlas_wire ──▶ kvatlas_index ◀── http ◀── router
+//! engine ──ZMQ──▶ stream ──▶ kvatlas_wire ──▶ state (keyspaces, kvatlas_index) ◀── http ◀── router
+//!                   ▲                           ▲                                   │
+//!                   └────────── fleet ──────────┘ ◀───────── registration ──────────┘
 //! ```
 //!
-//! * [`fleet`]: who is registered. Every change goes through it.
-//! * `stream`: a task for each engine rank: subscribes, replays, fills gaps, notices restarts and silence.
+//! * [`state`]: keyspaces with their indexes, and what is known about each stream. Below all others.
+//! * `stream`: a task for each engine rank: subscribes, replays, fills gaps, notices restarts and silence. In it:
+//!   sockets ▶ transport ▶ task ▶ machine (decides) and holdings (apply).
+//! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
-//! * [`status`]: what a stream's task tells the others about itself.
 //!
-//! Streams and queries have threads of their own, so that neither waits for the other.
+//! Imports go one way: `service` ▶ `http` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `log`. Streams
+//! and queries have threads of their own, so that neither waits for the other.
 
+#![deny(unsafe_code)]
+
+pub mod config;
 pub mod endpoint;
 pub mod error;
 pub mod fleet;
 mod http;
-pub mod keyspace;
 pub mod log;
-mod metrics;
-mod registration;
 mod service;
-pub mod settings;
-pub mod status;
+pub mod state;
 mod stream;
 
+pub use config::Config;
 pub use error::Error;
 pub use service::Service;
-pub use settings::Settings;

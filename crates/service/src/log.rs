@@ -6,7 +6,7 @@ use tracing_subscriber::filter::LevelFilter;
 /// What is logged, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct LogSettings {
+pub struct LogConfig {
     /// For whom.
     pub format: Format,
     /// The least that is logged.
@@ -42,8 +42,8 @@ pub enum Level {
 }
 
 /// Starts to log, unless the process logs already: its first service decides.
-pub(crate) fn start(settings: LogSettings) {
-    let level = match settings.level {
+pub(crate) fn start(config: LogConfig) {
+    let level = match config.level {
         Level::Off => return,
         Level::Error => LevelFilter::ERROR,
         Level::Warning => LevelFilter::WARN,
@@ -51,7 +51,7 @@ pub(crate) fn start(settings: LogSettings) {
         Level::Debug => LevelFilter::DEBUG,
     };
     let lines = tracing_subscriber::fmt().with_target(false).with_max_level(level).with_writer(std::io::stderr);
-    let _ = match settings.format {
+    let _ = match config.format {
         Format::Text => lines.with_ansi(false).try_init(),
         Format::Json => lines.json().flatten_event(true).try_init(),
     };

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::config::Config;
 use crate::error::Error;
 use crate::fleet::{Fleet, Registering};
 use crate::http::{self, App, Server};
 use crate::log;
-use crate::settings::Settings;
 
 /// How long threads may take to end when a service is dropped.
 const END: Duration = Duration::from_secs(2);
@@ -34,21 +34,23 @@ impl Service {
     /// # Errors
     /// [`Error::Start`] if the address cannot be listened at, the certificate cannot be read, or there are no
     /// threads to be had.
-    pub fn start(settings: Settings) -> Result<Self, Error> {
-        log::start(settings.log);
+    pub fn start(config: Config) -> Result<Self, Error> {
+        log::start(config.log);
         let ingest = Builder::new_multi_thread()
-            .worker_threads(settings.streams.threads)
+            .worker_threads(config.streams.threads)
             .thread_name("kvatlas-ingest")
             .enable_all()
             .build()
-            .map_err(|error| Error::Start { message: format!("cannot start a runtime: {error}") })?;
-        let fleet = Fleet::new(settings.streams, &settings.holds, ingest.handle().clone());
-        let app = App::new(fleet, settings.http);
+            .map_err(|error| Error::Start {
+                message: format!("cannot start the threads that follow streams: {error}"),
+            })?;
+        let fleet = Fleet::new(config.streams, &config.holds, ingest.handle().clone());
+        let app = App::new(fleet, config.http);
         let beating = app.clone();
         ingest.spawn(async move { beating.pulses.ingest.beat().await });
         let server = http::start(&app)?;
         let address = server.address();
-        let (tls, key) = (app.settings.tls.is_some(), app.settings.key.is_some());
+        let (tls, key) = (app.config.tls.is_some(), app.config.key.is_some());
         tracing::info!(%address, tls, key, threads = app.threads(), "listening");
         Ok(Self { app, address, running: Mutex::new(Some(Running { server, ingest })) })
     }

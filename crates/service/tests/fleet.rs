@@ -1,14 +1,15 @@
 //! What is registered, and what is left of it.
 
-use kvatlas_service::fleet::{Fleet, Registration};
-use kvatlas_service::settings::StreamSettings;
+use kvatlas_service::config::StreamConfig;
+use kvatlas_service::fleet::Fleet;
+use kvatlas_service::state::Registration;
 use tokio::runtime::Handle;
 
 fn registration(worker: &str, model: &str) -> Registration {
     Registration {
         worker: worker.to_owned(),
         model: model.to_owned(),
-        group: "default".to_owned(),
+        routing_group: "default".to_owned(),
         block_size: 16,
         rank: 0,
         endpoint: "ipc:///nowhere/kvatlas".parse().expect("an endpoint"),
@@ -20,7 +21,7 @@ fn registration(worker: &str, model: &str) -> Registration {
 
 #[tokio::test]
 async fn keyspaces_without_workers_are_not_kept_without_end() {
-    let fleet = Fleet::new(StreamSettings::default(), &[], Handle::current());
+    let fleet = Fleet::new(StreamConfig::default(), &[], Handle::current());
     fleet.register(registration("stays", "kept")).await.expect("new");
     let kept = fleet.keyspace("kept", "default").expect("it is there");
     for model in 0..1500 {

@@ -5,18 +5,18 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 
 use kvatlas_index::{BlockHash, BlockIndex, Event, Tier, View, hash};
-use kvatlas_service::{Service, Settings};
+use kvatlas_service::{Config, Service};
 use serde_json::{Value, json};
 
 const BLOCK_SIZE: usize = 4;
 
 fn start() -> Service {
-    let settings = json!({ "http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" } });
-    Service::start(Settings::from_json(&settings.to_string()).expect("settings")).expect("a free port")
+    let config = json!({ "http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" } });
+    Service::start(Config::from_json(&config.to_string()).expect("a configuration")).expect("a free port")
 }
 
 /// Registers a worker nobody can reach, so that there is a keyspace to put content into.
-fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::keyspace::Keyspace> {
+fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspace> {
     let engine = json!({
         "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
     });

@@ -6,7 +6,7 @@
 //!      bytes             values      one Reader for each (worker, rank): inherited salts, kinds of cache groups
 //! ```
 //!
-//! [`decode`] knows MessagePack and the engines' fields and nothing of the index; a [`Reader`] knows what the fields
+//! [`decode()`] knows MessagePack and the engines' fields and nothing of the index; a [`Reader`] knows what the fields
 //! mean. What either leaves out is counted by [`Reason`].
 //!
 //! ```
@@ -22,28 +22,20 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![deny(unsafe_code)]
+
 mod decode;
-mod draft;
 pub mod encode;
 mod error;
 mod event;
-mod extra;
-mod field;
-mod groups;
 pub mod keys;
 mod medium;
-mod msgpack;
 mod name;
-mod out;
 mod reader;
-mod salts;
-mod tally;
-mod values;
 
 pub use decode::decode;
 pub use error::{Error, Reason, Refused};
 pub use event::{Batch, Cleared, Event, Removed, Stored};
 pub use keys::Key;
 pub use name::Name;
-pub use reader::Reader;
-pub use tally::Tally;
+pub use reader::{Reader, Tally};

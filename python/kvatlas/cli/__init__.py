@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any
 
 import click
 
 import kvatlas
+from kvatlas._text import closest
+from kvatlas.errors import MissingExtraError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
-COMMANDS = ("bench", "decode", "engines", "live", "query", "replay", "serve", "workers")
+# What each command does, in a line, so that help neither imports them all nor needs their extras.
+GROUPS: dict[str, dict[str, str]] = {
+    "Run": {"serve": "Follow engines and answer which of them hold a prompt."},
+    "Ask": {
+        "query": "Ask a running service which workers hold a prompt.",
+        "workers": "Show the workers of a running service and their streams.",
+        "decode": "Print what an engine has published.",
+    },
+    "Simulate": {
+        "simulate": "Run simulated engines that serve and publish like real ones.",
+        "replay": "Replay a trace over simulated engines with each routing policy.",
+        "demo": "Watch routing policies side by side on simulated engines.",
+    },
+    "Measure": {"bench": "Measure designs of the index under a fleet's load."},
+}
+COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
 
 class _Commands(click.Group):
@@ -21,18 +37,29 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(importlib.import_module(f"kvatlas.cli.{cmd_name}"), cmd_name)
+        try:
+            module = importlib.import_module(f"kvatlas.cli.{cmd_name}")
+        except MissingExtraError as error:
+            click.echo(f"Error: `kvatlas {cmd_name}`: {error}", err=True)
+            ctx.exit(2)
+        command: click.Command = getattr(module, cmd_name)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            near = closest(args[0], COMMANDS)
+            hint = f" Did you mean {near!r}?" if near else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -14,7 +14,7 @@ import httpx
 
 from kvatlas.client import DEFAULT_URL, Client
 from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError
-from kvatlas.service.settings import check_secret, read_secret
+from kvatlas.service.config.schema import check_secret, read_secret
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
@@ -67,19 +67,19 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
         refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
         hint = ": set KVATLAS_KEY or --key-file" if refused else ""
         click.echo(f"Error: {error}{hint}", err=True)
-        sys.exit(1 if isinstance(error, ClientError) else 2)
+        sys.exit(1 if isinstance(error, ClientError) or error.code in ("unreachable", "timeout") else 2)
 
 
-def no_workers(client: Client, model: str | None, group: str | None) -> str:
-    """That there are none for these, and for what there are."""
+def no_workers(client: Client, model: str | None, routing_group: str | None) -> str:
+    """That no worker fits, and which models and routing groups there are."""
     words = "no workers"
     if model is not None:
         words += f" for model {model!r}"
-    if group is not None:
-        words += f" in routing group {group!r}"
+    if routing_group is not None:
+        words += f" in routing group {routing_group!r}"
     fleet = client.workers()
     models = sorted({worker.model for worker in fleet})
-    groups = sorted({worker.group for worker in fleet})
+    groups = sorted({worker.routing_group for worker in fleet})
     if model not in (None, *models):
         return f"{words}; it has models {', '.join(models)}" if models else words
     return f"{words}; it has routing groups {', '.join(groups)}" if groups else words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from types import FrameType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-_WIDTH = 110  # when the output is not a terminal
+_WIDTH = 110  # when the output is not a terminal, unless COLUMNS says another
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -21,12 +22,7 @@ def console(*, stderr: bool = False) -> Console:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a terminal that cannot show µ still gets the numbers
     made = Console(stderr=stderr)
-    return made if made.is_terminal else Console(stderr=stderr, width=_WIDTH)
-
-
-def counted(number: int, word: str) -> str:
-    """`1 worker`, `2 workers`."""
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
+    return made if made.is_terminal or "COLUMNS" in os.environ else Console(stderr=stderr, width=_WIDTH)
 
 
 class Interrupt:

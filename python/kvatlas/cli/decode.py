@@ -34,8 +34,10 @@ _REPLAY_SECONDS = 3.0
 _QUIET_SECONDS = 5.0  # until it is said that nothing comes
 
 
-class _Failed(click.ClickException):
-    exit_code = 2
+def _failed(message: str) -> click.ClickException:
+    error = click.ClickException(message)
+    vars(error)["exit_code"] = 2  # this one's own
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,13 @@ class _Message:
 @click.option("--salts", is_flag=True, help="Print cache salts, not just that there is one.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
 @click.option("--topic", default="", metavar="PREFIX", help="Of an endpoint, only topics that begin so.")
-@click.option("--replay", metavar="ENDPOINT", help="First ask this socket for the batches that the engine has kept.")
+@click.option(
+    "--replay-endpoint",
+    metavar="ENDPOINT",
+    help="The replay socket, first asked for the batches that the engine has kept.",
+)
 def decode(
-    source: str, as_json: bool, tokens: bool, salts: bool, count: int | None, topic: str, replay: str | None
+    source: str, as_json: bool, tokens: bool, salts: bool, count: int | None, topic: str, replay_endpoint: str | None
 ) -> None:
     """Print the KV-cache events of an engine.
 
@@ -68,14 +74,16 @@ def decode(
     live = source.startswith(_SCHEMES)
     if not live and "://" in source:
         raise click.UsageError(f"{source!r} is no endpoint: tcp://HOST:PORT or ipc://PATH is.")
-    if not live and (replay or topic):
-        raise click.UsageError("--replay and --topic are for an endpoint, as in tcp://host:5557.")
-    if replay and not replay.startswith(_SCHEMES):
-        raise click.BadParameter(f"{replay!r} is not of the form tcp://host:port.", param_hint="--replay")
+    if not live and (replay_endpoint or topic):
+        raise click.UsageError("--replay-endpoint and --topic are for an endpoint, as in tcp://host:5557.")
+    if replay_endpoint and not replay_endpoint.startswith(_SCHEMES):
+        raise click.BadParameter(
+            f"{replay_endpoint!r} is not of the form tcp://host:port.", param_hint="--replay-endpoint"
+        )
     show = _json_line if as_json else _lines
     done = wrong = 0
     with on_interrupt() as interrupt:
-        messages = _subscribe(source, topic, replay, interrupt) if live else _read(source, interrupt)
+        messages = _subscribe(source, topic, replay_endpoint, interrupt) if live else _read(source, interrupt)
         for message in messages:
             try:
                 batch = decode_batch(message.payload)
@@ -91,7 +99,7 @@ def decode(
         if interrupt.pressed:
             sys.exit(INTERRUPTED)
     if not done:
-        raise _Failed(f"{source}: nothing has been published in it")
+        raise _failed(f"{source}: nothing has been published in it")
     if wrong:
         sys.exit(1)
 
@@ -104,9 +112,9 @@ def _read(source: str, interrupt: Interrupt) -> Iterator[_Message]:
         if data.startswith(_GZIP):
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise _Failed(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+        raise _failed(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
     if not data.strip():
-        raise _Failed(f"{name} is empty")
+        raise _failed(f"{name} is empty")
     if data.lstrip().startswith(b"{"):
         yield from _recording(name, data)
     else:
@@ -125,7 +133,7 @@ def _payload(name: str, data: bytes) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise _Failed(
+        raise _failed(
             f"{name} is neither a payload, nor one in hexadecimal digits or base64, nor a recording"
         ) from None
 
@@ -144,7 +152,7 @@ def _recording(name: str, data: bytes) -> Iterator[_Message]:
                 continue
             message = _Message(payload, _number(seq), topic.decode("utf-8", "replace"))
         except (ValueError, KeyError, TypeError, struct.error) as error:
-            raise _Failed(f"{name}, line {number}: not a record of frames: {error}") from error
+            raise _failed(f"{name}, line {number}: not a record of frames: {error}") from error
         yield message
 
 
@@ -153,11 +161,11 @@ def _number(seq: bytes) -> int:
     return int(number)
 
 
-def _subscribe(endpoint: str, topic: str, replay: str | None, interrupt: Interrupt) -> Iterator[_Message]:
+def _subscribe(endpoint: str, topic: str, replay_endpoint: str | None, interrupt: Interrupt) -> Iterator[_Message]:
     try:
         import zmq  # noqa: PLC0415 - only this needs it
     except ModuleNotFoundError as error:
-        raise _Failed("an endpoint needs pyzmq: pip install 'kvatlas[sim]'") from error
+        raise _failed("an endpoint needs pyzmq: pip install 'kvatlas[sim]'") from error
     with zmq.Context() as context, context.socket(zmq.SUB) as live:
         live.linger = 0
         live.rcvhwm = 0  # what is printed slowly waits here instead of being dropped
@@ -165,10 +173,10 @@ def _subscribe(endpoint: str, topic: str, replay: str | None, interrupt: Interru
         try:
             live.connect(endpoint)
         except zmq.ZMQError as error:
-            raise _Failed(f"cannot connect to {endpoint}: {error}") from error
+            raise _failed(f"cannot connect to {endpoint}: {error}") from error
         kept = -1  # the last batch that the replay had; until a later one comes, live ones may be repetitions
-        if replay:
-            for message in _replay(context, replay, interrupt):
+        if replay_endpoint:
+            for message in _replay(context, replay_endpoint, interrupt):
                 kept = message.seq
                 if message.topic.startswith(topic):
                     yield message
@@ -211,7 +219,7 @@ def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> I
         try:
             dealer.connect(endpoint)
         except zmq.ZMQError as error:
-            raise _Failed(f"cannot connect to {endpoint}: {error}") from error
+            raise _failed(f"cannot connect to {endpoint}: {error}") from error
         dealer.send_multipart([b"", struct.pack(">Q", 0)])
         deadline = time.monotonic() + _REPLAY_SECONDS
         while not interrupt():
@@ -266,7 +274,7 @@ def _event_line(event: Event, tokens: bool, salts: bool) -> str:
             keyed = sum(keys is not None for keys in event.extra_keys or ())
             if keyed:
                 parts.append(f"{keyed} with extra keys")
-            parts += _group(event.group, event.kind)
+            parts += _group(event.group_idx, event.kind)
             if event.session_id is not None:
                 parts.append(f"session={_printable(event.session_id)}")
             if tokens:
@@ -274,7 +282,7 @@ def _event_line(event: Event, tokens: bool, salts: bool) -> str:
             return " ".join(parts)
         case Removed():
             parts = ["removed  ", f"{_blocks(event)} from {event.tier}:", _names(event.block_hashes)]
-            return " ".join(parts + _group(event.group, None))
+            return " ".join(parts + _group(event.group_idx, None))
         case Cleared():
             return "cleared   everything of the rank"
 
@@ -288,7 +296,7 @@ def _group(group: int | None, kind: str | None) -> list[str]:
     return (
         []
         if group is None and kind is None
-        else [f"group={'-' if group is None else group}"] + ([] if kind is None else [_printable(kind)])
+        else [f"group_idx={'-' if group is None else group}"] + ([] if kind is None else [_printable(kind)])
     )
 
 
@@ -330,7 +338,7 @@ def _json_event(event: Event, tokens: bool, salts: bool) -> dict[str, Any]:
     names = [_json_name(name) for name in event.block_hashes]
     if isinstance(event, Removed):
         made: dict[str, Any] = {"type": "removed", "block_hashes": names, "tier": event.tier, "medium": event.medium}
-        return made | _given(event, ("group", "locality", "ownership"))
+        return made | _given(event, ("group_idx", "locality", "ownership"))
     made = {
         "type": "stored",
         "block_hashes": names,
@@ -347,7 +355,7 @@ def _json_event(event: Event, tokens: bool, salts: bool) -> dict[str, Any]:
         made["salt"] = event.salt
     if event.extra_keys is not None:
         made["extra_keys"] = [None if keys is None else [_json_key(key) for key in keys] for keys in event.extra_keys]
-    optional = ("lora", "lora_id", "group", "kind", "window", "session_id", "locality", "ownership")
+    optional = ("lora", "lora_id", "group_idx", "kind", "window", "session_id", "locality", "ownership")
     return made | _given(event, optional)
 
 

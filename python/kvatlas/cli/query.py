@@ -7,6 +7,7 @@ import json
 import os
 import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,160 +15,201 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from kvatlas._text import counted, milliseconds, percent
 from kvatlas.cli.ask import asking, asks, no_workers
-from kvatlas.cli.console import console, counted
+from kvatlas.cli.console import console
 from kvatlas.client import Answer, Client
+from kvatlas.client.prompts import Query, prepare
 from kvatlas.errors import ClientError, InvalidArgumentError
+from kvatlas.tokenize import EngineTokenizer, LocalTokenizer, Tokenizer
 
 _SEPARATORS = re.compile(r"[\s,;\[\]]+")
+_WAYS = ("tokens", "tokens_file", "text", "chat", "content_hashes")
+_FLAGS = "--tokens, --tokens-file, --text, --chat and --content-hashes"
 
 
 @click.command(short_help="Ask a service which worker holds how much of a prompt.")
 @asks
 @click.option("--model", metavar="NAME", help="The model; not needed if the service has only one.")
-@click.option("--group", metavar="NAME", help="The routing group.  [default: the model's, if it has only one]")
+@click.option("--routing-group", metavar="NAME", help="The routing group.  [default: the model's, if it has only one]")
+@click.option("--text", metavar="TEXT", help="The prompt of a completion.")
+@click.option(
+    "--chat",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="The messages of a chat as a JSON list, or a chat request as a JSON object; - for stdin.",
+)
+@click.option(
+    "--tokenizer",
+    metavar="PATH|NAME",
+    help="For --text and --chat: a tokenizer.json, a model's directory, or a model's name on the Hugging Face hub.",
+)
+@click.option(
+    "--tokenize-url",
+    metavar="URL",
+    help="Or a vLLM or SGLang server, asked by POST /tokenize; its API key is in KVATLAS_ENGINE_KEY.",
+)
 @click.option("--tokens", metavar="N,N,...", help="The prompt's token ids.")
 @click.option(
     "--tokens-file",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="The same from a file, apart by white space or commas, or a JSON list; - for stdin.",
+    help="The same from a file, separated by white space or commas, or a JSON list; - for stdin.",
 )
-@click.option("--text", help="The prompt as a text; needs --tokenizer.")
-@click.option(
-    "--tokenizer", metavar="NAME|PATH", help="A tokenizer.json, its directory, or a name on the Hugging Face hub."
-)
-@click.option("--hashes", metavar="N,N,...", help="The content hashes of the prompt's blocks, as kvatlas makes them.")
+@click.option("--content-hashes", metavar="N,N,...", help="The content hashes of the prompt's blocks.")
 @click.option("--lora", metavar="NAME", help="The LoRA adapter that the prompt is for.")
 @click.option("--salt", metavar="TEXT", help="The cache salt of the prompt.")
-@click.option("--top", type=click.IntRange(1), metavar="N", help="Only so many workers, the best ones.")
+@click.option("--top-k", type=click.IntRange(1), metavar="N", help="Only so many workers, the best ones.")
+@click.option("--among", metavar="NAME,NAME,...", help="Only these workers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def query(
-    url: str, key_file: Path | None, ca: Path | None, timeout: float, model: str | None, group: str | None, **asked: Any
+    url: str,
+    key_file: Path | None,
+    ca: Path | None,
+    timeout: float,
+    model: str | None,
+    routing_group: str | None,
+    top_k: int | None,
+    among: str | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
-    """Ask a service which worker holds how much of a prompt: one of --tokens, --tokens-file, --text or --hashes.
+    """Ask a service which worker holds how much of a prompt.
+
+    The prompt is one of --text, --chat, --tokens, --tokens-file and --content-hashes. Text and chats are turned into
+    tokens by --tokenizer or --tokenize-url, as the engines would do it.
 
     Exit status: 0; 1 if the service does not answer or refuses; 2 if something given cannot be used; 130 after Ctrl-C.
     """
     with asking(url, key_file, ca, timeout, os.environ) as client:
-        tokens, hashes = _prompt(asked)
-        model, group, block_size = _keyspace(client, model, group)
-        if hashes is not None:
-            answer = client.query_by_hash(hashes, model=model, group=group, top_k=asked["top"], age=True)
-            length = len(hashes) * block_size
-        else:
-            answer = client.query(
-                tokens,
-                model=model,
-                group=group,
-                lora=asked["lora"],
-                salt=asked["salt"],
-                top_k=asked["top"],
-                age=True,
-            )
-            length = len(tokens)
-        if asked["as_json"]:
-            about = {"model": model, "group": group, "block_size": block_size, "prompt_tokens": length}
+        prompt = _prompt(given, timeout)
+        model, routing_group = _keyspace(client, model, routing_group)
+        answer = client.query(
+            tokens=prompt.tokens,
+            content_hashes=prompt.content_hashes,
+            lora=prompt.lora,
+            salt=prompt.salt,
+            model=model,
+            routing_group=routing_group,
+            top_k=top_k,
+            among=None if among is None else [name for name in among.split(",") if name],
+            age=True,
+        )
+        if as_json:
+            about = {"model": model, "routing_group": routing_group, "unit": answer.unit, "depth": answer.depth}
             click.echo(json.dumps(about | _as_dict(answer), indent=2))
         else:
-            _print(answer, model, length, block_size)
+            _print(answer, model)
 
 
 def _as_dict(answer: Answer) -> dict[str, Any]:
     data = dataclasses.asdict(answer)
-    del data["block_size"], data["levels"]
     for depth in data["workers"]:
-        del depth["block_size"]
+        depth["blocks"] = depth["tokens"] // depth.pop("block_size")
     return data
 
 
 # The prompt
 
 
-def _prompt(asked: dict[str, Any]) -> tuple[list[int], list[int] | None]:
-    ways = [name for name in ("tokens", "tokens_file", "text", "hashes") if asked[name] is not None]
+def _prompt(given: dict[str, Any], timeout: float) -> Query:
+    """The prompt in tokens or content hashes."""
+    ways = [name for name in _WAYS if given[name] is not None]
     if len(ways) != 1:
-        given = " and ".join(f"--{way.replace('_', '-')}" for way in ways) or "none"
-        raise click.UsageError(f"One of --tokens, --tokens-file, --text and --hashes is needed, got {given}.")
-    if (asked["tokenizer"] is not None) != (ways == ["text"]):
-        raise click.UsageError("--text and --tokenizer go together.")
-    if ways == ["hashes"]:
-        if asked["lora"] is not None or asked["salt"] is not None:
-            raise click.UsageError("--lora and --salt do not go with --hashes, which have them in already.")
-        return [], _numbers(asked["hashes"], "--hashes")
-    if ways == ["text"]:
-        return _tokenized(asked["text"], asked["tokenizer"]), None
-    if ways == ["tokens"]:
-        return _numbers(asked["tokens"], "--tokens"), None
-    return _numbers(_file(asked["tokens_file"]), "--tokens-file"), None
+        flags = " and ".join(f"--{way.replace('_', '-')}" for way in ways) or "none"
+        raise click.UsageError(f"One of {_FLAGS} is needed, got {flags}.")
+    lora, salt = given["lora"], given["salt"]
+    way = ways[0]
+    needs_tokenizer = way in ("text", "chat")
+    sources = [name for name in ("tokenizer", "tokenize_url") if given[name] is not None]
+    if needs_tokenizer and len(sources) != 1:
+        raise click.UsageError(f"--{way} needs one of --tokenizer and --tokenize-url.")
+    if sources and not needs_tokenizer:
+        raise click.UsageError(f"--{sources[0].replace('_', '-')} goes with --text or --chat.")
+    if way == "content_hashes":
+        if lora is not None or salt is not None:
+            raise click.UsageError("--lora and --salt do not go with --content-hashes, which are made with them.")
+        return Query(content_hashes=_numbers(given["content_hashes"], "--content-hashes"))
+    if not needs_tokenizer:
+        text = given["tokens"] if way == "tokens" else _file(given["tokens_file"], "--tokens-file")
+        return Query(tokens=_numbers(text, f"--{way.replace('_', '-')}"), lora=lora, salt=salt)
+    asked = Query(text=given["text"], lora=lora, salt=salt) if way == "text" else _chat(given["chat"], lora, salt)
+    with ExitStack() as stack:
+        return prepare(asked, _tokenizer(given, timeout, stack))
 
 
-def _file(path: Path) -> str:
+def _tokenizer(given: dict[str, Any], timeout: float, stack: ExitStack) -> Tokenizer:
+    if given["tokenize_url"] is not None:
+        key = os.environ.get("KVATLAS_ENGINE_KEY")
+        return stack.enter_context(EngineTokenizer(given["tokenize_url"], key=key, timeout=timeout))
+    name = given["tokenizer"]
+    return LocalTokenizer(name) if Path(name).exists() else LocalTokenizer.from_hub(name)
+
+
+def _chat(path: Path, lora: str | None, salt: str | None) -> Query:
+    try:
+        content = json.loads(_file(path, "--chat"))
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"--chat: {path} is not JSON: {error}", "invalid_messages") from error
+    request = content if isinstance(content, dict) else {"messages": content}
+    if not isinstance(request.get("messages"), list):
+        raise InvalidArgumentError(
+            f'--chat: {path} must be a JSON list of messages, or an object with "messages"', "invalid_messages"
+        )
+    return Query(messages=request["messages"], tools=request.get("tools"), lora=lora, salt=salt)
+
+
+def _file(path: Path, flag: str) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"--tokens-file: {path} is not text") from error
+        raise InvalidArgumentError(f"{flag}: {path} is not text") from error
     except OSError as error:
-        raise InvalidArgumentError(f"--tokens-file: cannot read {path}: {error.strerror or error}") from error
+        raise InvalidArgumentError(f"{flag}: cannot read {path}: {error.strerror or error}") from error
 
 
 def _numbers(text: str, flag: str) -> list[int]:
     numbers = []
     for word in filter(None, _SEPARATORS.split(text)):
         if not re.fullmatch(r"-?[0-9]{1,20}", word, re.ASCII):
-            raise InvalidArgumentError(f"{flag} must be integers apart by commas or white space, got {word[:40]!r}")
+            words = f"{flag} must be integers separated by commas or white space, got {word[:40]!r}"
+            raise InvalidArgumentError(words)
         numbers.append(int(word))
     if not numbers:
         raise InvalidArgumentError(f"{flag} must have at least one integer, got none")
     return numbers
 
 
-def _tokenized(text: str, name: str) -> list[int]:
-    try:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - only this needs it
-    except ImportError as error:
-        raise InvalidArgumentError("--text needs the package tokenizers: pip install 'kvatlas[tokenizer]'") from error
-    path = Path(name)
-    if path.is_dir():
-        path /= "tokenizer.json"
-        if not path.exists():
-            raise InvalidArgumentError(f"--tokenizer: there is no {path}")
-    try:
-        tokenizer = Tokenizer.from_file(str(path)) if path.exists() else Tokenizer.from_pretrained(name)
-    except Exception as error:
-        # The package raises bare Exceptions, and those of the hub's.
-        raise InvalidArgumentError(f"--tokenizer: cannot load {name}: {str(error).splitlines()[0][:200]}") from error
-    return list(tokenizer.encode(text).ids)
-
-
-def _keyspace(client: Client, model: str | None, group: str | None) -> tuple[str, str, int]:
-    """The model and routing group, if only one fits, and its block size."""
-    workers = client.workers(model=model, group=group if model is not None else None)
-    found = {(worker.model, worker.group): worker.block_size for worker in workers if group in (None, worker.group)}
+def _keyspace(client: Client, model: str | None, routing_group: str | None) -> tuple[str, str]:
+    """The model and routing group, if only one fits."""
+    fleet = client.workers(model=model, routing_group=routing_group if model is not None else None)
+    found = {(worker.model, worker.routing_group) for worker in fleet if routing_group in (None, worker.routing_group)}
     if len(found) == 1:
-        ((name, its_group), block_size) = found.popitem()
-        return name, its_group, block_size
+        return found.pop()
     if found and model is None:
         names = ", ".join(sorted({name for name, _group in found}))
-        raise InvalidArgumentError(f"{client.url} has several models: say which by --model: {names}")
+        raise InvalidArgumentError(f"{client.url} has several models: choose one with --model: {names}")
     if found:
-        groups = ", ".join(sorted(its_group for _model, its_group in found))
-        raise InvalidArgumentError(f"model {model!r} is in several routing groups: say which by --group: {groups}")
-    raise ClientError(f"{client.url} has {no_workers(client, model, group)}", "no_workers")
+        groups = ", ".join(sorted(group for _model, group in found))
+        words = f"model {model!r} is in several routing groups: choose one with --routing-group: {groups}"
+        raise InvalidArgumentError(words)
+    raise ClientError(f"{client.url} has {no_workers(client, model, routing_group)}", "no_workers")
 
 
 # The table
 
 
-def _print(answer: Answer, model: str, length: int, block_size: int) -> None:
+def _print(answer: Answer, model: str) -> None:
     out = console()
+    block_size = answer.block_size
+    length = answer.length * block_size if answer.prompt_tokens is None else answer.prompt_tokens
     words = f"{counted(length, 'token')} for {model}, in blocks of {block_size}"
     out.print(words, highlight=False, markup=False, soft_wrap=True)
     untrusted: set[tuple[str, int | None]] = {(each.worker, each.rank) for each in answer.untrusted}
     if answer.workers:
         out.print(_table(answer, length, block_size, untrusted))
     elif length < block_size:
-        out.print("They do not fill a block, and nobody holds less.")
+        out.print("The prompt does not fill a block, and workers hold whole blocks only.")
     else:
         out.print(f"No {'trusted ' if answer.untrusted else ''}worker holds the first block.")
     if answer.upper_bound:
@@ -198,19 +240,12 @@ def _table(answer: Answer, length: int, block_size: int, untrusted: set[tuple[st
                 "" if rank is None else str(rank),
                 f"{tokens:,}",
                 f"{tokens // block_size:,}",
-                f"{100 * tokens / length:.1f} %" if length else "",
+                percent(tokens / length) if length else "",
             ]
             if tiers:
                 row += [f"{depth.host:,}", f"{depth.any_tier:,}"] if at == 0 else ["", ""]
             state = (depth.state or "") if at == 0 else ""
             row.append(state + ("?" if (depth.worker, rank) in untrusted else ""))
-            row.append("" if at or depth.lag_ms is None else lag(depth.lag_ms))
+            row.append("" if at or depth.lag_ms is None else milliseconds(depth.lag_ms))
             table.add_row(*map(Text, row))
     return table
-
-
-def lag(milliseconds: float | None) -> str:
-    """A time for the table."""
-    if milliseconds is None:
-        return ""
-    return f"{milliseconds:,.1f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:,.1f} s"

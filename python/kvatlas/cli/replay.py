@@ -11,19 +11,29 @@ from typing import Any
 
 import click
 
-from kvatlas.bench.plots import check_plot, write_plot
-from kvatlas.bench.policies import POLICIES, find_policy
-from kvatlas.bench.report import print_report
-from kvatlas.bench.results import ReplayResult, as_json
-from kvatlas.bench.runner import replay as run_replay
-from kvatlas.bench.settings import ReplaySettings
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, on_interrupt, progress_bar
-from kvatlas.cli.engine_options import POSITIVE, engine_options
+from kvatlas.cli.engine_options import (
+    POSITIVE,
+    engines_option,
+    fleet_config,
+    pool_option,
+    request_rate_option,
+    seed_option,
+    speed_options,
+)
 from kvatlas.errors import KvatlasError
+from kvatlas.lab.figures import check_plot
+from kvatlas.lab.replay.config import ReplayConfig
+from kvatlas.lab.replay.plots import write_plot
+from kvatlas.lab.replay.report import print_report
+from kvatlas.lab.replay.results import ReplayResult, as_json
+from kvatlas.lab.replay.runner import replay as run_replay
+from kvatlas.routing import POLICIES, find_policy
 from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, generate, read_trace, write_trace
+from kvatlas.sim.fleet import MOST_ENGINES
 
-_FLEET = ReplaySettings()
+_CONFIG = ReplayConfig()
 _WORK = WorkloadConfig()
 _BLOCK_SIZES = [size for size in range(1, TRACE_BLOCK + 1) if TRACE_BLOCK % size == 0]
 
@@ -37,26 +47,18 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
 
 @click.command(short_help="Route a trace over simulated engines and see what it is worth.")
 @click.argument("trace", required=False, type=click.Path(path_type=Path), metavar="[TRACE]")
-@click.option(
-    "--engines", type=click.IntRange(1, 100_000), default=_FLEET.engines, show_default=True, help="Number of engines."
-)
+@engines_option(_CONFIG.fleet.engines, MOST_ENGINES)
 @click.option(
     "--block-size",
     type=int,
-    default=_FLEET.block_size,
+    default=_CONFIG.fleet.engine.block_size,
     show_default=True,
     callback=_block_size,
     metavar="TOKENS",
     help=f"Tokens in an engine's block; divides {TRACE_BLOCK}.",
 )
-@click.option(
-    "--pool-tokens",
-    type=click.IntRange(1),
-    default=_FLEET.pool_tokens,
-    show_default=True,
-    help="Tokens of KV that each engine has room for.",
-)
-@engine_options
+@pool_option
+@speed_options
 @click.option("--own-names", is_flag=True, help="Every engine names blocks in its own way (random hash seeds).")
 @click.option(
     "--policy",
@@ -68,7 +70,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
 @click.option(
     "--speedup",
     type=POSITIVE,
-    default=_FLEET.speedup,
+    default=_CONFIG.speedup,
     show_default=True,
     help="Run the trace's clock this many times as fast.",
 )
@@ -77,7 +79,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     type=click.IntRange(1),
     help=f"Only the first so many of TRACE; or how many to generate.  [default: all; {_WORK.requests}]",
 )
-@click.option("--rate", type=POSITIVE, help=f"Generated requests a second.  [default: {_WORK.rate:g}]")
+@request_rate_option(f"Generated requests a second.  [default: {_WORK.request_rate:g}]")
 @click.option(
     "--agents",
     type=click.FloatRange(0, 1),
@@ -89,18 +91,12 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     help=f"How uneven system prompts are in popularity, 0: even.  [default: {_WORK.zipf:g}]",
 )
 @click.option("--save-trace", type=click.Path(path_type=Path), metavar="FILE", help="Write the generated trace.")
-@click.option(
-    "--seed",
-    type=click.IntRange(0, (1 << 64) - 1),
-    default=0,
-    show_default=True,
-    help="Of the generated trace and of everything left to chance.",
-)
+@seed_option
 @click.option("--skip-bad", is_flag=True, help="Leave out malformed lines and count them.")
 @click.option(
     "--check",
     type=click.FloatRange(0, 1),
-    default=_FLEET.check,
+    default=_CONFIG.check,
     show_default=True,
     metavar="SHARE",
     help="Share of the queries whose answers are held against the reference; 0: none.",
@@ -108,7 +104,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
 @click.option(
     "--check-seconds",
     type=click.FloatRange(0),
-    default=_FLEET.check_seconds,
+    default=_CONFIG.check_seconds,
     show_default=True,
     help="Time for those queries, for each policy; some are passed over if it is too short.",
 )
@@ -159,38 +155,31 @@ def _run(path: Path | None, options: dict[str, Any]) -> ReplayResult:
     policies = tuple(dict.fromkeys(options["policies"])) or tuple(POLICIES)
     for name in policies:
         find_policy(name)
-    settings = ReplaySettings(
-        engines=options["engines"],
-        block_size=options["block_size"],
-        pool_tokens=options["pool_tokens"],
-        prefill_rate=options["prefill_rate"],
-        decode_rate=options["decode_rate"],
-        max_running=options["max_running"],
-        chunk=options["chunk"] or None,
-        own_names=options["own_names"],
+    config = ReplayConfig(
+        fleet=fleet_config(options),
         policies=policies,
         speedup=options["speedup"],
-        seed=options["seed"],
         check=options["check"],
         check_seconds=options["check_seconds"],
     )
     _check_outputs(path, options)
     trace = _trace(path, options)
     with on_interrupt() as stop, progress_bar(policies, len(trace.requests)) as bar:
-        result = run_replay(trace, settings, progress=bar, stop=stop)
+        result = run_replay(trace, config, progress=bar, stop=stop)
     _show(result, trace, options)
     return result
 
 
 def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
     if path is not None:
-        for flag in ("rate", "agents", "zipf", "save_trace"):
+        for flag in ("request_rate", "agents", "zipf", "save_trace"):
             if options[flag] is not None:
                 raise click.UsageError(f"--{flag.replace('_', '-')} is for generated traces: leave it or TRACE out.")
         return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"])
     if options["skip_bad"]:
         raise click.UsageError("--skip-bad is for traces from a file: name TRACE.")
-    given = {name: options[name] for name in ("requests", "rate", "agents", "zipf") if options[name] is not None}
+    names = ("requests", "request_rate", "agents", "zipf")
+    given = {name: options[name] for name in names if options[name] is not None}
     trace = generate(WorkloadConfig(seed=options["seed"], decode_rate=options["decode_rate"], **given))
     if (path := options["save_trace"]) is not None:
         _write(path, functools.partial(write_trace, path, trace.requests))

@@ -10,15 +10,16 @@ from typing import Any
 import click
 
 from kvatlas.errors import KvatlasError
-from kvatlas.service.load import CONFIG_ENV, effective, load
+from kvatlas.service.config import read_config, show_config
+from kvatlas.service.config.read import CONFIG_ENV
+from kvatlas.service.config.schema import all_keys
 from kvatlas.service.serve import serve as run
-from kvatlas.service.settings import all_keys
 
 _KEYS = {key.path.replace(".", "__"): key for key in all_keys()}
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting, in their order. Values are read by the settings, so that all sources agree."""
+    """A flag for each setting, in their order. The configuration reads their values, so that all sources agree."""
     for name, key in reversed(_KEYS.items()):
         shown = key.show_default().strip('"')
         default = f"  [default: {shown}]" if shown else ""
@@ -34,17 +35,17 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     help="A vLLM or SGLang server, asked where its events are: http://host:8000. Repeat for several.",
 )
 @click.option(
-    "--worker",
+    "--stream",
     multiple=True,
-    metavar="ID=ENDPOINT[,KEY=VALUE...]",
-    help="A worker registered by hand: w1=tcp://host:5557,replay=tcp://host:5558; also rank, topic, model, block_size "
-    "and routing_group. Repeat for several.",
+    metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
+    help="A stream of events registered by hand: w1=tcp://host:5557,replay_endpoint=tcp://host:5657. Other keys: rank, "
+    "topic, model, block_size, routing_group. Repeat for several.",
 )
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"A TOML file; or {CONFIG_ENV}.")
-@click.option("--print-config", is_flag=True, help="Print the settings in force, with where each came from, and end.")
+@click.option("--print-config", is_flag=True, help="Print the settings in force, with where each came from, and exit.")
 @_flags
 def serve(
-    engine: tuple[str, ...], worker: tuple[str, ...], config: Path | None, print_config: bool, **flags: str | None
+    engine: tuple[str, ...], stream: tuple[str, ...], config: Path | None, print_config: bool, **flags: str | None
 ) -> None:
     """Follow the events of vLLM and SGLang engines, and answer over HTTP which of them holds how much of a prompt.
 
@@ -55,13 +56,13 @@ def serve(
     service could not start; 2 if something given cannot be used.
     """
     given: dict[str, Any] = {_KEYS[name].path: text for name, text in flags.items() if text is not None}
-    given |= {name: items for name, items in (("engine", engine), ("worker", worker)) if items}
+    given |= {name: items for name, items in (("engine", engine), ("stream", stream)) if items}
     try:
-        loaded = load(given, config=config)
+        resolved = read_config(given, file=config)
         if print_config:
-            click.echo(effective(loaded), nl=False)
+            click.echo(show_config(resolved), nl=False)
             return
-        status = run(loaded.settings)
+        status = run(resolved.config)
     except KvatlasError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)

@@ -16,10 +16,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvatlas._text import counted, milliseconds
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.ask import asking, asks, no_workers
-from kvatlas.cli.console import console, counted
-from kvatlas.cli.query import lag
+from kvatlas.cli.console import console
 from kvatlas.client import Client, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 
@@ -30,7 +30,7 @@ _COLORS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting"
 @click.command(short_help="Show the fleet that a service follows.")
 @asks
 @click.option("--model", metavar="NAME", help="Only workers of this model.")
-@click.option("--group", metavar="NAME", help="Only workers of this routing group.")
+@click.option("--routing-group", metavar="NAME", help="Only workers of this routing group.")
 @click.option("--watch", is_flag=True, help="Refresh, until Ctrl-C.")
 @click.option(
     "--interval",
@@ -47,7 +47,7 @@ def workers(
     ca: Path | None,
     timeout: float,
     model: str | None,
-    group: str | None,
+    routing_group: str | None,
     watch: bool,
     interval: float,
     as_json: bool,
@@ -66,10 +66,10 @@ def workers(
         out = console()
 
         def look() -> list[WorkerStatus]:
-            return client.workers(model=model, group=group)
+            return client.workers(model=model, routing_group=routing_group)
 
         def shown() -> RenderableType:
-            return _shown(out, client, look()) or Text(f"{client.url} has {no_workers(client, model, group)}.")
+            return _shown(out, client, look()) or Text(f"{client.url} has {no_workers(client, model, routing_group)}.")
 
         try:
             if as_json:
@@ -107,7 +107,7 @@ def _shown(out: Console, client: Client, fleet: list[WorkerStatus]) -> Renderabl
     trusted = sum(stream.trusted for _worker, stream in streams)
     state = "ready" if ready else f"not ready: {ready}"
     words = f"{counted(len(fleet), 'worker')}, {counted(len(streams), 'stream')}, {trusted:,} trusted; {state}"
-    with_model = len({(worker.model, worker.group) for worker in fleet}) > 1
+    with_model = len({(worker.model, worker.routing_group) for worker in fleet}) > 1
     table = _table(streams, _COUNTERS, with_model=with_model)
     if out.measure(table, options=out.options.update(max_width=1_000)).maximum > out.width:
         told = [name for name in _COUNTERS if any(_counters(stream)[name] for _worker, stream in streams)]
@@ -136,14 +136,14 @@ def _table(streams: list[tuple[WorkerStatus, StreamStatus]], counters: Sequence[
 
 
 def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *, with_model: bool) -> list[Text]:
-    model = worker.model if worker.group == "default" else f"{worker.model} ({worker.group})"
+    model = worker.model if worker.routing_group == "default" else f"{worker.model} ({worker.routing_group})"
     trust = "no" if not stream.trusted else "partial" if stream.partial else "yes"
     counts = _counters(stream)
     cells = [worker.worker, str(stream.rank), *([model] if with_model else [])]
     numbers = [
         f"{stream.epoch:,}",
         "" if stream.seq is None else f"{stream.seq:,}",
-        lag(stream.lag_ms),
+        "" if stream.lag_ms is None else milliseconds(stream.lag_ms),
         f"{stream.blocks:,}",
         *(f"{counts[name]:,}" for name in counters),
     ]

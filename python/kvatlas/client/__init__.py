@@ -3,9 +3,9 @@
 from kvatlas.client import Client
 
 with Client("http://127.0.0.1:8090") as client:
-    answer = client.query(tokens, model="my-model")
-    if answer.best:
-        print(answer.best.worker, answer.best.tokens)
+    answer = client.query(tokens=tokens, model="my-model")
+    for worker, blocks in answer.best():
+        print(worker, blocks)
 """
 
 from kvatlas.client.aio import AsyncClient
@@ -13,8 +13,8 @@ from kvatlas.client.answers import (
     Answer,
     BatchAnswer,
     KeyspaceDump,
-    Level,
     RankDepth,
+    RankMatch,
     Readiness,
     Stored,
     StreamStatus,
@@ -22,7 +22,8 @@ from kvatlas.client.answers import (
     WorkerDepth,
     WorkerStatus,
 )
-from kvatlas.client.requests import DEFAULT_URL, Query
+from kvatlas.client.prompts import Query
+from kvatlas.client.requests import DEFAULT_URL
 from kvatlas.client.sync import Client
 
 __all__ = [
@@ -32,9 +33,9 @@ __all__ = [
     "BatchAnswer",
     "Client",
     "KeyspaceDump",
-    "Level",
     "Query",
     "RankDepth",
+    "RankMatch",
     "Readiness",
     "Stored",
     "StreamStatus",

@@ -1,17 +1,11 @@
-"""What a service answers, as values: made of its JSON, and refused with a clear word if they cannot be."""
+"""What a service answers, as values."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+import heapq
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import httpx
-
-from kvatlas.errors import ClientError
-
-T = TypeVar("T")
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +18,7 @@ class WorkerDepth:
         host: In the device's memory or the host's.
         any_tier: In any tier.
         ranks: In the device's memory, by data-parallel rank; ranks that hold nothing of it are left out.
-        block_size: Tokens in a block, if the answer says it.
+        block_size: Tokens in a block.
         lag_ms: By how much the service was behind the engine, if asked for and known.
         state: The state of the stream, if asked for.
     """
@@ -34,22 +28,14 @@ class WorkerDepth:
     host: int
     any_tier: int
     ranks: Mapping[int, int]
-    block_size: int | None = None
+    block_size: int
     lag_ms: float | None = None
     state: str | None = None
 
     @property
-    def blocks(self) -> int | None:
-        """Blocks in the device's memory, if the answer says the block size."""
-        return None if self.block_size is None else self.tokens // self.block_size
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """A depth in tokens, and the workers whose devices hold that much and no more."""
-
-    tokens: int
-    workers: tuple[str, ...]
+    def blocks(self) -> int:
+        """Blocks in the device's memory."""
+        return self.tokens // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,31 +47,76 @@ class Untrusted:
     state: str
 
 
+class _Match:
+    """The questions that every match of kvatlas answers, in blocks in the device's memory."""
+
+    __slots__ = ()
+
+    unit: ClassVar[Literal["blocks"]] = "blocks"
+    block_size: int
+
+    def token_scores(self) -> dict[str, int]:
+        """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
+        raise NotImplementedError
+
+    @property
+    def depth(self) -> int:
+        """Leading blocks of the prompt that the deepest worker holds; 0 if nobody holds any."""
+        return self.tokens // self.block_size
+
+    @property
+    def tokens(self) -> int:
+        """The same in tokens."""
+        return max(self.token_scores().values(), default=0)
+
+    def scores(self) -> dict[str, int]:
+        """Blocks in the device's memory by worker, deepest first; workers that hold none are left out."""
+        return {worker: tokens // self.block_size for worker, tokens in self.token_scores().items()}
+
+    def levels(self) -> list[tuple[int, list[str]]]:
+        """Depths in blocks, deepest first, each with the workers that hold so much and no more."""
+        levels: dict[int, list[str]] = {}
+        for worker, depth in self.scores().items():
+            levels.setdefault(depth, []).append(worker)
+        return sorted(levels.items(), reverse=True)
+
+    def best(self, top_k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
+        """The deepest workers with their depths in blocks, deepest first.
+
+        Args:
+            top_k: At most so many.
+            among: Only these workers; all if not given.
+        """
+        allowed = None if among is None else set(among)
+        scores = ((worker, depth) for worker, depth in self.scores().items() if allowed is None or worker in allowed)
+        return heapq.nlargest(top_k, scores, key=lambda score: score[1])
+
+
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(_Match):
     """Who holds how much of a prompt.
 
+    `depth`, `length`, `levels()`, `scores()` and `best()` are those of every match of kvatlas, in blocks. Figures in
+    tokens have it in their names, and `workers` has all that is known of each worker.
+
     Attributes:
-        workers: Those that hold something of it, deepest first.
-        levels: The same by depth, if asked for.
+        workers: Those that hold something of it in any tier, deepest first.
+        block_size: Tokens in a block.
+        length: Whole blocks of the prompt: what a depth is out of.
+        prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
         untrusted: Ranks that are not trusted now. Whether `workers` has them, too, is a setting of the service.
         upper_bound: Whether some depths are upper bounds only, as for hybrid models.
-        block_size: Tokens in a block, if the answer says it.
     """
 
     workers: tuple[WorkerDepth, ...]
-    levels: tuple[Level, ...] = ()
+    block_size: int
+    length: int
+    prompt_tokens: int | None = None
     untrusted: tuple[Untrusted, ...] = ()
     upper_bound: bool = False
-    block_size: int | None = None
 
-    @property
-    def best(self) -> WorkerDepth | None:
-        """The deepest worker, if any holds something."""
-        return self.workers[0] if self.workers else None
-
-    def scores(self) -> dict[str, int]:
-        """Tokens in the device's memory by worker; workers that hold none are left out."""
+    def token_scores(self) -> dict[str, int]:
+        """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
         return {depth.worker: depth.tokens for depth in self.workers if depth.tokens}
 
 
@@ -100,10 +131,35 @@ class RankDepth:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchAnswer:
-    """Answers to a batch of queries, in its order; each has the ranks that hold something, deepest first."""
+class RankMatch(_Match):
+    """The answer to one query of a batch: the same questions as `Answer`, and the ranks.
 
-    answers: tuple[tuple[RankDepth, ...], ...]
+    Attributes:
+        ranks: The ranks that hold something of the prompt, deepest first.
+        block_size: Tokens in a block.
+        length: Whole blocks of the prompt: what a depth is out of.
+        prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
+    """
+
+    ranks: tuple[RankDepth, ...]
+    block_size: int
+    length: int
+    prompt_tokens: int | None = None
+
+    def token_scores(self) -> dict[str, int]:
+        """Tokens in the device's memory by worker, its best rank; workers that hold none are left out."""
+        scores: dict[str, int] = {}
+        for rank in self.ranks:
+            if rank.tokens:
+                scores[rank.worker] = max(rank.tokens, scores.get(rank.worker, 0))
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """Answers to a batch of queries, in its order."""
+
+    answers: tuple[RankMatch, ...]
     block_size: int
     untrusted: tuple[Untrusted, ...] = ()
     upper_bound: bool = False
@@ -166,7 +222,7 @@ class WorkerStatus:
     source: str
     status: str
     model: str
-    group: str
+    routing_group: str
     block_size: int
     streams: tuple[StreamStatus, ...]
 
@@ -188,7 +244,7 @@ class KeyspaceDump:
     """Everything that is held for a model and routing group."""
 
     model: str
-    group: str
+    routing_group: str
     block_size: int
     stored: tuple[Stored, ...]
 
@@ -220,157 +276,3 @@ class Readiness:
         waits = [*self.holds, *(f"{each.worker}, rank {each.rank} ({each.state})" for each in self.streams[:8])]
         more = len(self.streams) - 8
         return "it waits for " + "; ".join(waits) + (f"; {more} more" if more > 0 else "")
-
-
-# From JSON
-
-
-def parsed(text: str | bytes, make: Callable[[Any], T], url: object) -> T:
-    """`make` of an answer in JSON.
-
-    Raises:
-        ClientError: The answer is no JSON, or not what this version of kvatlas understands.
-    """
-    try:
-        return make(json.loads(text))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ClientError(f"{url} gave an answer that cannot be understood: {error!r}", "bad_answer") from error
-
-
-def refused(answer: httpx.Response) -> ClientError:
-    """The error for an answer whose status says that the request was refused."""
-    status = answer.status_code
-    try:
-        body = json.loads(answer.content)
-        code, message = str(body["code"]), str(body["error"])
-    except (ValueError, LookupError, TypeError):
-        said = " ".join(answer.text.split())[:200] or answer.reason_phrase
-        words = f"{answer.request.url} answers with status {status}, but not as kvatlas does: {said}"
-        return ClientError(words, f"http_{status}", status)
-    return ClientError(f"{answer.request.url}: {message} (status {status}, {code})", code, status)
-
-
-def answer(data: Any) -> Answer:
-    """Of `/query` and `/query_by_hash`."""
-    block_size = _optional(int, data.get("block_size"))
-    depths = [_depth(worker, about, block_size) for worker, about in data["instances"].items()]
-    depths.sort(key=lambda depth: (-depth.tokens, -depth.host, -depth.any_tier))
-    levels = tuple(Level(int(level["tokens"]), tuple(map(str, level["workers"]))) for level in data.get("levels", ()))
-    return Answer(tuple(depths), levels, _ranks(data.get("untrusted", ())), bool(data.get("upper_bound")), block_size)
-
-
-def _depth(worker: str, about: Mapping[str, Any], block_size: int | None) -> WorkerDepth:
-    return WorkerDepth(
-        worker=str(worker),
-        tokens=int(about["gpu"]),
-        host=int(about["cpu"]),
-        any_tier=int(about["longest_matched"]),
-        ranks={int(rank): int(tokens) for rank, tokens in about["dp"].items()},
-        block_size=block_size,
-        lag_ms=_optional(float, about.get("lag_ms")),
-        state=_optional(str, about.get("state")),
-    )
-
-
-def batch_answer(data: Any) -> BatchAnswer:
-    """Of `/query_batch`."""
-    ranks = [(str(each["instance_id"]), int(each["dp_rank"])) for each in data["workers"]]
-    answers = tuple(
-        tuple(
-            RankDepth(ranks[rank][0], ranks[rank][1], int(tokens), int(any_tier))
-            for rank, tokens, any_tier in zip(
-                each["ranks"], each["tokens"], each.get("any_tier", each["tokens"]), strict=True
-            )
-        )
-        for each in data["answers"]
-    )
-    return BatchAnswer(
-        answers, int(data["block_size"]), _ranks(data.get("untrusted", ())), bool(data.get("upper_bound"))
-    )
-
-
-def worker_statuses(data: Any) -> list[WorkerStatus]:
-    """Of `/workers`."""
-    return [
-        WorkerStatus(
-            worker=str(each["instance_id"]),
-            source=str(each["source"]),
-            status=str(each["status"]),
-            model=str(each["model_name"]),
-            group=str(each["routing_group"]),
-            block_size=int(each["block_size"]),
-            streams=tuple(_stream(int(rank), about) for rank, about in each["streams"].items()),
-        )
-        for each in data
-    ]
-
-
-def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
-    return StreamStatus(
-        rank=rank,
-        endpoint=str(about["endpoint"]),
-        replay_endpoint=_optional(str, about.get("replay_endpoint")),
-        topic=str(about.get("topic", "")),
-        state=str(about["state"]),
-        trusted=bool(about["trusted"]),
-        partial=bool(about["partial"]),
-        upper_bound=bool(about.get("upper_bound")),
-        epoch=int(about["epoch"]),
-        seq=_optional(int, about.get("seq")),
-        lag_ms=_optional(float, about.get("lag_ms")),
-        lag_max_ms=float(about.get("lag_max_ms") or 0),
-        silence_ms=_optional(float, about.get("silence_ms")),
-        blocks=int(about["blocks"]),
-        parked=int(about.get("unlinked", 0)),
-        buffered=int(about.get("buffered", 0)),
-        ranks=tuple(map(int, about.get("ranks", (rank,)))),
-        counters={str(name): int(count) for name, count in about.get("counters", {}).items()},
-        refused={str(name): int(count) for name, count in about.get("refused", {}).items()},
-        last_error=_optional(str, about.get("last_error")),
-    )
-
-
-def dump(data: Any) -> list[KeyspaceDump]:
-    """Of `/dump`."""
-    return [
-        KeyspaceDump(
-            str(each["model_name"]),
-            str(each["routing_group"]),
-            int(each["block_size"]),
-            tuple(_stored(event) for event in each["events"]),
-        )
-        for each in data["keyspaces"]
-    ]
-
-
-def _stored(event: Mapping[str, Any]) -> Stored:
-    stored = event["event"]["data"]["stored"]
-    return Stored(
-        worker=str(event["worker_id"]),
-        rank=int(event["event"]["dp_rank"]),
-        tier=str(event["storage_tier"]),
-        parent=_optional(int, stored["parent_hash"]),
-        block_hashes=tuple(int(block["block_hash"]) for block in stored["blocks"]),
-        content_hashes=tuple(int(block["tokens_hash"]) for block in stored["blocks"]),
-    )
-
-
-def readiness(data: Any) -> Readiness:
-    """Of `/ready`."""
-    if data["ready"]:
-        return Readiness(ready=True)
-    waiting = data["waiting"]
-    return Readiness(
-        ready=False,
-        holds=tuple(map(str, waiting["holds"])),
-        streams=_ranks(waiting["streams"]),
-        draining=bool(waiting["draining"]),
-    )
-
-
-def _ranks(each: Iterable[Mapping[str, Any]]) -> tuple[Untrusted, ...]:
-    return tuple(Untrusted(str(one["instance_id"]), int(one["dp_rank"]), str(one["state"])) for one in each)
-
-
-def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
-    return None if value is None else kind(value)

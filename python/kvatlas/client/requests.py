@@ -6,34 +6,55 @@ Each function makes a `Call`; a client sends it and gives `Call.finish` the answ
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
 import httpx
-import numpy as np
-import numpy.typing as npt
 
-from kvatlas.client import answers
-from kvatlas.errors import InvalidArgumentError, InvalidTypeError
+from kvatlas._http import failure
+from kvatlas.client import answers, parse
+from kvatlas.client.prompts import Query
+from kvatlas.errors import ClientError, InvalidTypeError, UnreachableError
 
 T = TypeVar("T")
 
-Numbers: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 DEFAULT_GROUP = "default"
 DEFAULT_URL = "http://127.0.0.1:8090"
 _MAX_ID = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class Query:
-    """One query of a batch: tokens with their LoRA and salt, or content hashes, which have those in them already."""
+@contextmanager
+def errors(url: str, *, closed: bool) -> Iterator[None]:
+    """Within, errors of httpx become those of kvatlas. A client that is closed is told so first."""
+    if closed:
+        raise ClientError(f"the client of {url} is closed", "closed")
+    try:
+        yield
+    except httpx.HTTPError as error:
+        code, words = failure(error)
+        raise UnreachableError(f"{url} {words}", code) from error
 
-    tokens: Numbers | None = None
-    hashes: Numbers | None = None
-    lora: str | None = None
-    salt: str | None = None
+
+class Deadline:
+    """Until when somebody waits for readiness."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url = url
+        self._timeout = timeout
+        self._end = time.monotonic() + timeout
+
+    def passed(self) -> bool:
+        """Whether it is over."""
+        return time.monotonic() > self._end
+
+    def check(self, ready: answers.Readiness) -> None:
+        """Raise `ClientError` if it is over."""
+        if self.passed():
+            raise ClientError(f"{self._url} is not ready after {self._timeout:g} s: {ready}", "not_ready")
 
 
 class Call(Generic[T]):
@@ -52,7 +73,7 @@ class Call(Generic[T]):
             ClientError: It is a refusal, or cannot be understood.
         """
         if not answer.is_success:
-            raise answers.refused(answer)
+            raise parse.refused(answer)
         return self.made(answer)
 
     def made(self, answer: httpx.Response) -> T:
@@ -66,99 +87,51 @@ class _Json(Call[T]):
         self._make = make
 
     def made(self, answer: httpx.Response) -> T:
-        value: T = answers.parsed(answer.content, self._make, answer.request.url)
+        value: T = parse.parsed(answer.content, self._make, answer.request.url)
         return value
 
 
 def query(
-    kind: str,
-    numbers: Numbers,
+    prompt: Query,
     *,
     model: str,
-    group: str,
-    lora: str | None,
-    salt: str | None,
+    routing_group: str,
     top_k: int | None,
-    workers: Iterable[str] | None,
-    levels: bool,
+    among: Iterable[str] | None,
     age: bool,
 ) -> Call[answers.Answer]:
-    """POST /query or /query_by_hash, by `kind`: "tokens" or "hashes"."""
-    body = _prompt(Query(**{kind: numbers}, lora=lora, salt=salt), kind)
-    body |= _scope(model, group, top_k, workers)
-    body |= {name: True for name, wanted in (("levels", levels), ("age", age)) if wanted}
-    return _Json(answers.answer, "POST", "/query" if kind == "tokens" else "/query_by_hash", body)
+    """POST /query, or /query_by_hash for content hashes."""
+    body = prompt.body() | _scope(model, routing_group, top_k, among)
+    if age:
+        body["age"] = True
+    path = "/query" if prompt.content_hashes is None else "/query_by_hash"
+    return _Json(partial(parse.answer, asked=prompt.length()), "POST", path, body)
 
 
 def query_batch(
-    queries: Iterable[Query | Numbers],
+    prompts: list[Query],
     *,
     model: str,
-    group: str,
+    routing_group: str,
     top_k: int | None,
-    workers: Iterable[str] | None,
+    among: Iterable[str] | None,
 ) -> Call[answers.BatchAnswer]:
     """POST /query_batch."""
-    prompts = [
-        _prompt(each if isinstance(each, Query) else Query(tokens=each), f"queries[{at}]")
-        for at, each in enumerate(queries)
-    ]
-    return _Json(
-        answers.batch_answer, "POST", "/query_batch", {"queries": prompts} | _scope(model, group, top_k, workers)
-    )
+    body: dict[str, Any] = {"queries": [prompt.body(f"queries[{at}].") for at, prompt in enumerate(prompts)]}
+    body |= _scope(model, routing_group, top_k, among)
+    asked = [prompt.length() for prompt in prompts]
+    return _Json(partial(parse.batch_answer, asked=asked), "POST", "/query_batch", body)
 
 
-def _scope(model: str, group: str, top_k: int | None, workers: Iterable[str] | None) -> dict[str, Any]:
-    scope: dict[str, Any] = {"model_name": model, "routing_group": group}
+def _scope(model: str, routing_group: str, top_k: int | None, among: Iterable[str] | None) -> dict[str, Any]:
+    scope: dict[str, Any] = {"model_name": model, "routing_group": routing_group}
     if top_k is not None:
         scope["top_k"] = top_k
-    if workers is not None:
-        if isinstance(workers, str):
-            raise InvalidTypeError("workers must be a list of names, got str")
-        scope["workers"] = [worker_id(worker) for worker in workers]
+    if among is not None:
+        if isinstance(among, str):
+            raise InvalidTypeError("among must be a list of names, got str")
+        scope["among"] = [worker_id(worker) for worker in among]
     return scope
-
-
-def _prompt(query: Query, name: str) -> dict[str, Any]:
-    if (query.tokens is None) == (query.hashes is None):
-        raise InvalidArgumentError(f"{name} must be either tokens or hashes", "conflicting_arguments")
-    prompt: dict[str, Any] = {}
-    if query.tokens is not None:
-        prompt["token_ids"] = _list(query.tokens, name, 0, (1 << 32) - 1)
-    elif query.hashes is not None:
-        prompt["block_hashes"] = _list(query.hashes, name, -(1 << 63), (1 << 64) - 1)
-    if query.lora is not None:
-        prompt["lora_name"] = query.lora
-    if query.salt is not None:
-        prompt["cache_salt"] = query.salt
-    return prompt
-
-
-def _list(numbers: Numbers, name: str, low: int, high: int) -> list[int]:
-    """The numbers as JSON takes them, checked here: a float or a bool would be refused there in other words."""
-    if isinstance(numbers, np.ndarray):
-        if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
-            raise InvalidTypeError(
-                f"{name} must be a one-dimensional array of integers, got {numbers.dtype}, shape {numbers.shape}"
-            )
-        listed: list[int] = numbers.tolist()
-    elif isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence):
-        raise InvalidTypeError(f"{name} must be a list or an array of ints, got {type(numbers).__name__}")
-    else:
-        listed = list(numbers)
-        if not all(type(number) is int for number in listed):
-            # NumPy's integers are fine, too; bools are none.
-            listed = [_int(number, f"{name}[{at}]") for at, number in enumerate(listed)]
-    if listed and (min(listed) < low or max(listed) > high):
-        at, wrong = next((at, number) for at, number in enumerate(listed) if not low <= number <= high)
-        raise InvalidArgumentError(f"{name}[{at}] must be from {low} to {high}, got {wrong}", "out_of_range")
-    return listed
-
-
-def _int(number: object, name: str) -> int:
-    if isinstance(number, bool | np.bool_) or not isinstance(number, int | np.integer):
-        raise InvalidTypeError(f"{name} must be an int, got {type(number).__name__}")
-    return int(number)
 
 
 def register(
@@ -167,9 +140,9 @@ def register(
     *,
     model: str,
     block_size: int,
-    group: str,
+    routing_group: str,
     rank: int,
-    replay: str | None,
+    replay_endpoint: str | None,
     topic: str,
 ) -> Call[bool]:
     """POST /register. True if it was not registered."""
@@ -178,11 +151,11 @@ def register(
         "endpoint": endpoint,
         "model_name": model,
         "block_size": block_size,
-        "routing_group": group,
+        "routing_group": routing_group,
         "dp_rank": rank,
     }
-    if replay is not None:
-        body["replay_endpoint"] = replay
+    if replay_endpoint is not None:
+        body["replay_endpoint"] = replay_endpoint
     if topic:
         body["topic"] = topic
     return _Registered("POST", "/register", body)
@@ -193,9 +166,9 @@ class _Registered(Call[bool]):
         return answer.status_code == httpx.codes.CREATED
 
 
-def unregister(worker: str, *, model: str | None, group: str | None, rank: int | None) -> Call[None]:
+def unregister(worker: str, *, model: str | None, routing_group: str | None, rank: int | None) -> Call[None]:
     """POST /unregister."""
-    given = {"model_name": model, "routing_group": group, "dp_rank": rank}
+    given = {"model_name": model, "routing_group": routing_group, "dp_rank": rank}
     body = {"instance_id": worker_id(worker)} | {name: value for name, value in given.items() if value is not None}
     return _Done("POST", "/unregister", body)
 
@@ -205,16 +178,16 @@ class _Done(Call[None]):
         return None
 
 
-def workers(*, model: str | None, group: str | None) -> Call[list[answers.WorkerStatus]]:
+def workers(*, model: str | None, routing_group: str | None) -> Call[list[answers.WorkerStatus]]:
     """GET /workers."""
-    given = {"model_name": model, "routing_group": group}
+    given = {"model_name": model, "routing_group": routing_group}
     search = urlencode({name: value for name, value in given.items() if value is not None})
-    return _Json(answers.worker_statuses, "GET", "/workers" + (f"?{search}" if search else ""))
+    return _Json(parse.worker_statuses, "GET", "/workers" + (f"?{search}" if search else ""))
 
 
 def dump() -> Call[list[answers.KeyspaceDump]]:
     """GET /dump."""
-    return _Json(answers.dump, "GET", "/dump")
+    return _Json(parse.dump, "GET", "/dump")
 
 
 class _Text(Call[str]):
@@ -240,8 +213,8 @@ def health() -> Call[bool]:
 class _Ready(Call[answers.Readiness]):
     def finish(self, answer: httpx.Response) -> answers.Readiness:
         if answer.status_code not in (httpx.codes.OK, httpx.codes.SERVICE_UNAVAILABLE):
-            raise answers.refused(answer)
-        return answers.parsed(answer.content, answers.readiness, answer.request.url)
+            raise parse.refused(answer)
+        return parse.parsed(answer.content, parse.readiness, answer.request.url)
 
 
 def ready() -> Call[answers.Readiness]:

@@ -1,20 +1,22 @@
-"""The client that waits for answers."""
+"""The client that waits for answers. Generated from `aio.py` by `tools/generate_sync.py`: do not edit."""
 
 from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
+from kvatlas._http import options
 from kvatlas.client import requests
 from kvatlas.client.answers import Answer, BatchAnswer, KeyspaceDump, Readiness, WorkerStatus
-from kvatlas.client.requests import DEFAULT_GROUP, DEFAULT_URL, Call, Numbers, Query
-from kvatlas.client.transport import errors, options
-from kvatlas.errors import ClientError, UnreachableError
+from kvatlas.client.prompts import Numbers, Query, prepare
+from kvatlas.client.requests import DEFAULT_GROUP, DEFAULT_URL, Call, Deadline, errors
+from kvatlas.errors import UnreachableError
+from kvatlas.tokenize import Message, Tokenizer
 
 T = TypeVar("T")
 _POLL = 0.1  # seconds between looks at readiness
@@ -34,7 +36,7 @@ class Client:
         timeout: float = 30.0,
         *,
         ssl_context: ssl.SSLContext | None = None,
-        transport: httpx.BaseTransport | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         """Nothing is sent yet.
 
@@ -43,91 +45,88 @@ class Client:
             key: Its bearer key.
             timeout: Seconds that connecting, sending and each part of an answer may take.
             ssl_context: What certificates to trust; those of the system if not given.
-            transport: Sends the requests instead of httpx's own.
+            tokenizer: Makes tokens of `text=` and `messages=`: one of `kvatlas.tokenize`, or of your own. Closing it
+                is up to you.
 
         Raises:
             InvalidArgumentError: The URL, the key or the timeout cannot be used.
         """
-        self._http = httpx.Client(**options(url, key, timeout, ssl_context), transport=transport)
+        self._http = httpx.Client(**options(url, key, timeout, ssl_context))
+        self._tokenizer = tokenizer
         self.url = url.strip().rstrip("/")
 
     def query(
         self,
-        tokens: Numbers,
         *,
+        tokens: Numbers | None = None,
+        content_hashes: Numbers | None = None,
+        text: str | None = None,
+        messages: Sequence[Message] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         model: str,
-        group: str = DEFAULT_GROUP,
+        routing_group: str = DEFAULT_GROUP,
         lora: str | None = None,
         salt: str | None = None,
         top_k: int | None = None,
-        workers: Iterable[str] | None = None,
-        levels: bool = False,
+        among: Iterable[str] | None = None,
         age: bool = False,
     ) -> Answer:
-        """Who holds how much of this prompt?
+        """Ask who holds how much of a prompt: exactly one of tokens, content hashes, text and messages.
 
         Args:
-            tokens: The prompt.
-            model: The model it is for.
-            group: The routing group.
-            lora: The LoRA adapter it is for.
-            salt: Its cache salt.
+            tokens: The prompt's token ids, from 0 to 2**32 - 1.
+            content_hashes: The content hashes of its whole blocks, which `kvatlas.content_hashes` makes.
+            text: A completion's prompt. Needs a tokenizer.
+            messages: A chat, as requests have it. Needs a tokenizer.
+            tools: The tools offered in the chat.
+            model: The model that the prompt is for.
+            routing_group: The routing group.
+            lora: The LoRA adapter that the prompt is for. Content hashes have it in them already.
+            salt: Its cache salt. Content hashes have it in them already.
             top_k: Only so many workers, the best ones.
-            workers: Only these workers.
-            levels: Whether to list the workers by depth, too.
+            among: Only these workers.
             age: Whether to say how far the service is behind each worker.
-        """
-        asked = requests.query(
-            "tokens",
-            tokens,
-            model=model,
-            group=group,
-            lora=lora,
-            salt=salt,
-            top_k=top_k,
-            workers=workers,
-            levels=levels,
-            age=age,
-        )
-        return self._send(asked)
 
-    def query_by_hash(
-        self,
-        hashes: Numbers,
-        *,
-        model: str,
-        group: str = DEFAULT_GROUP,
-        top_k: int | None = None,
-        workers: Iterable[str] | None = None,
-        levels: bool = False,
-        age: bool = False,
-    ) -> Answer:
-        """The same for the content hashes of a prompt's blocks, which `kvatlas.content_hashes` makes."""
-        asked = requests.query(
-            "hashes",
-            hashes,
-            model=model,
-            group=group,
-            lora=None,
-            salt=None,
-            top_k=top_k,
-            workers=workers,
-            levels=levels,
-            age=age,
+        Raises:
+            InvalidArgumentError: No prompt or no tokenizer (code "missing_argument"), several prompts (code
+                "conflicting_arguments"), a number out of range.
+            TokenizerError: The tokenizer failed.
+        """
+        query = Query(tokens, content_hashes, text, messages, tools, lora, salt)
+        prompt = prepare(query, self._tokenizer)
+        return self._send(
+            requests.query(prompt, model=model, routing_group=routing_group, top_k=top_k, among=among, age=age)
         )
-        return self._send(asked)
 
     def query_batch(
         self,
         queries: Iterable[Query | Numbers],
         *,
         model: str,
-        group: str = DEFAULT_GROUP,
+        routing_group: str = DEFAULT_GROUP,
         top_k: int | None = None,
-        workers: Iterable[str] | None = None,
+        among: Iterable[str] | None = None,
     ) -> BatchAnswer:
-        """Many prompts in one request, up to 1,024: tokens, or `Query` with more."""
-        return self._send(requests.query_batch(queries, model=model, group=group, top_k=top_k, workers=workers))
+        """Many prompts in one request, up to 1,024: token ids, or a `Query`.
+
+        Args:
+            queries: The prompts.
+            model: The model that they are for.
+            routing_group: The routing group.
+            top_k: Only so many workers for each, the best ones.
+            among: Only these workers.
+
+        Raises:
+            InvalidArgumentError: As `query` does.
+            TokenizerError: The tokenizer failed.
+        """
+        prompts = []
+        for at, each in enumerate(queries):
+            query = each if isinstance(each, Query) else Query(tokens=each)
+            prompts.append(prepare(query, self._tokenizer, f"queries[{at}]."))
+        return self._send(
+            requests.query_batch(prompts, model=model, routing_group=routing_group, top_k=top_k, among=among)
+        )
 
     def register(
         self,
@@ -136,33 +135,44 @@ class Client:
         *,
         model: str,
         block_size: int,
-        group: str = DEFAULT_GROUP,
+        routing_group: str = DEFAULT_GROUP,
         rank: int = 0,
-        replay: str | None = None,
+        replay_endpoint: str | None = None,
         topic: str = "",
     ) -> bool:
-        """Have a worker's rank followed. True if it was not registered; saying the same twice is fine."""
+        """Register the stream of a worker's rank. True if it was not registered; doing it again is fine.
+
+        Args:
+            worker: The worker's name.
+            endpoint: Where its events are published: `tcp://host:5557`.
+            model: The model that it serves.
+            block_size: Tokens in a block.
+            routing_group: Its routing group.
+            rank: Its data-parallel rank.
+            replay_endpoint: The replay socket, which is asked for lost batches.
+            topic: The prefix of the topics to subscribe to; empty for all.
+        """
         asked = requests.register(
             worker,
             endpoint,
             model=model,
             block_size=block_size,
-            group=group,
+            routing_group=routing_group,
             rank=rank,
-            replay=replay,
+            replay_endpoint=replay_endpoint,
             topic=topic,
         )
         return self._send(asked)
 
     def unregister(
-        self, worker: str, *, model: str | None = None, group: str | None = None, rank: int | None = None
+        self, worker: str, *, model: str | None = None, routing_group: str | None = None, rank: int | None = None
     ) -> None:
-        """Forget a worker, or one rank of it; with `model` and `group`, only if it is registered for those."""
-        self._send(requests.unregister(worker, model=model, group=group, rank=rank))
+        """Forget a worker, or one rank of it; with `model` and `routing_group`, only if it is registered for those."""
+        self._send(requests.unregister(worker, model=model, routing_group=routing_group, rank=rank))
 
-    def workers(self, *, model: str | None = None, group: str | None = None) -> list[WorkerStatus]:
+    def workers(self, *, model: str | None = None, routing_group: str | None = None) -> list[WorkerStatus]:
         """The fleet: each worker, its streams, and how they are."""
-        return self._send(requests.workers(model=model, group=group))
+        return self._send(requests.workers(model=model, routing_group=routing_group))
 
     def dump(self) -> list[KeyspaceDump]:
         """Everything held. It may be large."""
@@ -187,18 +197,17 @@ class Client:
             ClientError: That took too long (code "not_ready").
             UnreachableError: Nobody answered until then.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(self.url, timeout)
         while True:
             try:
                 ready = self.ready()
             except UnreachableError:
-                if time.monotonic() > deadline:
+                if deadline.passed():
                     raise
             else:
                 if ready:
                     return
-                if time.monotonic() > deadline:
-                    raise ClientError(f"{self.url} is not ready after {timeout:g} s: {ready}", "not_ready")
+                deadline.check(ready)
             time.sleep(_POLL)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import TextIO
 
-from kvatlas.service.settings import LogSettings
+from kvatlas.service.config import LogConfig
 
 # Both as the native part writes them: it is one service.
 
@@ -36,12 +36,12 @@ class _Text(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure(settings: LogSettings, stream: TextIO | None = None) -> logging.Handler:
+def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handler:
     """Write what kvatlas logs to stderr, and nothing of other libraries."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(_Json() if settings.format == "json" else _Text())
+    handler.setFormatter(_Json() if config.format == "json" else _Text())
     logger = logging.getLogger("kvatlas")
     logger.addHandler(handler)
-    logger.setLevel(settings.level.upper())
+    logger.setLevel(config.level.upper())
     logger.propagate = False
     return handler

@@ -22,7 +22,7 @@ class Native(Protocol):
     def close(self) -> None: ...
 
 
-def start(settings: dict[str, Any]) -> Native:
+def start(config: dict[str, Any]) -> Native:
     """Start it.
 
     Raises:
@@ -32,7 +32,7 @@ def start(settings: dict[str, Any]) -> Native:
         from kvatlas._native import Service  # noqa: PLC0415 - the command line works without
     except ImportError as error:
         raise ServiceError("this build of kvatlas has no service", "not_started") from error
-    made: Native = Service(json.dumps(settings))
+    made: Native = Service(json.dumps(config))
     return made
 
 
@@ -42,9 +42,9 @@ def registration(
     *,
     model: str,
     block_size: int,
-    group: str,
+    routing_group: str,
     rank: int,
-    replay: str | None,
+    replay_endpoint: str | None,
     topic: str,
     source: str,
 ) -> str:
@@ -53,10 +53,10 @@ def registration(
         {
             "instance_id": worker,
             "endpoint": endpoint,
-            "replay_endpoint": replay,
+            "replay_endpoint": replay_endpoint,
             "topic": topic,
             "model_name": model,
-            "routing_group": group,
+            "routing_group": routing_group,
             "block_size": block_size,
             "dp_rank": rank,
             "source": source,

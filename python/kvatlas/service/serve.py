@@ -7,14 +7,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
-import kvatlas
-from kvatlas.service import logs, native
+from kvatlas import __version__
+from kvatlas.service import logs
+from kvatlas.service.config import Config
 from kvatlas.service.service import Service
-from kvatlas.service.settings import Settings
 
 logger = logging.getLogger("kvatlas.service")
 
@@ -37,22 +35,22 @@ class _Stop:
         self.asked.set()
 
 
-def serve(settings: Settings | None = None, *, start: Callable[[dict[str, Any]], native.Native] = native.start) -> int:
+def serve(config: Config | None = None) -> int:
     """Run a service until SIGTERM or SIGINT, then drain it. To be called in the main thread.
 
     Returns:
         The exit status: 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
-        SettingsError: Something given cannot be used.
+        ConfigError: Something given cannot be used.
         ServiceError: The service cannot be started.
     """
-    settings = settings or Settings()
-    handler = logs.configure(settings.log)
+    config = config or Config()
+    handler = logs.configure(config.log)
     stop = _Stop()
     before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
     try:
-        with Service(settings=settings, log=True, start=start) as service:
+        with Service(config=config, log=True) as service:
             _greet(service)
             _until_stopped(service, stop)
             return _drain(service)
@@ -63,16 +61,16 @@ def serve(settings: Settings | None = None, *, start: Callable[[dict[str, Any]],
 
 
 def _greet(service: Service) -> None:
-    settings = service.settings
-    if settings.log.format == "json":
+    config = service.config
+    if config.log.format == "json":
         logger.info("listening on %s, %d engines", service.address, len(service.entries))
     else:
         entries = [entry.show() for entry in service.entries]
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /register, or start with --engine URL"
-        print(f"kvatlas {kvatlas.__version__} answers at {service.url}", file=sys.stderr)
+        print(f"kvatlas {__version__} answers at {service.url}", file=sys.stderr)
         print(f"engines: {from_whom}", file=sys.stderr, flush=True)
-    if not settings.http.is_loopback() and settings.http.bearer() is None:
+    if not config.http.is_loopback() and config.http.bearer() is None:
         logger.warning(
             "listening on %s without a key: whoever reaches it can ask and change what is registered; "
             "set KVATLAS_KEY or --key-file",
@@ -90,7 +88,7 @@ def _until_stopped(service: Service, stop: _Stop) -> None:
 
 
 def _drain(service: Service) -> int:
-    logger.info("stopping: finishing requests, for %g s at most", service.settings.drain_timeout)
+    logger.info("stopping: finishing requests, for %g s at most", service.config.drain_timeout)
     done: list[bool] = []
     # In a thread, so that a second signal is handled meanwhile: by the main thread, between waits.
     thread = threading.Thread(target=lambda: done.append(service.drain()), name="kvatlas-drain", daemon=True)

@@ -9,18 +9,18 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from kvatlas.client import Client, WorkerStatus
-from kvatlas.client.answers import worker_statuses
-from kvatlas.errors import ServiceError, SettingsError
+from kvatlas.client import AsyncClient, Client, WorkerStatus
+from kvatlas.client.parse import worker_statuses
+from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import native
+from kvatlas.service.config import Config, Engine, Stream
+from kvatlas.service.config.kinds import shown
 from kvatlas.service.discovery.watch import HOLD, Discovery
-from kvatlas.service.engines import Engine, Worker
-from kvatlas.service.kinds import shown
-from kvatlas.service.settings import Settings
+from kvatlas.tokenize import AnyTokenizer, Tokenizer
 
 logger = logging.getLogger("kvatlas.service")
 
@@ -30,57 +30,56 @@ _POLL = 0.02  # seconds between looks at readiness, when somebody waits for it
 class Service:
     """Follows engines and answers over HTTP which of them holds how much of a prompt. `kvatlas serve` is this.
 
-    It runs from when it is made until `close`, or to the end of a `with` block:
+    It runs from when it is made until `close`, or to the end of a `with` or `async with` block:
 
         with Service(engines=["http://host-a:8000"]) as service:
             service.wait_ready(60)
-            answer = service.client().query(tokens, model="my-model")
+            answer = service.client().query(tokens=tokens, model="my-model")
     """
 
     def __init__(
         self,
         engines: Iterable[Engine | str] = (),
-        workers: Iterable[Worker | str] = (),
-        settings: Settings | None = None,
+        streams: Iterable[Stream | str] = (),
+        config: Config | None = None,
         *,
         log: bool = False,
-        start: Callable[[dict[str, Any]], native.Native] = native.start,
     ) -> None:
         """Start it.
 
         Args:
-            engines: Engines to be asked where their events are, besides those of the settings: `[NAME=]URL`.
-            workers: Workers registered by hand, besides those: `ID=tcp://HOST:PORT,model=...,block_size=...`.
-            settings: All the rest; the defaults if not given.
-            log: Whether the native part writes its log to stderr, as the settings have it; the first service of a
-                process decides. What this side says goes to the logger "kvatlas".
-            start: What starts the native service.
+            engines: Engines that are asked where their events are, besides those of the configuration: `[NAME=]URL`.
+            streams: Streams registered by hand, besides those of the configuration:
+                `WORKER=tcp://HOST:PORT,model=...,block_size=...`.
+            config: All other settings; the defaults if not given.
+            log: Whether the native part writes its log to stderr, as `config.log` says; the first service of a process
+                decides. What the Python part logs goes to the logger "kvatlas".
 
         Raises:
-            SettingsError: Something given cannot be used.
+            ConfigError: Something given cannot be used.
             ServiceError: The service cannot be started: the port is in use, a certificate cannot be read.
         """
-        given = settings or Settings()
-        for name, items in (("engines", engines), ("workers", workers)):
+        given = config or Config()
+        for name, items in (("engines", engines), ("streams", streams)):
             if isinstance(items, str):
-                raise SettingsError(f"{name} must be a list, got a string: [{shown(items)}]")
+                raise ConfigError(f"{name} must be a list, got a string: [{shown(items)}]")
         more = {
             "engines": (*given.engines, *map(Engine.of, engines)),
-            "workers": (*given.workers, *map(Worker.of, workers)),
+            "streams": (*given.streams, *map(Stream.of, streams)),
         }
-        self._settings = settings = _replace(given, more)
-        self._discovery = Discovery(settings)
-        follows = bool(self._discovery.entries) or settings.engines_file is not None
-        self._native = start(settings.for_native(holds=(HOLD,) if follows else (), log=log))
+        self._config = config = _replace(given, more)
+        self._discovery = Discovery(config)
+        follows = bool(self._discovery.entries) or config.engines_file is not None
+        self._native = native.start(config.for_native(holds=(HOLD,) if follows else (), log=log))
         self._closed = False
         self._lock = threading.Lock()
         self._clients: list[Client] = []
         self._thread: _Thread | None = None
         try:
             # Here and not only by discovery, so that what cannot be registered is an error now.
-            for worker in settings.workers:
-                self._register(worker)
-            self._url = _url(self._native.address, tls=settings.http.tls_cert is not None)
+            for stream in config.streams:
+                self._register(stream)
+            self._url = _url(self._native.address, tls=config.http.tls_cert is not None)
             if follows:
                 self._thread = _Thread(self._discovery, self._native)
         except BaseException:
@@ -98,32 +97,54 @@ class Service:
         return self._native.address
 
     @property
-    def settings(self) -> Settings:
-        """What it was told."""
-        return self._settings
+    def config(self) -> Config:
+        """Its configuration."""
+        return self._config
 
     @property
-    def entries(self) -> tuple[Engine | Worker, ...]:
-        """The engines and workers that it follows by its settings and its file."""
+    def entries(self) -> tuple[Engine | Stream, ...]:
+        """The engines and streams that it follows by its configuration and its file."""
         return self._discovery.entries
 
-    def client(self, *, timeout: float = 30.0) -> Client:
-        """A client of it, that is closed with it.
+    def client(self, *, timeout: float = 30.0, tokenizer: Tokenizer | None = None) -> Client:
+        """A client of it, closed with it.
+
+        Args:
+            timeout: Seconds that an answer may take.
+            tokenizer: Makes tokens of text and messages.
 
         Raises:
             ServiceError: The service is closed (code "closed").
         """
-        context: ssl.SSLContext | None = None
-        if self._settings.http.tls_cert is not None:
-            context = ssl.create_default_context(cafile=str(self._settings.http.tls_cert))
-            context.check_hostname = False  # it is asked by its address; the certificate is its own
-        made = Client(self.url, key=self._settings.http.bearer(), timeout=timeout, ssl_context=context)
+        made = Client(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust())
         with self._lock:
             if not self._closed:
                 self._clients.append(made)
                 return made
         made.close()
         raise ServiceError("the service is closed", "closed")
+
+    def async_client(self, *, timeout: float = 30.0, tokenizer: AnyTokenizer | None = None) -> AsyncClient:
+        """A client of it for asyncio. Close it yourself: `async with service.async_client() as client`.
+
+        Args:
+            timeout: Seconds that an answer may take.
+            tokenizer: Makes tokens of text and messages.
+
+        Raises:
+            ServiceError: The service is closed (code "closed").
+        """
+        if self._closed:
+            raise ServiceError("the service is closed", "closed")
+        return AsyncClient(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust())
+
+    def _trust(self) -> dict[str, Any]:
+        """What a client needs to be let in, and to trust the certificate."""
+        context: ssl.SSLContext | None = None
+        if self._config.http.tls_cert is not None:
+            context = ssl.create_default_context(cafile=str(self._config.http.tls_cert))
+            context.check_hostname = False  # it is asked by its address; the certificate is its own
+        return {"key": self._config.http.bearer(), "ssl_context": context}
 
     def register(
         self,
@@ -132,25 +153,25 @@ class Service:
         *,
         model: str | None = None,
         block_size: int | None = None,
-        group: str | None = None,
+        routing_group: str | None = None,
         rank: int = 0,
-        replay: str | None = None,
+        replay_endpoint: str | None = None,
         topic: str = "",
     ) -> bool:
         """Register a worker's rank. True if it was not registered.
 
         Raises:
-            SettingsError: Something given cannot be used.
+            ConfigError: Something given cannot be used.
             ServiceError: It was refused; the code is that of the HTTP interface.
         """
-        entry = Worker(worker, endpoint, replay, rank, topic, model, block_size, group)
-        entry.check(model=self._settings.model, block_size=self._settings.block_size)
+        entry = Stream(worker, endpoint, replay_endpoint, rank, topic, model, block_size, routing_group)
+        entry.check(model=self._config.model, block_size=self._config.block_size)
         return self._register(entry)
 
     def unregister(self, worker: str, *, rank: int | None = None) -> int:
         """Unregister a worker, or one rank of it; returns the number of ranks.
 
-        An engine or worker of the settings or of the file is registered again when it is looked at next.
+        An engine or stream of the configuration or of the file is registered again when it is next looked at.
 
         Raises:
             ServiceError: It is not registered.
@@ -173,17 +194,33 @@ class Service:
             ServiceError: That took too long (code "not_ready"), or the service was closed (code "closed").
         """
         deadline = time.monotonic() + timeout
-        while (text := self._native.ready()) is not None:
-            if self._closed:
-                raise ServiceError("the service is closed", "closed")
-            if time.monotonic() > deadline:
-                raise ServiceError(f"not ready after {timeout:g} s: it waits for {text}", "not_ready")
+        while not self._is_ready(deadline, timeout):
             time.sleep(_POLL)
+
+    async def wait_ready_async(self, timeout: float = 60.0) -> None:
+        """The same for asyncio.
+
+        Raises:
+            ServiceError: That took too long (code "not_ready"), or the service was closed (code "closed").
+        """
+        deadline = time.monotonic() + timeout
+        while not self._is_ready(deadline, timeout):
+            await asyncio.sleep(_POLL)
+
+    def _is_ready(self, deadline: float, timeout: float) -> bool:
+        text = self._native.ready()
+        if text is None:
+            return True
+        if self._closed:
+            raise ServiceError("the service is closed", "closed")
+        if time.monotonic() > deadline:
+            raise ServiceError(f"not ready after {timeout:g} s: it waits for {text}", "not_ready")
+        return False
 
     def drain(self, timeout: float | None = None) -> bool:
         """Stop taking connections, finish the requests that run, end the streams. True if all ended in time."""
         self._stop_discovery()
-        return self._native.drain(self._settings.drain_timeout if timeout is None else timeout)
+        return self._native.drain(self._config.drain_timeout if timeout is None else timeout)
 
     def close(self) -> None:
         """End it at once. Doing so twice is fine."""
@@ -205,18 +242,26 @@ class Service:
     ) -> None:
         self.close()
 
-    def _register(self, worker: Worker) -> bool:
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)  # it waits for threads to end
+
+    def _register(self, stream: Stream) -> bool:
         return self._native.register(
             native.registration(
-                worker.id,
-                worker.endpoint,
-                model=worker.model or self._settings.model or "",
-                block_size=worker.block_size or self._settings.block_size or 0,
-                group=worker.routing_group or self._settings.routing_group,
-                rank=worker.rank,
-                replay=worker.replay,
-                topic=worker.topic,
-                source=f"worker {worker.id}",
+                stream.worker,
+                stream.endpoint,
+                model=stream.model or self._config.model or "",
+                block_size=stream.block_size or self._config.block_size or 0,
+                routing_group=stream.routing_group or self._config.routing_group,
+                rank=stream.rank,
+                replay_endpoint=stream.replay_endpoint,
+                topic=stream.topic,
+                source=f"stream of {stream.worker}",
             )
         )
 
@@ -250,11 +295,11 @@ class _Thread:
         self._thread.join()
 
 
-def _replace(settings: Settings, more: dict[str, Any]) -> Settings:
-    # Not dataclasses.replace: equal settings stay the same object.
-    if all(getattr(settings, name) == value for name, value in more.items()):
-        return settings
-    return Settings(**{**vars(settings), **more})
+def _replace(config: Config, more: dict[str, Any]) -> Config:
+    # Not dataclasses.replace: an equal configuration stays the same object.
+    if all(getattr(config, name) == value for name, value in more.items()):
+        return config
+    return Config(**{**vars(config), **more})
 
 
 def _url(address: str, *, tls: bool) -> str:

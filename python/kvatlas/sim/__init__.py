@@ -6,13 +6,13 @@ makes a workload and `read_trace` reads one.
 
 from kvatlas.sim.engine import Counters, Engine, EngineConfig, Listener
 from kvatlas.sim.events import Deaf, Recorder, Sink
+from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.statistics import TraceStatistics, infinite_cache, shared_cache, trace_statistics
 from kvatlas.sim.trace import (
     TRACE_BLOCK,
     Trace,
-    TraceError,
     TraceRequest,
     make_request,
     read_trace,
@@ -28,13 +28,13 @@ __all__ = [
     "Deaf",
     "Engine",
     "EngineConfig",
+    "FleetConfig",
     "Listener",
     "Recorder",
     "Request",
     "Sink",
     "State",
     "Trace",
-    "TraceError",
     "TraceRequest",
     "TraceStatistics",
     "WorkloadConfig",

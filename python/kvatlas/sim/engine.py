@@ -29,6 +29,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvatlas.errors import ConfigError
 from kvatlas.sim.events import Sink
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
@@ -36,7 +37,16 @@ from kvatlas.sim.request import Request, State
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine is. Rates in tokens a second; `chunk` in tokens, None for whole prompts."""
+    """What an engine is. The defaults are about what a 70B model does on four accelerators of 80 GB.
+
+    Attributes:
+        block_size: Tokens of a block.
+        blocks: Blocks of KV that it has room for.
+        prefill_rate: Prompt tokens that it computes a second.
+        decode_rate: Tokens that each running request generates a second.
+        max_running: Requests that it runs at once.
+        chunk: Prompt tokens of one prefill step; None: whole prompts.
+    """
 
     block_size: int = 16
     blocks: int = 24_576
@@ -48,12 +58,17 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("block_size", "blocks", "max_running"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("prefill_rate", "decode_rate"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         if self.chunk is not None and self.chunk < 1:
-            raise ValueError(f"chunk must be at least 1 or None, got {self.chunk}")
+            raise ConfigError(f"chunk must be at least 1 or None, got {self.chunk}")
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens of KV that it has room for."""
+        return self.blocks * self.block_size
 
 
 class Listener(Protocol):

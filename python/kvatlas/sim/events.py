@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from kvatlas._hashes import Hashes
 from kvatlas.events import Clear, Event, Remove, Store
-from kvatlas.sim.hashing import Hashes
 
 
 class Sink(Protocol):

@@ -7,25 +7,14 @@ own ids: equal ids give equal content, everything else is different. All functio
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Hashes = NDArray[np.uint64]
+from kvatlas._hashes import Hashes, mix
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_M1 = np.uint64(0xBF58476D1CE4E5B9)
-_M2 = np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 # Keeps what engines generate apart from what prompts contain, and one engine's names from another's.
 _OUTPUT = np.uint64(0x6F7574707574)
 _NAMES = np.uint64(0x6E616D6573)
-
-
-def mix(values: Hashes) -> Hashes:
-    """Spread `values` over the 64 bits (the finalizer of SplitMix64: a bijection, so distinct stay distinct)."""
-    x = (values ^ (values >> _S30)) * _M1
-    x = (x ^ (x >> _S27)) * _M2
-    return x ^ (x >> _S31)
 
 
 def expand(ids: Hashes, parts: int) -> Hashes:

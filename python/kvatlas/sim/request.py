@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvatlas.sim.hashing import Hashes
+from kvatlas._hashes import Hashes
 
 
 class State(Enum):

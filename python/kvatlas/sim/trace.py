@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from kvatlas import prefix_hashes
-from kvatlas.errors import KvatlasError
-from kvatlas.sim.hashing import Hashes, expand, output_blocks, rename
+from kvatlas._hashes import Hashes
+from kvatlas.errors import ConfigError, TraceError
+from kvatlas.sim.hashing import expand, output_blocks, rename
 from kvatlas.sim.request import Request, cacheable_tokens
 
 TRACE_BLOCK = 512  # tokens
@@ -32,12 +33,6 @@ TRACE_BLOCK = 512  # tokens
 # One line of a trace of million-token prompts is far below this: whatever is longer is not a trace.
 _MAX_LINE = 64 << 20
 _MAX_TOKENS = 1 << 31
-
-
-class TraceError(KvatlasError, ValueError):
-    """A trace that cannot be read."""
-
-    code = "bad_trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +58,9 @@ class Trace:
 
 
 def check_block_size(block_size: int) -> int:
-    """How many blocks of `block_size` tokens make a trace block. Raises `TraceError` if it is not a whole number."""
+    """How many blocks of `block_size` tokens make a trace block. Raises `ConfigError` if it is not a whole number."""
     if block_size < 1 or TRACE_BLOCK % block_size:
-        raise TraceError(f"block size {block_size} does not divide {TRACE_BLOCK}, the tokens of a trace block")
+        raise ConfigError(f"block size {block_size} does not divide {TRACE_BLOCK}, the tokens of a trace block")
     return TRACE_BLOCK // block_size
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceError, TraceRequest
+from kvatlas.errors import ConfigError
+from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class WorkloadConfig:
 
     requests: int = 4_000
     seed: int = 0
-    rate: float = 6.0  # requests a second
+    request_rate: float = 6.0  # requests a second
     agents: float = 0.1  # share of the sessions that are agents
 
     apps: int = 24
@@ -52,7 +53,7 @@ class WorkloadConfig:
         for f in fields(self):
             value = getattr(self, f.name)
             if not math.isfinite(value) or value < 0:
-                raise TraceError(f"{f.name} must not be negative, got {value}")
+                raise ConfigError(f"{f.name} must not be negative, got {value}")
         for name in (
             "requests",
             "apps",
@@ -67,13 +68,13 @@ class WorkloadConfig:
             "agent_steps",
         ):
             if getattr(self, name) < 1:
-                raise TraceError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("rate", "decode_rate"):
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("request_rate", "decode_rate"):
             if not getattr(self, name) > 0:
-                raise TraceError(f"{name} must be above 0, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
         for name in ("agents", "with_document"):
             if getattr(self, name) > 1:
-                raise TraceError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+                raise ConfigError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
 
 
 # One part of a prompt that others may share: who wrote it, and where it ends in the prompt.
@@ -159,7 +160,7 @@ def generate(config: WorkloadConfig | None = None) -> Trace:
     config = config or WorkloadConfig()
     made = _Generator(config)
     per_session = config.agents * config.agent_steps + (1 - config.agents) * config.chat_turns
-    between = per_session / config.rate
+    between = per_session / config.request_rate
     requests: list[TraceRequest] = []
     # Everything that will happen: (time, order, session), None where a new session begins.
     agenda: list[tuple[float, int, _Session | None]] = [(float(made.random.exponential(between)), 0, None)]
@@ -176,7 +177,7 @@ def generate(config: WorkloadConfig | None = None) -> Trace:
         if turn is None:
             too_long += 1
             if too_long > 10_000 and too_long > 10 * len(requests):
-                raise TraceError(f"hardly any session fits in {config.longest} tokens: longest is too small")
+                raise ConfigError(f"hardly any session fits in {config.longest} tokens: longest is too small")
             continue
         prompt, output, ids = turn
         if now >= config.warm_up:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -63,9 +62,9 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def peer() -> Iterator[str]:
+def peer(own_variables: dict[str, str]) -> Iterator[str]:
     """The address of `python -m dynamo.indexer`."""
-    python = os.environ.get(PEER)
+    python = own_variables.get(PEER)
     if not python:
         pytest.skip(f"the dialect's released service is not here: set {PEER} to a Python that has ai-dynamo 1.6.1")
     port = free_port()

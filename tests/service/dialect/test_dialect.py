@@ -1,6 +1,6 @@
 """What a client of the dialect relies on, of our service and of the released one alike.
 
-Where the two differ on purpose, nothing is asked here; `docs/service.md` lists it.
+Where the two differ on purpose, nothing is asked here; `docs/guides/service.md` lists it.
 """
 
 import json

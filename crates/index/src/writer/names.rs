@@ -4,9 +4,10 @@ use hashbrown::HashMap;
 
 use super::slots::Slots;
 use crate::pages::PAGE;
-use crate::runs::{NO_NAME, Position, Runs};
-use crate::shared::prefetch;
-use crate::table::mix;
+use crate::position::{NO_NAME, Position};
+use crate::raw::prefetch;
+use crate::runs::Runs;
+use crate::spread::mix;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
 pub(crate) struct NameTable {
@@ -129,7 +130,7 @@ const AHEAD: usize = 16;
 /// The names of one holder whose engine does not name blocks as the others do.
 pub(crate) struct Private {
     table: NameTable,
-    /// By run, for each position the holder covers; `NO_NAME` where it does so by odd blocks alone.
+    /// By run, for each position the holder covers; `NO_NAME` where it does so by irregular blocks alone.
     names: HashMap<u32, Vec<u64>>,
 }
 

@@ -7,8 +7,8 @@
 //! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
 //! wide enough to make it nearly never in vain.
 
-use crate::shared::{equal_lanes, prefetch};
-use crate::table::{line_after, line_of};
+use crate::raw::{equal_lanes, prefetch};
+use crate::spread::{line_after, line_of};
 
 const SLOTS: usize = 10;
 /// Entries in two lines, on average, of a full table.
@@ -174,7 +174,7 @@ fn slot(marks: u32) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::table::mix;
+    use crate::spread::mix;
 
     fn hash(v: u32) -> u64 {
         mix(u64::from(v), 0, 7)

@@ -8,13 +8,11 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use super::Writer;
-use super::ranks::{Chain, Rank, inner, shrink};
+use super::state::Writer;
+use super::workers::shrink;
+use crate::raw::Published;
 use crate::roster::{Member, Roster};
-use crate::shared::Published;
-use crate::types::{BlockHash, Tier};
+use crate::types::Tier;
 
 /// Copies on cpu, disk and external.
 type Claims = [u32; 3];
@@ -22,18 +20,6 @@ type Claims = [u32; 3];
 /// Whether these make a block part of the view number `view`.
 fn reach(claims: Option<&Claims>, view: usize) -> bool {
     claims.is_some_and(|claims| claims[..=view].iter().any(|&copies| copies > 0))
-}
-
-impl Rank {
-    /// The views wider than the device that have a holder, narrowest first, with their numbers.
-    fn views(&self) -> SmallVec<[(usize, u32); 3]> {
-        self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
-    }
-
-    /// The holder of whatever the rank holds anywhere.
-    pub(super) fn widest(&self) -> u32 {
-        self.wider.iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
-    }
 }
 
 impl Writer {
@@ -48,7 +34,7 @@ impl Writer {
         let narrower = before[..number].iter().rev().find_map(|holder| *holder).unwrap_or(device);
         let holder = self.new_holder();
         for chain in self.chains_of(narrower) {
-            self.put(holder, chain.parent, &chain.names, &chain.contents, &mut Vec::new());
+            self.gain(holder, chain.parent, &chain.names, &chain.contents, &mut Vec::new());
         }
         let mut after = before;
         after[number] = Some(holder);
@@ -75,31 +61,6 @@ impl Writer {
         self.roster.set(holder, Some(Member { views, ..member }));
     }
 
-    /// A rank holds on a tier what it holds under these names already. Returns those that mean nothing to it.
-    pub(crate) fn store_known(
-        &mut self,
-        worker: &str,
-        rank: u32,
-        tier: Tier,
-        block_hashes: &[BlockHash],
-        roster: &Published<Arc<Roster>>,
-    ) -> Vec<BlockHash> {
-        let mut unknown = Vec::new();
-        for &block_hash in block_hashes {
-            let widest = self.workers.get(worker, rank).map(Rank::widest);
-            let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {
-                unknown.push(block_hash);
-                continue;
-            };
-            let parent = parent.map(BlockHash);
-            let chain = Chain { parent, block_hashes: &[block_hash], content_hashes: &[content] };
-            if self.store(worker, rank, tier, &chain, roster).is_err() {
-                unknown.push(block_hash);
-            }
-        }
-        unknown
-    }
-
     /// What the device just stored is in the wider views, too.
     pub(super) fn widen(&mut self, worker: &str, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let books = self.rank_mut(worker, rank);
@@ -117,7 +78,7 @@ impl Writer {
             parent = Some(name);
         }
         for (_, holder) in views {
-            self.put(holder, first, names, contents, &mut Vec::new());
+            self.gain(holder, first, names, contents, &mut Vec::new());
         }
     }
 
@@ -126,7 +87,7 @@ impl Writer {
         for (view, holder) in self.rank_mut(worker, rank).views() {
             let offloaded = &self.rank_mut(worker, rank).offloaded;
             let gone: Vec<u64> = names.iter().copied().filter(|name| !reach(offloaded.get(name), view)).collect();
-            self.del(holder, &gone, &mut Vec::new());
+            self.lose(holder, &gone, &mut Vec::new());
         }
     }
 
@@ -170,7 +131,7 @@ impl Writer {
             };
             for &(view, holder) in &views {
                 if view >= slot && !reach(Some(&before), view) {
-                    self.put(holder, parent, &[name], &[content], &mut Vec::new());
+                    self.gain(holder, parent, &[name], &[content], &mut Vec::new());
                 }
             }
             parent = Some(name);
@@ -220,8 +181,8 @@ impl Writer {
         for (view, holder) in views {
             if reach(Some(before), view) && !reach(Some(&now), view) {
                 match self.block(device, name) {
-                    Some((parent, content)) => drop(self.put_one(holder, parent, name, content)),
-                    None => drop(self.del_one(holder, name)),
+                    Some((parent, content)) => drop(self.gain_one(holder, parent, name, content)),
+                    None => drop(self.lose_one(holder, name)),
                 }
             }
         }

@@ -1,13 +1,10 @@
 //! Random streams of events with everything that can go wrong in them, and the comparison with the reference.
 #![allow(unreachable_pub, dead_code, reason = "several tests share this, none uses all of it")]
 
-#[path = "../random/mod.rs"]
-pub mod random;
-
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Tier, View};
 
-use random::{Random, mix};
+use kvatlas_testing::{Random, mix};
 
 /// What kind of fleet a stream comes from.
 struct Fleet {

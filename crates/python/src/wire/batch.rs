@@ -6,6 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::events::to_python;
+use crate::text::truth;
 
 /// An event that could not be decoded.
 #[pyclass(frozen, eq, module = "kvatlas._native")]
@@ -110,7 +111,7 @@ impl Batch {
     fn __repr__(&self) -> String {
         let rank = self.it.rank.map_or_else(|| "None".to_owned(), |rank| rank.to_string());
         let (events, refused) = (self.it.events.len(), self.it.refused.len());
-        format!("Batch(timestamp={:?}, rank={rank}, events=<{events}>, refused=<{refused}>)", self.it.timestamp)
+        format!("Batch(timestamp={:?}, rank={rank}, events={events}, refused={refused})", self.it.timestamp)
     }
 }
 
@@ -171,7 +172,7 @@ impl Tally {
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let wire::Tally { events, stored_blocks, removed_blocks, clears, .. } = slf.get().it;
         let refused = slf.getattr("refused")?.repr()?;
-        let upper_bound = if slf.get().upper_bound { "True" } else { "False" };
+        let upper_bound = truth(slf.get().upper_bound);
         Ok(format!(
             "Tally(events={events}, stored_blocks={stored_blocks}, removed_blocks={removed_blocks}, clears={clears}, \
              refused={refused}, upper_bound={upper_bound})"

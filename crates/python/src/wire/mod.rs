@@ -3,13 +3,18 @@
 mod batch;
 mod convert;
 mod events;
+mod fields;
 mod payload;
 mod readers;
+mod removed;
+mod stored;
 
 pub(crate) use batch::{Batch, Refused, Tally};
-pub(crate) use events::{Cleared, Removed, Stored};
+pub(crate) use events::Cleared;
 pub(crate) use payload::{decode_batch, encode_batch, keyed_content_hashes};
 pub(crate) use readers::Readers;
+pub(crate) use removed::Removed;
+pub(crate) use stored::Stored;
 
 use pyo3::prelude::*;
 

@@ -10,10 +10,10 @@ use pyo3::types::PyBytes;
 use super::convert::keys;
 use super::events::from_python;
 use super::{Batch, Object};
-use crate::buffer::{NewArray, Offer, offer};
 use crate::errors;
 use crate::gil::detach_if;
 use crate::hashing::LONG_BYTES;
+use crate::raw::{NewArray, Offer, offer};
 use crate::scalars::{BlockSize, Rank, describe, optional_string, string};
 use crate::sequences::tokens as convert;
 
@@ -125,7 +125,9 @@ pub(crate) fn keyed_content_hashes<'py>(
     let tokens = tokens.as_slice();
     let mut hashes = NewArray::with_length(py, tokens.len() / block_size)?;
     let out = hashes.as_mut_slice();
-    kvatlas_index::hash::content_hashes_into(tokens, block_size, lora, salt, out);
+    detach_if(py, size_of_val(tokens) >= LONG_BYTES, || {
+        kvatlas_index::hash::content_hashes_into(tokens, block_size, lora, salt, out);
+    });
     for own in keys.chunk_by(|a, b| a.0 == b.0) {
         let block = own[0].0 as usize;
         let (Some(tokens), Some(hash)) = (tokens.chunks_exact(block_size).nth(block), out.get_mut(block)) else {

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use kvatlas_index::{BlockHash, Event, Tier};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::found_json::Writer;
+use super::writer::Writer;
 use crate::fleet::Fleet;
-use crate::keyspace::Keyspace;
+use crate::state::Keyspace;
 
 /// Bytes that are written before they are sent.
 const PIECE: usize = 64 << 10;
@@ -61,7 +61,7 @@ fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), Gone> {
         writer.raw(if at > 0 { ",{\"model_name\":" } else { "{\"model_name\":" });
         writer.string(&keyspace.model);
         writer.raw(",\"routing_group\":");
-        writer.string(&keyspace.group);
+        writer.string(&keyspace.routing_group);
         writer.raw(",\"block_size\":");
         writer.number(keyspace.block_size);
         writer.raw(",\"events\":[");

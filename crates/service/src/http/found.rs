@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use kvatlas_index::{Match, View};
 
-use crate::keyspace::UntrustedStreams;
+use crate::state::Untrusted;
 
 /// Leading blocks on the device; on it or in host memory; on these or on local disks; anywhere.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,7 +40,7 @@ pub(crate) struct Row {
 
 /// A worker that matches, with the depths of its best ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Group {
+pub(crate) struct WorkerRow {
     /// Among the rows.
     pub(crate) ranks: Range<usize>,
     pub(crate) depths: Depths,
@@ -48,14 +48,14 @@ pub(crate) struct Group {
 
 /// Who counts.
 pub(crate) struct Filter<'a> {
-    pub(crate) workers: Option<HashSet<&'a str>>,
+    pub(crate) among: Option<HashSet<&'a str>>,
     /// Streams whose ranks are left out.
-    pub(crate) without: Option<&'a UntrustedStreams>,
+    pub(crate) without: Option<&'a Untrusted>,
 }
 
 impl Filter<'_> {
     pub(crate) fn allows(&self, worker: &str) -> bool {
-        self.workers.as_ref().is_none_or(|workers| workers.contains(worker))
+        self.among.as_ref().is_none_or(|workers| workers.contains(worker))
     }
 
     fn counts(&self, row: &Row) -> bool {
@@ -66,7 +66,7 @@ impl Filter<'_> {
 /// The ranks that match and count, by worker and rank.
 pub(crate) fn rows(found: &Match<'_>, filter: &Filter<'_>) -> Vec<Row> {
     let mut rows = all(found);
-    if filter.workers.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) {
+    if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) {
         rows.retain(|row| filter.counts(row));
     }
     rows
@@ -107,21 +107,21 @@ fn all(found: &Match<'_>) -> Vec<Row> {
 
 /// The workers of `rows`, whose order may change: who holds most on its device first, then who holds most anywhere;
 /// at most `top_k`.
-pub(crate) fn groups(rows: &mut [Row], top_k: Option<usize>) -> Vec<Group> {
+pub(crate) fn by_worker(rows: &mut [Row], top_k: Option<usize>) -> Vec<WorkerRow> {
     // Most fleets have one rank a worker: then there is nothing to bring together.
     if !rows.is_sorted_by(|a, b| a.rank == b.rank) {
         rows.sort_unstable_by(|a, b| a.worker.cmp(&b.worker).then(a.rank.cmp(&b.rank)));
     }
-    let mut groups = Vec::with_capacity(rows.len());
+    let mut workers = Vec::with_capacity(rows.len());
     let mut start = 0;
     for ranks in rows.chunk_by(|a, b| a.rank != b.rank && a.worker == b.worker) {
         let depths = ranks.iter().fold(Depths::default(), |most, row| most.most(row.depths));
-        groups.push(Group { ranks: start..start + ranks.len(), depths });
+        workers.push(WorkerRow { ranks: start..start + ranks.len(), depths });
         start += ranks.len();
     }
-    groups.sort_by_key(|group| Reverse(group.depths));
-    groups.truncate(top_k.unwrap_or(usize::MAX));
-    groups
+    workers.sort_by_key(|worker| Reverse(worker.depths));
+    workers.truncate(top_k.unwrap_or(usize::MAX));
+    workers
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: Filter<'_> = Filter { workers: None, without: None };
+    const ALL: Filter<'_> = Filter { among: None, without: None };
 
     fn store(index: &BlockIndex, worker: &str, rank: u32, tier: Tier, blocks: Range<u64>) {
         let hashes: Vec<_> = blocks.clone().map(BlockHash).collect();
@@ -142,12 +142,12 @@ mod tests {
     fn seen(index: &BlockIndex, filter: &Filter<'_>, top_k: Option<usize>) -> Vec<(String, Vec<u32>, Depths)> {
         let query: Vec<u64> = (1..20).collect();
         let mut rows = rows(&index.find(&query), filter);
-        let groups = groups(&mut rows, top_k);
-        let one = |group: Group| {
-            let ranks = &rows[group.ranks];
-            (ranks[0].worker.to_string(), ranks.iter().map(|row| row.rank).collect(), group.depths)
+        let workers = by_worker(&mut rows, top_k);
+        let one = |worker: WorkerRow| {
+            let ranks = &rows[worker.ranks];
+            (ranks[0].worker.to_string(), ranks.iter().map(|row| row.rank).collect(), worker.depths)
         };
-        groups.into_iter().map(one).collect()
+        workers.into_iter().map(one).collect()
     }
 
     fn depths(gpu: u32, any: u32) -> Depths {
@@ -164,7 +164,7 @@ mod tests {
         let expected = vec![("b".into(), vec![0, 1], depths(5, 5)), ("a".into(), vec![0], depths(3, 3))];
         assert_eq!(seen(&index, &ALL, None), expected);
         assert_eq!(seen(&index, &ALL, Some(1)), expected[..1]);
-        let only_a = Filter { workers: Some(HashSet::from(["a", "z"])), without: None };
+        let only_a = Filter { among: Some(HashSet::from(["a", "z"])), without: None };
         assert_eq!(seen(&index, &only_a, Some(5)), expected[1..]);
     }
 

@@ -1,93 +1,14 @@
 //! Answers to queries as JSON, written by hand: a general serialiser would take longer than the lookup.
 
 use std::collections::HashMap;
-use std::io::Write as _;
 use std::sync::Arc;
 
-use super::found::{Group, Row};
-use crate::fleet::{Fleet, Stream};
-use crate::keyspace::UntrustedStreams;
-
-/// JSON as it is written.
-pub(crate) struct Writer(Vec<u8>);
-
-impl Writer {
-    pub(crate) fn with_capacity(capacity: usize) -> Self {
-        Self(Vec::with_capacity(capacity))
-    }
-
-    pub(crate) fn done(self) -> Vec<u8> {
-        self.0
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub(crate) fn raw(&mut self, text: &str) {
-        self.bytes(text.as_bytes());
-    }
-
-    /// JSON that is written already.
-    pub(crate) fn bytes(&mut self, json: &[u8]) {
-        self.0.extend_from_slice(json);
-    }
-
-    pub(crate) fn number(&mut self, number: impl itoa::Integer) {
-        self.0.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
-    }
-
-    /// A string with its quotes.
-    pub(crate) fn string(&mut self, text: &str) {
-        if text.bytes().all(|byte| matches!(byte, 0x20 | 0x21 | 0x23..=0x5b | 0x5d..=0x7e)) {
-            self.0.push(b'"');
-            self.raw(text);
-            self.0.push(b'"');
-        } else {
-            // Writing to memory does not fail.
-            let _ = serde_json::to_writer(&mut self.0, text);
-        }
-    }
-
-    /// A worker: a number if it looks like one.
-    pub(crate) fn id(&mut self, name: &str) {
-        if is_number(name) { self.raw(name) } else { self.string(name) }
-    }
-
-    /// Items with commas between.
-    pub(crate) fn list<T>(&mut self, items: impl IntoIterator<Item = T>, mut item: impl FnMut(&mut Self, T)) {
-        for (at, value) in items.into_iter().enumerate() {
-            if at > 0 {
-                self.0.push(b',');
-            }
-            item(self, value);
-        }
-    }
-
-    fn key(&mut self, number: u32) {
-        self.0.push(b'"');
-        self.number(number);
-        self.raw("\":");
-    }
-}
-
-/// Whether a name is a 64-bit integer as it would be written.
-pub(crate) fn is_number(name: &str) -> bool {
-    let bytes = name.as_bytes();
-    let digits = (1..=20).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_digit);
-    digits && (bytes[0] != b'0' || bytes.len() == 1) && (bytes.len() < 20 || name.parse::<u64>().is_ok())
-}
-
-/// A worker's name as JSON: a number if it looks like one.
-pub(crate) fn id_value(name: &str) -> serde_json::Value {
-    match name.parse::<u64>() {
-        Ok(number) if is_number(name) => number.into(),
-        _ => name.into(),
-    }
-}
+use super::found::{Row, WorkerRow};
+use super::writer::Writer;
+use crate::state::{Keyspace, Stream, Untrusted};
 
 /// `,"untrusted":[…]`, if there are any.
-pub(crate) fn untrusted(out: &mut Writer, streams: &UntrustedStreams, allows: impl Fn(&str) -> bool) {
+pub(crate) fn untrusted(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
     let mut streams = streams.streams.iter().filter(|stream| allows(&stream.worker)).peekable();
     if streams.peek().is_none() {
         return;
@@ -107,32 +28,32 @@ pub(crate) fn untrusted(out: &mut Writer, streams: &UntrustedStreams, allows: im
 }
 
 /// The members of an answer that the dialect has.
-pub(crate) fn answer(out: &mut Writer, rows: &[Row], groups: &[Group], block_size: u64, ages: Option<&Fleet>) {
+pub(crate) fn answer(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], block_size: u64, ages: Option<&Keyspace>) {
     out.raw("{\"scores\":{");
-    let on_device = groups.iter().filter(|group| group.depths.gpu > 0);
-    out.list(on_device, |out, group| {
-        let ranks = &rows[group.ranks.clone()];
+    let on_device = workers.iter().filter(|worker| worker.depths.gpu > 0);
+    out.list(on_device, |out, worker| {
+        let ranks = &rows[worker.ranks.clone()];
         out.string(&ranks[0].worker);
         out.raw(":{");
         device_ranks(out, ranks, block_size);
         out.raw("}");
     });
     out.raw("},\"frequencies\":[],\"instances\":{");
-    out.list(groups, |out, group| {
-        let ranks = &rows[group.ranks.clone()];
+    out.list(workers, |out, worker| {
+        let ranks = &rows[worker.ranks.clone()];
         out.string(&ranks[0].worker);
         out.raw(":{\"longest_matched\":");
-        out.number(u64::from(group.depths.any) * block_size);
+        out.number(u64::from(worker.depths.any) * block_size);
         out.raw(",\"gpu\":");
-        out.number(u64::from(group.depths.gpu) * block_size);
+        out.number(u64::from(worker.depths.gpu) * block_size);
         out.raw(",\"dp\":{");
         device_ranks(out, ranks, block_size);
         out.raw("},\"cpu\":");
-        out.number(u64::from(group.depths.cpu) * block_size);
+        out.number(u64::from(worker.depths.cpu) * block_size);
         out.raw(",\"disk\":");
-        out.number(u64::from(group.depths.disk) * block_size);
-        if let Some(fleet) = ages {
-            age(out, ranks, fleet);
+        out.number(u64::from(worker.depths.disk) * block_size);
+        if let Some(keyspace) = ages {
+            age(out, ranks, keyspace);
         }
         out.raw("}");
     });
@@ -148,15 +69,13 @@ fn device_ranks(out: &mut Writer, ranks: &[Row], block_size: u64) {
 }
 
 /// How far the worker's matching ranks are behind their engine, at most, and the state of the stream that is.
-fn age(out: &mut Writer, ranks: &[Row], fleet: &Fleet) {
-    let streams: Vec<Arc<Stream>> = ranks.iter().filter_map(|row| fleet.stream(&row.worker, row.rank)).collect();
+fn age(out: &mut Writer, ranks: &[Row], keyspace: &Keyspace) {
+    let streams: Vec<Arc<Stream>> = ranks.iter().filter_map(|row| keyspace.stream(&row.worker, row.rank)).collect();
     // One whose lag nobody knows is worse than any that is known.
     let worst = streams.iter().max_by_key(|stream| stream.status.lag().map_or(u128::MAX, |lag| lag.as_micros()));
     out.raw(",\"lag_ms\":");
     match worst.and_then(|stream| stream.status.lag()) {
-        Some(lag) => {
-            let _ = write!(out.0, "{:.3}", lag.as_secs_f64() * 1e3);
-        }
+        Some(lag) => out.raw(&format!("{:.3}", lag.as_secs_f64() * 1e3)),
         None => out.raw("null"),
     }
     out.raw(",\"state\":");
@@ -167,14 +86,14 @@ fn age(out: &mut Writer, ranks: &[Row], fleet: &Fleet) {
 }
 
 /// `,"levels":[…]`: the workers by the depth that their devices reach.
-pub(crate) fn levels(out: &mut Writer, rows: &[Row], groups: &[Group], block_size: u64) {
+pub(crate) fn levels(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], block_size: u64) {
     out.raw(",\"levels\":[");
-    let on_device = groups.iter().position(|group| group.depths.gpu == 0).unwrap_or(groups.len());
-    out.list(groups[..on_device].chunk_by(|a, b| a.depths.gpu == b.depths.gpu), |out, level| {
+    let on_device = workers.iter().position(|worker| worker.depths.gpu == 0).unwrap_or(workers.len());
+    out.list(workers[..on_device].chunk_by(|a, b| a.depths.gpu == b.depths.gpu), |out, level| {
         out.raw("{\"tokens\":");
         out.number(u64::from(level[0].depths.gpu) * block_size);
         out.raw(",\"workers\":[");
-        out.list(level, |out, group| out.id(&rows[group.ranks.start].worker));
+        out.list(level, |out, worker| out.id(&rows[worker.ranks.start].worker));
         out.raw("]}");
     });
     out.raw("]");
@@ -223,40 +142,5 @@ impl Ranks {
             out.number(*rank);
             out.raw("}");
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_that_are_numbers() {
-        for (name, number) in [
-            ("0", true),
-            ("7", true),
-            ("18446744073709551615", true),
-            ("18446744073709551616", false),
-            ("99999999999999999999", false),
-            ("007", false),
-            ("00", false),
-            ("-1", false),
-            ("", false),
-            ("7a", false),
-            ("+7", false),
-            ("123456789012345678901", false),
-        ] {
-            assert_eq!(is_number(name), number, "{name}");
-            assert_eq!(id_value(name).is_u64(), number, "{name}");
-        }
-    }
-
-    #[test]
-    fn strings_are_escaped() {
-        for text in ["a", "a b!", "a\"b", "a\\b", "déjà", "\n\u{1}", "", "</script>", "\u{7f}"] {
-            let mut out = Writer::with_capacity(0);
-            out.string(text);
-            assert_eq!(serde_json::from_slice::<String>(&out.done()).expect("JSON"), text);
-        }
     }
 }

@@ -8,7 +8,7 @@ use hyper::{Response, StatusCode};
 use serde_json::{Value, json as value};
 
 use super::answer::{Answer, json};
-use super::found_json::id_value;
+use super::writer::id_value;
 use crate::fleet::Fleet;
 
 /// How often each runtime says that it lives.

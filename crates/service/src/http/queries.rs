@@ -4,14 +4,15 @@ use std::cmp::Reverse;
 
 use hyper::{Response, StatusCode};
 
-use super::App;
 use super::answer::{Answer, json};
+use super::app::App;
 use super::found::{self, Filter, Row};
-use super::found_json::{self, Ranks, Writer};
+use super::found_json::{self, Ranks};
 use super::query::{self, Asked, Kind, Scope, Scratch};
 use super::refusal::Refusal;
-use crate::keyspace::{Keyspace, UntrustedStreams};
-use crate::settings::Untrusted;
+use super::writer::Writer;
+use crate::config::UntrustedPolicy;
+use crate::state::{Keyspace, Untrusted};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
@@ -31,20 +32,20 @@ pub(crate) fn single(app: &App, body: &[u8], kind: Kind) -> Result<Response<Answ
             });
             matched = !rows.is_empty();
 
-            let groups = found::groups(&mut rows, scope.top_k);
-            let mut out = Writer::with_capacity(128 + 128 * groups.len());
-            found_json::answer(&mut out, &rows, &groups, block_size, scope.age.then_some(&*app.fleet));
+            let workers = found::by_worker(&mut rows, scope.top_k);
+            let mut out = Writer::with_capacity(128 + 128 * workers.len());
+            found_json::answer(&mut out, &rows, &workers, block_size, scope.age.then_some(&*keyspace));
             if scope.levels {
-                found_json::levels(&mut out, &rows, &groups, block_size);
+                found_json::levels(&mut out, &rows, &workers, block_size);
             }
-            if groups.iter().any(|group| is_upper_bound(untrusted, &rows[group.ranks.clone()])) {
+            if workers.iter().any(|worker| is_upper_bound(untrusted, &rows[worker.ranks.clone()])) {
                 out.raw(",\"upper_bound\":true");
             }
             found_json::untrusted(&mut out, untrusted, |worker| filter.allows(worker));
             out.raw("}");
             out.done()
         });
-        app.metrics.queried(1, u64::from(matched));
+        app.counts.queried(1, u64::from(matched));
         Ok(json(StatusCode::OK, answer))
     })
 }
@@ -59,7 +60,7 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
             matched = 0;
             answers(app, &asked, &keyspace, untrusted, scratch, &mut matched)
         });
-        app.metrics.queried(asked.len() as u64, matched);
+        app.counts.queried(asked.len() as u64, matched);
         Ok(json(StatusCode::OK, answer))
     })
 }
@@ -69,7 +70,7 @@ fn answers(
     app: &App,
     asked: &Asked<'_>,
     keyspace: &Keyspace,
-    untrusted: &UntrustedStreams,
+    untrusted: &Untrusted,
     scratch: &mut Scratch,
     matched: &mut u64,
 ) -> Vec<u8> {
@@ -114,8 +115,8 @@ fn answers(
 
 /// All ranks of the `top_k` best workers, deepest first.
 fn best(mut rows: Vec<Row>, top_k: usize) -> Vec<Row> {
-    let groups = found::groups(&mut rows, Some(top_k));
-    let mut rows: Vec<_> = groups.into_iter().flat_map(|group| rows[group.ranks].to_vec()).collect();
+    let workers = found::by_worker(&mut rows, Some(top_k));
+    let mut rows: Vec<_> = workers.into_iter().flat_map(|worker| rows[worker.ranks].to_vec()).collect();
     rows.sort_by_key(order);
     rows
 }
@@ -125,17 +126,17 @@ fn order(row: &Row) -> impl Ord + use<> {
 }
 
 fn keyspace(app: &App, scope: &Scope<'_>) -> Result<std::sync::Arc<Keyspace>> {
-    let keyspace = app.fleet.keyspace(&scope.model, scope.group());
-    keyspace.ok_or_else(|| Refusal::unknown_keyspace(&scope.model, scope.group()))
+    let keyspace = app.fleet.keyspace(&scope.model, scope.routing_group());
+    keyspace.ok_or_else(|| Refusal::unknown_keyspace(&scope.model, scope.routing_group()))
 }
 
-fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a UntrustedStreams) -> Filter<'a> {
+fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Untrusted) -> Filter<'a> {
     Filter {
-        workers: scope.workers.as_ref().map(|names| names.iter().map(String::as_str).collect()),
-        without: (app.settings.untrusted == Untrusted::LeaveOut).then_some(untrusted),
+        among: scope.among.as_ref().map(|names| names.iter().map(String::as_str).collect()),
+        without: (app.config.untrusted == UntrustedPolicy::LeaveOut).then_some(untrusted),
     }
 }
 
-fn is_upper_bound(streams: &UntrustedStreams, rows: &[Row]) -> bool {
+fn is_upper_bound(streams: &Untrusted, rows: &[Row]) -> bool {
     streams.has_upper_bounds() && rows.iter().any(|row| streams.is_upper_bound(&row.worker, row.rank))
 }

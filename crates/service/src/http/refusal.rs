@@ -44,22 +44,22 @@ impl Refusal {
     }
 
     pub(crate) fn unknown_keyspace(model: &str, group: &str) -> Self {
-        let message = format!("nobody has registered model {model:?} in routing group {group:?}");
+        let message = format!("no worker has been registered for model {model:?} in routing group {group:?}");
         Self::new(StatusCode::NOT_FOUND, "unknown_keyspace", message)
     }
 
     pub(crate) fn unauthorized() -> Self {
-        let message = "the header \"Authorization: Bearer KEY\" with the service's key is needed";
+        let message = "send the service's key in the header \"Authorization: Bearer KEY\"";
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     }
 
     pub(crate) fn unknown_path() -> Self {
-        let message = "there is no such path; GET / names all";
+        let message = "there is no such path; GET / lists all paths";
         Self::new(StatusCode::NOT_FOUND, "unknown_path", message)
     }
 
     pub(crate) fn wrong_method(allow: &'static str) -> Self {
-        let message = format!("this path answers to {allow} only");
+        let message = format!("this path accepts only {allow}");
         let refusal = Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message);
         Self { allow: Some(allow), ..refusal }
     }
@@ -70,7 +70,11 @@ impl Refusal {
     }
 
     pub(crate) fn body_cut_off() -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "body_cut_off", "the body ended early or was not framed as its head says")
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "body_cut_off",
+            "the body ended early or does not match the framing that the request's headers announce",
+        )
     }
 
     pub(crate) fn too_slow() -> Self {
@@ -79,17 +83,17 @@ impl Refusal {
     }
 
     pub(crate) fn wrong_content_type() -> Self {
-        let message = "the body must be JSON and say so: Content-Type: application/json";
+        let message = "send a JSON body with the header \"Content-Type: application/json\"";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
     pub(crate) fn draining() -> Self {
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service is going down")
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", "the service is shutting down")
     }
 
     /// A failure of ours. Nothing that a client sends may lead here.
     pub(crate) fn internal() -> Self {
-        let message = "the service failed to answer; its log says why";
+        let message = "internal error; the service's log has the details";
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
     }
 
@@ -124,7 +128,7 @@ impl From<Error> for Refusal {
             Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::Unknown { .. } => StatusCode::NOT_FOUND,
             // A change that was cut off because the service is going down.
-            Error::Settings { .. } | Error::Start { .. } | Error::Closed => return Self::draining(),
+            Error::Config { .. } | Error::Start { .. } | Error::Closed => return Self::draining(),
         };
         Self::new(status, error.code(), error.to_string())
     }

@@ -6,11 +6,12 @@ use hyper::{Response, StatusCode};
 use serde::Deserialize;
 use serde::de::{Deserializer, Visitor};
 
-use super::App;
 use super::answer::{Answer, json};
-use super::query::{DEFAULT_GROUP, check_name};
+use super::app::App;
+use super::query::{DEFAULT_ROUTING_GROUP, check_name};
 use super::refusal::Refusal;
-use crate::fleet::{Registering, Registration};
+use crate::fleet::Registering;
+use crate::state::Registration;
 
 /// Bytes of any other name, endpoint or topic at most.
 const MAX_TEXT: usize = 1024;
@@ -45,11 +46,11 @@ impl<'de> Deserialize<'de> for InstanceId {
 
 /// Null is as good as absent, as in the dialect.
 fn or_default<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_else(|| DEFAULT_GROUP.to_owned()))
+    Ok(Option::deserialize(from)?.unwrap_or_else(|| DEFAULT_ROUTING_GROUP.to_owned()))
 }
 
 fn default_group() -> String {
-    DEFAULT_GROUP.to_owned()
+    DEFAULT_ROUTING_GROUP.to_owned()
 }
 
 #[derive(Debug, Deserialize)]
@@ -90,13 +91,13 @@ pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
     if let Some((what, text)) =
         texts.iter().find_map(|(what, text)| Some((what, text.filter(|it| it.len() > MAX_TEXT)?)))
     {
-        let message = format!("{what} must be a string of at most {MAX_TEXT} bytes, got {}", text.len());
+        let message = format!("{what} must be a string of at most {MAX_TEXT} bytes, got {} bytes", text.len());
         return Err(Refusal::wrong_type(message));
     }
     Ok(Registration {
         worker: register.instance_id.0,
         model: register.model_name,
-        group: register.routing_group,
+        routing_group: register.routing_group,
         block_size: register.block_size,
         rank: register.dp_rank.unwrap_or(0),
         endpoint: register.endpoint.parse()?,
@@ -118,7 +119,7 @@ pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer
     let Unregister { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
     check_name(&instance_id.0)?;
     if model_name.is_none() && routing_group.is_some() {
-        let message = "routing_group is of use with model_name only";
+        let message = "routing_group needs model_name beside it";
         return Err(Refusal::invalid("missing_model_name", message));
     }
     let keyspace = model_name.as_deref().map(|model| (model, routing_group.as_deref()));

@@ -16,9 +16,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-use super::App;
+use super::app::App;
 use super::connection::{self, Limits};
-use super::route;
+use super::dispatch;
 use crate::error::Error;
 
 /// Connections that the system keeps while none is accepted.
@@ -48,11 +48,11 @@ struct Common {
 impl Server {
     /// Listens, and answers from now on.
     pub(crate) fn start(app: Arc<App>, tls: Option<TlsAcceptor>) -> Result<Self, Error> {
-        let settings = &app.settings;
-        let listener = listen(settings.bind)
-            .map_err(|error| Error::Start { message: format!("cannot listen at {}: {error}", settings.bind) })?;
+        let config = &app.config;
+        let listener = listen(config.bind)
+            .map_err(|error| Error::Start { message: format!("cannot listen at {}: {error}", config.bind) })?;
         let address = listener.local_addr().map_err(|error| Error::Start { message: error.to_string() })?;
-        let connections = u32::try_from(settings.max_connections.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
+        let connections = u32::try_from(config.max_connections.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
         let permits = Arc::new(Semaphore::new(connections as usize));
         let (stop, stopped) = watch::channel(false);
         let runtime = Builder::new_multi_thread()
@@ -61,7 +61,7 @@ impl Server {
             .enable_all()
             .build()
             .map_err(|error| Error::Start { message: format!("cannot start a runtime: {error}") })?;
-        let limits = Limits { idle: settings.idle_timeout, request: settings.request_timeout };
+        let limits = Limits { idle: config.idle_timeout, request: config.request_timeout };
         let common = Arc::new(Common { app: app.clone(), tls, limits, stop: stopped.clone() });
         runtime.spawn(accept(listener, common, permits.clone(), stopped));
         runtime.spawn(async move { app.pulses.http.beat().await });
@@ -127,14 +127,14 @@ async fn accept(listener: StdListener, common: Arc<Common>, permits: Arc<Semapho
 impl Common {
     /// One connection, counted for as long as it is open.
     async fn serve(self: Arc<Self>, stream: TcpStream, _permit: OwnedSemaphorePermit) {
-        self.app.metrics.connections.fetch_add(1, Relaxed);
+        self.app.counts.connections.fetch_add(1, Relaxed);
         let _ = stream.set_nodelay(true);
         self.speak(stream).await;
-        self.app.metrics.connections.fetch_sub(1, Relaxed);
+        self.app.counts.connections.fetch_sub(1, Relaxed);
     }
 
     async fn speak(&self, stream: TcpStream) {
-        let handle = |request, until| route::answer(self.app.clone(), request, until);
+        let handle = |request, until| dispatch::answer(self.app.clone(), request, until);
         let stop = self.stop.clone();
         match &self.tls {
             None => connection::serve(TokioIo::new(stream), self.limits, stop, handle).await,

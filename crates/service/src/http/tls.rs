@@ -9,26 +9,26 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
+use crate::config::TlsConfig;
 use crate::error::Error;
-use crate::settings::TlsSettings;
 
 /// From the two PEM files.
-pub(crate) fn acceptor(settings: &TlsSettings) -> Result<TlsAcceptor, Error> {
+pub(crate) fn acceptor(config: &TlsConfig) -> Result<TlsAcceptor, Error> {
     let failed = |what: &str, path: &Path, why: &dyn std::fmt::Display| Error::Start {
         message: format!("TLS {what} {}: {why}", path.display()),
     };
-    let certificates = CertificateDer::pem_file_iter(&settings.cert)
+    let certificates = CertificateDer::pem_file_iter(&config.cert)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(|error| failed("certificate", &settings.cert, &error))?;
+        .map_err(|error| failed("certificate", &config.cert, &error))?;
     if certificates.is_empty() {
-        return Err(failed("certificate", &settings.cert, &"the file holds no certificate in PEM"));
+        return Err(failed("certificate", &config.cert, &"the file holds no certificate in PEM"));
     }
-    let key = PrivateKeyDer::from_pem_file(&settings.key).map_err(|error| failed("key", &settings.key, &error))?;
+    let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| failed("key", &config.key, &error))?;
     // The provider is named, because a process may have several and no default.
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key))
-        .map_err(|error| failed("certificate and key", &settings.cert, &error))?;
+        .map_err(|error| failed("certificate and key", &config.cert, &error))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

@@ -9,10 +9,9 @@ use kvatlas_index::RankStats;
 use kvatlas_wire::Reason;
 use serde_json::{Map, Value, json};
 
-use super::found_json::id_value;
-use crate::fleet::{Fleet, Stream, WorkerView};
-use crate::keyspace::Keyspace;
-use crate::status::{Counters, State};
+use super::writer::id_value;
+use crate::fleet::{Fleet, WorkerView};
+use crate::state::{Counters, Keyspace, State, Stream};
 
 /// Blocks held, by worker and rank.
 type Blocks = HashMap<(Arc<str>, u32), Held>;
@@ -24,9 +23,10 @@ struct Held {
 }
 
 /// The workers of a model and routing group, or all.
-pub(crate) fn list(fleet: &Fleet, model: Option<&str>, group: Option<&str>) -> Value {
+pub(crate) fn list(fleet: &Fleet, model: Option<&str>, routing_group: Option<&str>) -> Value {
     let wanted = |keyspace: &Keyspace| {
-        model.is_none_or(|model| *keyspace.model == *model) && group.is_none_or(|group| *keyspace.group == *group)
+        model.is_none_or(|model| *keyspace.model == *model)
+            && routing_group.is_none_or(|group| *keyspace.routing_group == *group)
     };
     // Counting takes the index's write lock: once for each keyspace, not for each worker.
     let mut held: HashMap<*const Keyspace, Blocks> = HashMap::new();
@@ -69,7 +69,7 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
         "source": source,
         "status": states.max_by_key(|status| severity(status)).unwrap_or("pending"),
         "model_name": worker.keyspace.model,
-        "routing_group": worker.keyspace.group,
+        "routing_group": worker.keyspace.routing_group,
         "block_size": worker.keyspace.block_size,
         "endpoints": endpoints,
         "listeners": listeners,

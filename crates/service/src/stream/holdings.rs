@@ -7,14 +7,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvatlas_wire::{Reader, Tally, decode};
 
-use crate::fleet::{Fleet, Stream};
+use crate::state::{Keyspace, Stream};
 
 /// A clock further away than this is not the same clock.
 const PLAUSIBLE: f64 = 86_400.0;
 
 /// What a stream has brought into the index.
 pub(crate) struct Holdings {
-    fleet: Arc<Fleet>,
+    keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
     /// By the rank that blocks are stored under.
     readers: HashMap<u32, Reader>,
@@ -23,8 +23,8 @@ pub(crate) struct Holdings {
 }
 
 impl Holdings {
-    pub(crate) fn new(fleet: Arc<Fleet>, stream: Arc<Stream>) -> Self {
-        Self { fleet, stream, readers: HashMap::new(), claimed: None }
+    pub(crate) fn new(keyspace: Arc<Keyspace>, stream: Arc<Stream>) -> Self {
+        Self { keyspace, stream, readers: HashMap::new(), claimed: None }
     }
 
     /// Applies a batch. Whatever is wrong with it costs it, or a part of it, and is counted.
@@ -36,18 +36,18 @@ impl Holdings {
         let batch = match decode(payload) {
             Ok(batch) => batch,
             Err(error) => {
-                counters.undecodable.fetch_add(1, Relaxed);
+                counters.undecodable_batches.fetch_add(1, Relaxed);
                 status.set_error(format!("a payload of {} bytes: {error}", payload.len()));
                 return;
             }
         };
         let rank = self.rank(batch.rank);
-        let keyspace = &stream.keyspace;
+        let keyspace = &*self.keyspace;
         let reader = self.readers.entry(rank).or_insert_with(|| Reader::new(keyspace.block_size));
         let mut tally = Tally::default();
         reader.apply(&batch, &keyspace.index, &stream.worker, rank, &mut tally);
         if reader.upper_bound() && !status.upper_bound.swap(true, Relaxed) {
-            self.fleet.trust_changed(&self.stream);
+            self.keyspace.trust_changed();
         }
         counters.events.fetch_add(tally.events, Relaxed);
         counters.stored_blocks.fetch_add(tally.stored_blocks, Relaxed);
@@ -68,10 +68,10 @@ impl Holdings {
     pub(crate) fn clear(&mut self) {
         if self.stream.status.is_trusted() {
             self.stream.status.set_trusted(false);
-            self.fleet.trust_changed(&self.stream);
+            self.keyspace.trust_changed();
         }
         for rank in self.stream.ranks() {
-            self.stream.keyspace.index.clear(&self.stream.worker, Some(rank), None);
+            self.keyspace.index.clear(&self.stream.worker, Some(rank), None);
         }
         self.readers.clear();
         self.stream.status.upper_bound.store(false, Relaxed);
@@ -84,7 +84,7 @@ impl Holdings {
         if let Some((_, rank)) = self.claimed.filter(|(name, _)| *name == announced) {
             return rank;
         }
-        let rank = self.fleet.claim(&self.stream, announced);
+        let rank = self.keyspace.claim(&self.stream, announced);
         if rank == announced {
             self.claimed = Some((announced, rank));
         } else {

@@ -7,11 +7,8 @@ mod address;
 mod contexts;
 mod holdings;
 mod machine;
-#[cfg(test)]
-mod machine_model;
-#[cfg(test)]
-mod machine_tests;
 mod monitor;
+#[allow(unsafe_code, reason = "a socket is polled by its file descriptor; the file says why that is sound")]
 mod polled;
 mod task;
 #[cfg(test)]
@@ -26,7 +23,10 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::fleet::{Fleet, Stream};
+use self::task::follow;
+use self::zmq_transport::ZmqTransport;
+use crate::config::StreamConfig;
+use crate::state::{Keyspace, Stream};
 
 /// A stream's task.
 pub(crate) struct StreamHandle {
@@ -42,12 +42,16 @@ impl StreamHandle {
     }
 }
 
-/// Starts to follow a stream.
-pub(crate) fn spawn(runtime: &Handle, fleet: Arc<Fleet>, stream: Arc<Stream>) -> StreamHandle {
+/// Starts to follow a stream, whose blocks go into the keyspace's index.
+pub(crate) fn spawn(
+    runtime: &Handle,
+    config: StreamConfig,
+    keyspace: Arc<Keyspace>,
+    stream: Arc<Stream>,
+) -> StreamHandle {
     let (stop, stopped) = oneshot::channel();
-    let settings = fleet.settings().clone();
-    let registration = stream.registration.clone();
-    let transport = move || zmq_transport::ZmqTransport::new(&registration, &settings);
-    let task = runtime.spawn(task::follow(fleet, stream, transport, stopped));
+    let (registration, pauses) = (stream.registration.clone(), config.clone());
+    let transport = move || ZmqTransport::new(&registration, &pauses);
+    let task = runtime.spawn(follow(keyspace, stream, config, transport, stopped));
     StreamHandle { stop, task }
 }

@@ -1,4 +1,6 @@
-//! A libzmq socket that tokio waits for.
+//! A libzmq socket that tokio waits for. The only `unsafe` of this crate.
+
+#![expect(unsafe_code, reason = "tokio must be told that a descriptor outlives its registration")]
 
 use std::io;
 use std::os::fd::RawFd;

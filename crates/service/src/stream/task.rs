@@ -14,8 +14,8 @@ use tokio::time::{Instant, sleep_until};
 use super::holdings::Holdings;
 use super::machine::{Counts, Effects, Machine};
 use super::transport::{Incoming, Transport};
-use crate::fleet::{Fleet, Stream};
-use crate::status::{Counters, State};
+use crate::config::StreamConfig;
+use crate::state::{Counters, Keyspace, State, Stream, StreamStatus};
 
 /// After so many messages others have their turn.
 const TURN: u32 = 128;
@@ -26,14 +26,15 @@ const LOOK: Duration = Duration::from_secs(3600);
 
 /// Follows a stream until told to stop. A panic costs what it held, and it begins anew.
 pub(crate) async fn follow<T: Transport>(
-    fleet: Arc<Fleet>,
+    keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
+    config: StreamConfig,
     transport: impl Fn() -> T,
     mut stop: oneshot::Receiver<()>,
 ) {
     loop {
         let ended = {
-            let mut life = pin!(live(&fleet, &stream, &transport, &mut stop));
+            let mut life = pin!(live(&keyspace, &stream, &config, &transport, &mut stop));
             let caught = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| life.as_mut().poll(cx))) {
                 Ok(poll) => poll.map(Ok),
                 Err(panic) => Poll::Ready(Err(panic)),
@@ -42,14 +43,14 @@ pub(crate) async fn follow<T: Transport>(
         };
         let Err(panic) = ended else { break };
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        tracing::error!(worker = %stream.worker, panic = what, "a stream failed and begins anew");
-        stream.status.counters.restarts.fetch_add(1, Relaxed);
+        tracing::error!(worker = %stream.worker, panic = what, "a stream's task failed and starts again");
+        stream.status.counters.task_restarts.fetch_add(1, Relaxed);
         stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
         stream.status.set_state(State::Connecting);
-        set_trusted(&fleet, &stream, false);
-        let clear = AssertUnwindSafe(|| Holdings::new(fleet.clone(), stream.clone()).clear());
+        set_trusted(&keyspace, &stream, false);
+        let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone()).clear());
         if catch_unwind(clear).is_err() {
-            tracing::error!(worker = %stream.worker, "what the stream held cannot be cleared");
+            tracing::error!(worker = %stream.worker, "the stream's blocks cannot be cleared");
         }
         if tokio::time::timeout(AFTER_PANIC, &mut stop).await.is_ok() {
             break;
@@ -89,16 +90,17 @@ enum Event<P> {
 }
 
 async fn live<T: Transport>(
-    fleet: &Arc<Fleet>,
+    keyspace: &Arc<Keyspace>,
     stream: &Arc<Stream>,
+    config: &StreamConfig,
     transport: impl Fn() -> T,
     stop: &mut oneshot::Receiver<()>,
 ) {
     let start = Instant::now();
     let status = &stream.status;
-    let replay = stream.registration.replay_endpoint.is_some();
-    let mut machine = Machine::new(fleet.settings(), replay, counts(status), Duration::ZERO);
-    let mut holdings = Holdings::new(fleet.clone(), stream.clone());
+    let can_replay = stream.registration.replay_endpoint.is_some();
+    let mut machine = Machine::new(config, can_replay, counts(status), Duration::ZERO);
+    let mut holdings = Holdings::new(keyspace.clone(), stream.clone());
     let mut transport = transport();
     let mut timer = pin!(sleep_until(start));
     let mut turn = 0;
@@ -140,18 +142,18 @@ async fn live<T: Transport>(
                     }
                     Incoming::Unreachable(why) => status.set_error(why),
                     Incoming::BadFrames => {
-                        status.counters.bad_frames.fetch_add(1, Relaxed);
-                        status.set_error("a message that is not topic, number of 8 bytes and payload".to_owned());
+                        status.counters.malformed_messages.fetch_add(1, Relaxed);
+                        status.set_error("a message is not topic, 8-byte sequence number and payload".to_owned());
                     }
                 }
                 turn += 1;
             }
         }
-        report(fleet, stream, &machine, now);
+        report(keyspace, stream, config, &machine, now);
         // The timer may go off too early, never too late: it is set anew only then, not for each message.
         let mut wake = machine.wake(now).unwrap_or(LOOK + now);
         if !status.is_settled() {
-            wake = wake.min(fleet.settings().settle_timeout.max(now + Duration::from_millis(10)));
+            wake = wake.min(config.settle_timeout.max(now + Duration::from_millis(10)));
         }
         let wake = start + wake;
         if timer.deadline() > wake || timer.is_elapsed() || timer.deadline() <= Instant::now() {
@@ -165,7 +167,13 @@ async fn live<T: Transport>(
 }
 
 /// Tells the status.
-fn report<P: AsRef<[u8]>>(fleet: &Arc<Fleet>, stream: &Arc<Stream>, machine: &Machine<P>, now: Duration) {
+fn report<P: AsRef<[u8]>>(
+    keyspace: &Keyspace,
+    stream: &Stream,
+    config: &StreamConfig,
+    machine: &Machine<P>,
+    now: Duration,
+) {
     let status = &stream.status;
     let state = machine.state(now);
     if state != status.state() {
@@ -181,10 +189,10 @@ fn report<P: AsRef<[u8]>>(fleet: &Arc<Fleet>, stream: &Arc<Stream>, machine: &Ma
     status.epoch.store(machine.counts.epochs, Relaxed);
     let trusted = machine.trusted();
     if trusted != status.is_trusted() {
-        set_trusted(fleet, stream, trusted);
+        set_trusted(keyspace, stream, trusted);
     }
     // An engine that is not there holds readiness back for a while only.
-    let absent = matches!(state, State::Connecting | State::Stale) && now >= fleet.settings().settle_timeout;
+    let absent = matches!(state, State::Connecting | State::Stale) && now >= config.settle_timeout;
     if (trusted || absent) && !status.is_settled() {
         status.settle();
     }
@@ -196,28 +204,21 @@ fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State) {
     let (seq, partial) = (machine.last(), machine.partial());
     let resets = stream.status.counters.resets.load(Relaxed);
     if epoch > stream.status.epoch.load(Relaxed) {
-        tracing::warn!(worker, rank, state, epoch, "the engine has restarted; what it held is forgotten");
+        tracing::warn!(worker, rank, state, epoch, "the engine has restarted; its blocks are cleared");
     } else if machine.counts.resets > resets {
-        tracing::warn!(
-            worker,
-            rank,
-            state,
-            seq,
-            partial,
-            "batches are lost for good; what the stream held is forgotten"
-        );
+        tracing::warn!(worker, rank, state, seq, partial, "batches are lost for good; the stream's blocks are cleared");
     } else {
-        tracing::info!(worker, rank, state, seq, epoch, partial, "stream");
+        tracing::info!(worker, rank, state, seq, epoch, partial, "state changed");
     }
 }
 
-fn set_trusted(fleet: &Arc<Fleet>, stream: &Arc<Stream>, trusted: bool) {
+fn set_trusted(keyspace: &Keyspace, stream: &Stream, trusted: bool) {
     stream.status.set_trusted(trusted);
-    fleet.trust_changed(stream);
+    keyspace.trust_changed();
 }
 
 /// The machine's counts, taken up again after a panic.
-fn counts(status: &crate::status::StreamStatus) -> Counts {
+fn counts(status: &StreamStatus) -> Counts {
     let mut counts = Counts { epochs: status.epoch.load(Relaxed), ..Counts::default() };
     for (counter, count) in pairs(&status.counters, &mut counts) {
         *count = counter.load(Relaxed);
@@ -231,11 +232,11 @@ fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64,
         (&counters.recovered_batches, &mut counts.recovered_batches),
         (&counters.lost_batches, &mut counts.lost_batches),
         (&counters.resets, &mut counts.resets),
-        (&counters.duplicates, &mut counts.duplicates),
-        (&counters.overflowed, &mut counts.overflowed),
+        (&counters.duplicate_batches, &mut counts.duplicate_batches),
+        (&counters.overflowed_batches, &mut counts.overflowed_batches),
         (&counters.replays, &mut counts.replays),
-        (&counters.replays_failed, &mut counts.replays_failed),
-        (&counters.replays_truncated, &mut counts.replays_truncated),
+        (&counters.failed_replays, &mut counts.failed_replays),
+        (&counters.truncated_replays, &mut counts.truncated_replays),
         (&counters.reconnects, &mut counts.reconnects),
         (&counters.unverified_reconnects, &mut counts.unverified_reconnects),
     ]

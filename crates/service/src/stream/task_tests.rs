@@ -9,14 +9,12 @@ use std::time::{Duration, Instant};
 use kvatlas_index::{View, hash};
 use kvatlas_wire::encode::{Dialect, encode};
 use kvatlas_wire::{Batch, Event, Name, Stored};
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::task::follow;
 use super::transport::{Incoming, Transport};
-use crate::fleet::{Fleet, Registration, Stream};
-use crate::settings::StreamSettings;
-use crate::status::State;
+use crate::config::StreamConfig;
+use crate::state::{Keyspace, Registration, State, Stream};
 
 /// What the sockets have for the task.
 #[derive(Default)]
@@ -80,19 +78,19 @@ fn store(block: u64, rank: Option<u32>) -> Vec<u8> {
 
 struct Bench {
     line: Arc<Mutex<Line>>,
+    keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
     stop: oneshot::Sender<()>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Bench {
-    async fn new(batches: Vec<Vec<u8>>) -> Self {
-        let settings = StreamSettings { reconnect_min: Duration::from_secs(60), ..StreamSettings::default() };
-        let fleet = Fleet::new(settings, &[], Handle::current());
+    fn new(batches: Vec<Vec<u8>>) -> Self {
+        let keyspace = Arc::new(Keyspace::new("m", "g", 2).expect("a block size"));
         let registration = Registration {
             worker: "w".to_owned(),
             model: "m".to_owned(),
-            group: "g".to_owned(),
+            routing_group: "g".to_owned(),
             block_size: 2,
             rank: 0,
             endpoint: "ipc:///nowhere".parse().expect("an endpoint"),
@@ -100,11 +98,8 @@ impl Bench {
             topic: String::new(),
             source: String::new(),
         };
-        fleet.register(registration).await.expect("it is registered");
-        let stream = fleet.workers()[0].streams[0].1.clone();
-        // Its sockets are not wanted.
-        fleet.unregister("w", None, None).await.expect("it is there");
-        stream.status.set_state(State::Connecting);
+        let stream = Arc::new(Stream::new("w".into(), registration));
+        keyspace.add(&stream).map_err(|_| ()).expect("it is the first");
         let line = Arc::new(Mutex::new(Line { batches, ..Line::default() }));
         let (stop, stopped) = oneshot::channel();
         let lines = line.clone();
@@ -116,13 +111,14 @@ impl Bench {
             drop(line);
             Fake(lines.clone())
         };
-        let task = tokio::spawn(follow(fleet, stream.clone(), transport, stopped));
-        Self { line, stream, stop, task }
+        let config = StreamConfig::default();
+        let task = tokio::spawn(follow(keyspace.clone(), stream.clone(), config, transport, stopped));
+        Self { line, keyspace, stream, stop, task }
     }
 
     fn depth(&self, rank: u32) -> u32 {
         let tokens: Vec<u32> = (0..20).flat_map(|block| [block, block]).collect();
-        let found = self.stream.keyspace.index.find(&hash::content_hashes(&tokens, 2, None, None)).to_owned();
+        let found = self.keyspace.index.find(&hash::content_hashes(&tokens, 2, None, None)).to_owned();
         found.by_rank(View::Device).iter().find(|(_, of, _)| *of == rank).map_or(0, |(_, _, depth)| *depth)
     }
 
@@ -137,7 +133,7 @@ impl Bench {
 
 #[tokio::test]
 async fn a_panic_costs_the_holdings_and_nothing_else() {
-    let bench = Bench::new((0..5).map(|block| store(block, None)).collect()).await;
+    let bench = Bench::new((0..5).map(|block| store(block, None)).collect());
     bench.until(|bench| bench.depth(0) == 5 && bench.stream.status.is_trusted()).await;
     let seen = AtomicU32::new(0);
     {
@@ -149,7 +145,7 @@ async fn a_panic_costs_the_holdings_and_nothing_else() {
     bench
         .until(|bench| {
             seen.fetch_or(u32::from(!bench.stream.status.is_trusted() && bench.depth(0) == 0), Relaxed);
-            bench.stream.status.counters.restarts.load(Relaxed) == 1 && bench.depth(0) == 6
+            bench.stream.status.counters.task_restarts.load(Relaxed) == 1 && bench.depth(0) == 6
         })
         .await;
     assert_eq!(seen.load(Relaxed), 1, "nothing was held, and not trusted, in between");
@@ -163,7 +159,7 @@ async fn a_panic_costs_the_holdings_and_nothing_else() {
 
 #[tokio::test]
 async fn batches_may_name_another_rank() {
-    let bench = Bench::new(vec![store(0, None), store(1, Some(3))]).await;
+    let bench = Bench::new(vec![store(0, None), store(1, Some(3))]);
     bench.until(|bench| bench.stream.status.last_seq() == Some(1)).await;
     assert!(bench.stream.ranks().contains(&3));
     assert_eq!((bench.depth(0), bench.depth(3)), (1, 0));
@@ -175,18 +171,18 @@ async fn batches_may_name_another_rank() {
 
 #[tokio::test]
 async fn ranks_without_end_are_one_rank() {
-    let bench = Bench::new((0..1200).map(|rank| store(u64::from(rank), Some(rank))).collect()).await;
+    let bench = Bench::new((0..1200).map(|rank| store(u64::from(rank), Some(rank))).collect());
     bench.until(|bench| bench.stream.status.is_trusted()).await;
     assert_eq!(bench.stream.ranks(), (0..1024).collect());
     assert_eq!(bench.stream.status.counters.rank_conflicts.load(Relaxed), 1200 - 1024);
-    let held = bench.stream.keyspace.index.ranks();
+    let held = bench.keyspace.index.ranks();
     assert_eq!(held.len(), 1024);
     assert_eq!(held.iter().find(|held| held.rank == 0).map(|held| held.device_blocks), Some(1 + 1200 - 1024));
 }
 
 #[tokio::test]
 async fn what_is_wrong_is_counted_and_told() {
-    let bench = Bench::new(vec![store(0, None)]).await;
+    let bench = Bench::new(vec![store(0, None)]);
     bench.until(|bench| bench.stream.status.is_trusted()).await;
     {
         let mut line = bench.line.lock().expect("no one panics with it");
@@ -198,13 +194,13 @@ async fn what_is_wrong_is_counted_and_told() {
     bench.until(|bench| bench.depth(0) == 2).await;
     bench.until(|bench| bench.stream.status.last_error().as_deref() == Some("so")).await;
     let counters = &bench.stream.status.counters;
-    assert_eq!((counters.undecodable.load(Relaxed), counters.bad_frames.load(Relaxed)), (1, 1));
+    assert_eq!((counters.undecodable_batches.load(Relaxed), counters.malformed_messages.load(Relaxed)), (1, 1));
     assert_eq!((counters.batches.load(Relaxed), counters.gaps.load(Relaxed)), (3, 0));
 }
 
 #[tokio::test]
 async fn a_lost_connection_is_not_trusted() {
-    let bench = Bench::new(vec![store(0, None)]).await;
+    let bench = Bench::new(vec![store(0, None)]);
     bench.until(|bench| bench.stream.status.is_trusted()).await;
     bench.line.lock().expect("no one panics with it").push(Incoming::Disconnected("gone".to_owned()));
     bench.until(|bench| !bench.stream.status.is_trusted()).await;

@@ -17,8 +17,8 @@ use super::contexts::Place;
 use super::monitor::{Monitor, News};
 use super::polled::Polled;
 use super::transport::{Incoming, Transport};
-use crate::fleet::Registration;
-use crate::settings::StreamSettings;
+use crate::config::StreamConfig;
+use crate::state::Registration;
 
 /// Messages that libzmq reads ahead of us. Beyond that they wait at the engine, which keeps 100,000 by default.
 const READ_AHEAD: i32 = 1_000;
@@ -73,7 +73,7 @@ pub(crate) struct ZmqTransport {
 }
 
 impl ZmqTransport {
-    pub(crate) fn new(registration: &Registration, settings: &StreamSettings) -> Self {
+    pub(crate) fn new(registration: &Registration, config: &StreamConfig) -> Self {
         Self {
             live: None,
             dealer: None,
@@ -83,9 +83,9 @@ impl ZmqTransport {
             topic: registration.topic.clone(),
             question: None,
             timer: Box::pin(sleep_until(Instant::now())),
-            pause: settings.reconnect_min,
-            pause_min: settings.reconnect_min,
-            pause_max: settings.reconnect_max,
+            pause: config.reconnect_min,
+            pause_min: config.reconnect_min,
+            pause_max: config.reconnect_max,
             replies_first: false,
             frames: Vec::with_capacity(8),
         }

@@ -22,7 +22,7 @@ enum Order {
     /// A payload that is no batch.
     Poison,
     /// A message with two frames.
-    BadFrames,
+    Malformed,
     /// A batch that evicts all blocks of this life, each once.
     Evict,
     /// New process, same addresses.
@@ -55,9 +55,18 @@ impl Engine {
     }
 
     fn order(&self, order: Order) {
+        self.begin(order).recv().expect("the order is carried out");
+    }
+
+    fn begin(&self, order: Order) -> Receiver<()> {
         let (done, is_done) = channel();
         self.orders.as_ref().expect("it runs").send((order, done)).expect("it runs");
-        is_done.recv().expect("the order is carried out");
+        is_done
+    }
+
+    /// Does not wait; the result says when it is done.
+    pub(crate) fn publish_meanwhile(&self, batches: u64) -> Receiver<()> {
+        self.begin(Order::Publish(batches))
     }
 
     pub(crate) fn publish(&self, batches: u64) {
@@ -75,8 +84,8 @@ impl Engine {
     pub(crate) fn poison(&self) {
         self.order(Order::Poison);
     }
-    pub(crate) fn bad_frames(&self) {
-        self.order(Order::BadFrames);
+    pub(crate) fn malformed(&self) {
+        self.order(Order::Malformed);
     }
     pub(crate) fn evict(&self) {
         self.order(Order::Evict);
@@ -222,7 +231,7 @@ impl Process {
             Order::Poison => {
                 self.publish(b"\xc1 this is no batch".to_vec(), true);
             }
-            Order::BadFrames => {
+            Order::Malformed => {
                 let publisher = self.publisher.as_ref().expect("it is up");
                 publisher.send_multipart([&b""[..], &b"two"[..]], 0).expect("sent");
             }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from kvatlas.cli.bench import grow, plan, replay, sweep
+from kvatlas.cli.bench import grow, plan, run, sweep
+from kvatlas.cli.bench.running import InOrder
 
 
-@click.group(short_help="Replay a fleet's load against designs of the index.")
+@click.group(cls=InOrder)
 def bench() -> None:
     """Measure designs of the index under a fleet's load, open loop.
 
@@ -20,5 +21,5 @@ def bench() -> None:
     """
 
 
-for _command in (replay.replay, sweep.sweep, grow.grow, plan.plan):
+for _command in (plan.plan, run.run, sweep.sweep, grow.grow):
     bench.add_command(_command)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.exceptions import Exit
 
+from kvatlas._tables import make_table
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.bench.options import FILE, index_names
 from kvatlas.cli.bench.running import (
     CONTEXT,
-    Ended,
     check_folder,
     draw_pictures,
     exit_status,
@@ -21,6 +22,8 @@ from kvatlas.cli.bench.running import (
     same_command,
 )
 from kvatlas.cli.console import console
+
+_WIDE = 100  # characters in which a size has room for both times beside each other
 
 
 @click.command(context_settings=CONTEXT, short_help="How the cost of a lookup grows with each design.")
@@ -47,13 +50,13 @@ def grow(indexes: str, **options: Any) -> None:
     """
     from dataclasses import asdict  # noqa: PLC0415
 
-    from kvatlas.bench.load.designs import choose_designs  # noqa: PLC0415 - needs the extension
-    from kvatlas.bench.load.grow import Growth, Shape, series  # noqa: PLC0415
-    from kvatlas.bench.load.grow import grow as run_grow  # noqa: PLC0415
-    from kvatlas.bench.load.grow_plot import draw_growth, growth_page, growth_rows, skipped  # noqa: PLC0415
-    from kvatlas.bench.load.journal import Journal  # noqa: PLC0415
-    from kvatlas.bench.load.machine import machine  # noqa: PLC0415
-    from kvatlas.bench.load.point import Result, run_child  # noqa: PLC0415
+    from kvatlas.lab.bench.designs import choose_designs  # noqa: PLC0415 - needs the extension
+    from kvatlas.lab.bench.grow import Growth, Shape, series  # noqa: PLC0415
+    from kvatlas.lab.bench.grow import grow as run_grow  # noqa: PLC0415
+    from kvatlas.lab.bench.grow_plot import draw_growth, growth_page, growth_rows, skipped  # noqa: PLC0415
+    from kvatlas.lab.bench.journal import Journal  # noqa: PLC0415
+    from kvatlas.lab.bench.machine import machine  # noqa: PLC0415
+    from kvatlas.lab.bench.programs import Result, run_child  # noqa: PLC0415
 
     designs = choose_designs(index_names(indexes))
     out: Path = options["out"]
@@ -73,7 +76,7 @@ def grow(indexes: str, **options: Any) -> None:
         command = [
             sys.executable,
             "-m",
-            "kvatlas.bench.load.probe",
+            "kvatlas.lab.bench.probe",
             json.dumps(asdict(shape)),
             index,
             json.dumps(settings),
@@ -101,25 +104,16 @@ def grow(indexes: str, **options: Any) -> None:
         json.dumps({**growth.as_json(), "command": again}, indent=2) + "\n", encoding="utf-8"
     )
     draw_pictures(out, "grow", lambda: draw_growth(growth), lambda: growth_page(growth, again))
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-
     screen = console()
     for one in every:
         columns, rows = growth_rows(growth, one.name)
-        table = Table(
-            box=box.SIMPLE_HEAD, pad_edge=False, title=f"{one.name}: {one.label} (p50 / p99)", title_justify="left"
-        )
-        for number, column in enumerate(columns):
-            table.add_column(column, justify="right" if number else "left")
-        for row in rows:
-            table.add_row(*row)
-        screen.print(table)
+        rows = [[cell.replace(" / ", " /\n") for cell in row] for row in rows] if screen.width < _WIDE else rows
+        screen.print(make_table(columns, rows, screen.width, title=f"{one.name}: {one.label} (p50 / p99)"))
     for line in skipped(growth):
         screen.print(f"left out: {line}", highlight=False)
     if interrupted:
         click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
-        raise Ended(INTERRUPTED)
+        raise Exit(INTERRUPTED)
     if not any(point.p50 for point in growth.points):
         click.echo("Error: nothing could be measured.", err=True)
-        raise Ended(1)
+        raise Exit(1)

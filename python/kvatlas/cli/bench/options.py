@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from kvatlas.bench.load.settings import PlanSettings
-from kvatlas.bench.load.verdict import CLOCKS
+from kvatlas.lab.bench.config import PlanConfig
+from kvatlas.lab.bench.verdict import CLOCKS
 
-_PLAN = PlanSettings()
+_PLAN = PlanConfig()
 _F = TypeVar("_F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 
@@ -25,24 +26,64 @@ def _options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     return add
 
 
-def _plan_option(name: str, metavar: str, text: str, **how: Any) -> Callable[[_F], _F]:
-    # No default here: whether it was given must be known when a plan comes from a file.
-    default = getattr(_PLAN, name.strip("-").replace("-", "_"), None)
-    return click.option(
-        name, metavar=metavar, help=f"{text}  [default: {'auto' if default is None else default}]", **how
-    )
+def _plan_option(
+    name: str, kind: click.IntRange | click.FloatRange, metavar: str, text: str, default: object
+) -> Callable[[_F], _F]:
+    # No default for click: whether it was given must be known when a plan comes from a file.
+    shown = "auto" if default is None else default
+    return click.option(f"--{name}", type=kind, metavar=metavar, help=f"{text}  [default: {shown}]")
 
+
+_NUMBER = click.IntRange(1)
+_ENGINE = _PLAN.fleet.engine
+PLAN_OPTIONS = (
+    "engines",
+    "copies",
+    "duplication",
+    "length",
+    "block_size",
+    "cache_blocks",
+    "copy_spread",
+    "engine_speed",
+    "seed",
+)
 
 plan_options = _options(
-    _plan_option("--workers", "N", "Engines."),
-    _plan_option("--copies", "N", "Engines that get each request; a session goes to the same ones."),
-    _plan_option("--duplication", "N", "Run the trace so many times at once, each time with blocks of its own."),
-    _plan_option("--length", "N", "Blocks that each block of the trace becomes: prompts so many times as long."),
-    _plan_option("--block-size", "TOKENS", "Tokens of a block; divides 512."),
-    _plan_option("--cache-blocks", "N", "Blocks that each engine has room for."),
-    _plan_option("--copy-spread", "SECONDS", "Of the trace's time: how late copies of a session may start."),
-    _plan_option("--engine-speed", "FACTOR", "Of the engines, against `kvatlas replay`'s."),
-    _plan_option("--seed", "N", "Of everything left to chance."),
+    _plan_option("engines", _NUMBER, "N", "Number of simulated engines.", _PLAN.fleet.engines),
+    _plan_option(
+        "copies", _NUMBER, "N", "Engines that get each request; a session goes to the same ones.", _PLAN.copies
+    ),
+    _plan_option(
+        "duplication",
+        _NUMBER,
+        "N",
+        "Run the trace so many times at once, each time with blocks of its own.",
+        _PLAN.duplication,
+    ),
+    _plan_option(
+        "length",
+        _NUMBER,
+        "N",
+        "Blocks that each block of the trace becomes: prompts that much longer.",
+        _PLAN.length,
+    ),
+    _plan_option("block-size", _NUMBER, "TOKENS", "Tokens of a block; divides 512.", _ENGINE.block_size),
+    _plan_option("cache-blocks", _NUMBER, "N", "Blocks that each engine has room for.", _ENGINE.blocks),
+    _plan_option(
+        "copy-spread",
+        click.FloatRange(0),
+        "SECONDS",
+        "Of the trace's time: how late copies of a session may start.",
+        _PLAN.copy_spread,
+    ),
+    _plan_option(
+        "engine-speed",
+        click.FloatRange(0, min_open=True),
+        "FACTOR",
+        "Of the engines, against `kvatlas replay`'s.",
+        _PLAN.engine_speed,
+    ),
+    _plan_option("seed", click.IntRange(0, (1 << 64) - 1), "N", "Of everything left to chance.", _PLAN.fleet.seed),
     click.option(
         "--requests", type=click.IntRange(1), metavar="N", help="Only the first so many of TRACE, or so many generated."
     ),
@@ -82,22 +123,13 @@ limit_options = _options(
 )
 
 
-def plan_settings(options: dict[str, Any]) -> PlanSettings:
-    """The settings of a plan, as far as they were given."""
-    from dataclasses import fields  # noqa: PLC0415
-
-    given: dict[str, Any] = {}
-    for field in fields(PlanSettings):
-        text = options[field.name]
-        if text is None:
-            continue
-        kind = float if field.name in ("copy_spread", "engine_speed") else int
-        try:
-            given[field.name] = kind(text)
-        except ValueError:
-            what = "a number" if kind is float else "a whole number"
-            raise click.UsageError(f"--{field.name.replace('_', '-')} must be {what}, got {text!r}.") from None
-    return PlanSettings(**given)
+def plan_config(options: dict[str, Any]) -> PlanConfig:
+    """What a plan is made of, as far as it was given."""
+    given = {name: options[name] for name in PLAN_OPTIONS if options[name] is not None}
+    names = {"cache_blocks": "blocks", "block_size": "block_size"}
+    engine = replace(_ENGINE, **{field: given.pop(name) for name, field in names.items() if name in given})
+    fleet = {name: given.pop(name) for name in ("engines", "seed") if name in given}
+    return PlanConfig(fleet=replace(_PLAN.fleet, engine=engine, **fleet), **given)
 
 
 def _pin(text: str | None) -> list[int] | None:
@@ -109,7 +141,7 @@ def _pin(text: str | None) -> list[int] | None:
         raise click.UsageError(f"--pin must be numbers of CPUs as in 0,1,1, got {text!r}.") from None
 
 
-def replay_options(options: dict[str, Any]) -> dict[str, object]:
+def run_values(options: dict[str, Any]) -> dict[str, object]:
     """The options of a run, as far as they were given."""
     names = ("query_threads", "event_threads", "jump_size", "shards", "group_size", "check_seconds")
     given: dict[str, object] = {name: options[name] for name in names if options[name] is not None}

@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from kvatlas.bench.load.settings import PlanSettings
-from kvatlas.cli.bench.options import FILE, plan_options, plan_settings
+from kvatlas.cli.bench.options import FILE, PLAN_OPTIONS, plan_config, plan_options
 from kvatlas.cli.bench.running import CONTEXT, check_file, exit_status, progress_bar
 from kvatlas.cli.console import console
 
@@ -31,15 +30,15 @@ def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
 def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> tuple[Any, Path]:
     """The plan and the file it is in: processes read it from there."""
     from kvatlas._native import Plan  # noqa: PLC0415
-    from kvatlas.bench.load.plan import cached_plan, make_plan, save_plan  # noqa: PLC0415
+    from kvatlas.lab.bench.plan import cached_plan, make_plan, save_plan  # noqa: PLC0415
 
     if (path := options["plan"]) is not None:
-        given = [name for name in (*PlanSettings.__dataclass_fields__, "requests") if options[name] is not None]
+        given = [name for name in (*PLAN_OPTIONS, "requests") if options[name] is not None]
         if trace is not None or options["skip_bad"] or given or options.get("save_plan"):
             what = "TRACE" if trace is not None else f"--{(given or ['skip_bad'])[0].replace('_', '-')}"
             raise click.UsageError(f"--plan is a whole plan: {what} has no say in it.")
         return Plan.load(str(path)), path
-    settings = plan_settings(options)
+    config = plan_config(options)
     source = load_trace(trace, options)
     with progress_bar("requests") as bar:
 
@@ -48,12 +47,12 @@ def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> 
 
         if (save := options["save_plan"]) is not None:
             check_file(save)
-            plan = make_plan(source, settings, progress=progress)
+            plan = make_plan(source, config, progress=progress)
             save_plan(plan, save)
             click.echo(f"Wrote {save}.", err=True)
             return plan, save
         folder = keep or Path()
-        return cached_plan(source, settings, folder, progress=progress)
+        return cached_plan(source, config, folder, progress=progress)
 
 
 def plan_facts(plan: Any) -> dict[str, Any]:
@@ -67,8 +66,8 @@ def plan_facts(plan: Any) -> dict[str, Any]:
 @plan_options
 @exit_status
 def plan(trace: Path | None, **options: Any) -> None:
-    """Make the plan of a trace, for `replay --plan`, `sweep --plan` and kvatlas-replay-peers, and say what is in it."""
-    from kvatlas.bench.load.report import about_plan  # noqa: PLC0415 - needs the extension
+    """Make the plan of a trace, for `run --plan`, `sweep --plan` and kvatlas-replay-peers, and say what is in it."""
+    from kvatlas.lab.bench.report import about_plan  # noqa: PLC0415 - needs the extension
 
     made, _ = get_plan(trace, {**options, "plan": None}, None)
     out = console()

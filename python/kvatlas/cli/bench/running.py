@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.exceptions import Exit
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -21,11 +22,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 CONTEXT = {"max_content_width": 110}
 
 
-class Ended(Exception):  # noqa: N818 - not an error
-    """End with an exit status; everything has been said."""
+class InOrder(click.Group):
+    """Lists its commands in the order in which they were added, not by the alphabet."""
 
-    def __init__(self, status: int) -> None:
-        self.status = status
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
 
 
 def exit_status(function: _F) -> _F:
@@ -35,8 +36,8 @@ def exit_status(function: _F) -> _F:
     def command(*args: Any, **kwargs: Any) -> None:
         try:
             function(*args, **kwargs)
-        except Ended as end:
-            sys.exit(end.status)
+        except Exit:
+            raise
         except KvatlasError as error:
             click.echo(f"Error: {error}", err=True)
             sys.exit(2)
@@ -97,16 +98,9 @@ def same_command() -> str:
 
 
 def draw_pictures(out: Path, name: str, draw: Callable[[], Any], page: Callable[[], str]) -> None:
-    """Pictures, if matplotlib is there: results must not be lost for want of it."""
-    from kvatlas.bench.load.pictures import save_png  # noqa: PLC0415
-    from kvatlas.bench.plots import PlotError, check_plot  # noqa: PLC0415
+    """The picture and the page, beside the results."""
+    from kvatlas.lab.figures import save_png  # noqa: PLC0415 - slow to import
 
-    try:
-        check_plot(out / f"{name}.png")
-    except PlotError as error:
-        click.echo(f"No pictures: {error}", err=True)
-        click.echo(f"Wrote {out}/{name}.json.", err=True)
-        return
     save_png(draw(), out / f"{name}.png")
     (out / f"{name}.html").write_text(page(), encoding="utf-8")
     click.echo(f"Wrote {name}.json, {name}.html and {name}.png in {out}.", err=True)

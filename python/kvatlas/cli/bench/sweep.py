@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.exceptions import Exit
 
-from kvatlas.bench.load.verdict import Limit, parse_time
+from kvatlas import _text
 from kvatlas.cli import INTERRUPTED
-from kvatlas.cli.bench.options import FILE, index_names, limit_options, plan_options, replay_options, run_options
+from kvatlas.cli.bench.options import FILE, index_names, limit_options, plan_options, run_options, run_values
 from kvatlas.cli.bench.plan import get_plan, plan_facts
 from kvatlas.cli.bench.running import (
     CONTEXT,
-    Ended,
     check_folder,
     draw_pictures,
     exit_status,
@@ -22,6 +22,7 @@ from kvatlas.cli.bench.running import (
     same_command,
 )
 from kvatlas.cli.console import console
+from kvatlas.lab.bench.verdict import Limit, parse_time
 
 
 @click.command(context_settings=CONTEXT, short_help="Threshold throughput and curves of many designs.")
@@ -63,13 +64,13 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
 
     Exit status: 0; 1 if no design has a threshold; 2 if something given cannot be used; 130 after Ctrl-C.
     """
-    from kvatlas.bench.load.curve import draw_sweep, sweep_page  # noqa: PLC0415 - needs the extension
-    from kvatlas.bench.load.designs import choose_designs  # noqa: PLC0415
-    from kvatlas.bench.load.journal import Journal  # noqa: PLC0415
-    from kvatlas.bench.load.machine import machine  # noqa: PLC0415
-    from kvatlas.bench.load.point import Result, run_point  # noqa: PLC0415
-    from kvatlas.bench.load.report import about_plan, print_sweep  # noqa: PLC0415
-    from kvatlas.bench.load.sweep import FRACTIONS, Step, Sweeper, SweepSettings  # noqa: PLC0415
+    from kvatlas.lab.bench.curve import draw_sweep, sweep_page  # noqa: PLC0415 - needs the extension
+    from kvatlas.lab.bench.designs import choose_designs  # noqa: PLC0415
+    from kvatlas.lab.bench.journal import Journal  # noqa: PLC0415
+    from kvatlas.lab.bench.machine import machine  # noqa: PLC0415
+    from kvatlas.lab.bench.programs import Result, run_point  # noqa: PLC0415
+    from kvatlas.lab.bench.report import about_plan, print_sweep  # noqa: PLC0415
+    from kvatlas.lab.bench.sweep import FRACTIONS, Step, Sweeper, SweepSettings  # noqa: PLC0415
 
     short = options["short"]
     fractions = () if options["no_curves"] else (0.25, 0.5, 1.0) if short else FRACTIONS
@@ -80,7 +81,7 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
         fractions=fractions,
         start=options["start"],
         limit=Limit(parse_time(options["p99_limit"]), options["p99_of"]),
-        options=replay_options(options),
+        options=run_values(options),
         seed=int(options["seed"] or 0),
     )
     designs = {design.name: design for design in choose_designs(index_names(indexes), options["peers"])}
@@ -104,9 +105,8 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     with progress_bar("") as bar:
 
         def progress(step: Step) -> None:
-            from kvatlas.bench.load.pictures import count_tick  # noqa: PLC0415
 
-            bar(f"{step.phase} {step.repeat + 1}: {step.index} at {count_tick(step.rate)}/s", step.share, 1.0)
+            bar(f"{step.phase} {step.repeat + 1}: {step.index} at {_text.short(step.rate)}/s", step.share, 1.0)
 
         sweeper = Sweeper(
             list(designs),
@@ -130,12 +130,9 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     )
     draw_pictures(out, "sweep", lambda: draw_sweep(result), lambda: sweep_page(result, again))
     print_sweep(result, screen)
-    for one in result.indexes:
-        if one.note:
-            screen.print(f"{one.index}: {one.note}", highlight=False)
     if interrupted:
         click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
-        raise Ended(INTERRUPTED)
+        raise Exit(INTERRUPTED)
     if all(one.threshold is None for one in result.indexes):
         click.echo("Error: no design has a threshold.", err=True)
-        raise Ended(1)
+        raise Exit(1)

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import ipaddress
 
-from kvatlas.service.discovery.problem import Problem
+from kvatlas.errors import DiscoveryError
 
+_CODE = "unusable_address"
 _WILD = ("*", "0.0.0.0", "::")  # noqa: S104 - what engines say, not where this listens
 
 
@@ -38,27 +39,30 @@ def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
         The address, and whether the engine surely listens there: one without a wildcard may be one that it connects to.
 
     Raises:
-        Problem: It cannot be reached from here.
+        DiscoveryError: It cannot be reached from here.
     """
     if address.startswith("ipc://"):
         if not is_loopback(host):
-            raise Problem(f"{what} is {address}, which only its own machine reaches; {_bind_wanted(what)}")
+            raise DiscoveryError(
+                f"{what} is {address}, which only its own machine reaches; {_bind_wanted(what)}", _CODE
+            )
         return address, False
     if address.startswith("inproc://"):
-        raise Problem(f"{what} is {address}, which is inside its process; {_bind_wanted(what)}")
+        raise DiscoveryError(f"{what} is {address}, which is inside its process; {_bind_wanted(what)}", _CODE)
     name, colon, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not colon:
-        raise Problem(f"{what} is {address!r}, which is no ZMQ address; {_bind_wanted(what)}")
+        raise DiscoveryError(f"{what} is {address!r}, which is no ZMQ address; {_bind_wanted(what)}", _CODE)
     bare = name.removeprefix("[").removesuffix("]")
     if not port.isdecimal() or int(port) == 0:
-        raise Problem(
+        raise DiscoveryError(
             f"{what} is {address}: the engine does not say which port the system chose; "
-            f"{_bind_wanted(what)}, or name the address by --worker"
+            f"{_bind_wanted(what)}, or name the address by --stream",
+            _CODE,
         )
     if bare in _WILD:
         return at(host, int(port)), True
     if is_loopback(bare) and not is_loopback(host):
-        raise Problem(f"{what} is {address}, which only its own machine reaches; {_bind_wanted(what)}")
+        raise DiscoveryError(f"{what} is {address}, which only its own machine reaches; {_bind_wanted(what)}", _CODE)
     return at(bare, int(port)), False
 
 
@@ -66,7 +70,7 @@ async def check_listening(address: str, what: str, seconds: float) -> None:
     """Whether anybody listens at a fixed address. Engines connect to those that have no wildcard in them.
 
     Raises:
-        Problem: Nobody does.
+        DiscoveryError: Nobody does.
     """
     if not address.startswith("tcp://"):
         return
@@ -75,9 +79,10 @@ async def check_listening(address: str, what: str, seconds: float) -> None:
         async with asyncio.timeout(seconds):
             _reader, writer = await asyncio.open_connection(host.removeprefix("[").removesuffix("]"), int(port))
     except (OSError, TimeoutError) as error:
-        raise Problem(
+        raise DiscoveryError(
             f"{what} is {address}, and nobody listens there: an engine whose endpoint has no * in it connects to it "
             f"instead of listening, which kvatlas cannot use; {_bind_wanted(what)}",
+            _CODE,
             temporary=True,
         ) from error
     writer.close()

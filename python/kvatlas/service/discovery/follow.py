@@ -1,8 +1,8 @@
-"""Keeps one engine, or one worker named by hand, registered as it is, until told to stop.
+"""Keeps one engine, or one stream named by hand, registered as it is, until told to stop.
 
 An engine that does not answer stays registered: that its stream is silent is found out by the stream itself, and until
-then what it holds is still right. It is unregistered when it left the list, and registered anew when it says something
-else than before.
+then what it holds is still right. It is unregistered when it leaves the list, and registered again when its answers
+change.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvatlas.errors import KvatlasError
-from kvatlas.service.discovery.probe import Found, Prober, Problem, Source
-from kvatlas.service.engines import Engine, Worker
+from kvatlas.errors import DiscoveryError, KvatlasError
+from kvatlas.service.config import Config
+from kvatlas.service.config.engines import Engine, Stream
+from kvatlas.service.discovery.probe import Found, Prober, Source
 from kvatlas.service.native import Native, registration
-from kvatlas.service.settings import Settings
 
 logger = logging.getLogger("kvatlas.discovery")
 
@@ -29,9 +29,9 @@ _WHOLE_EVERY = 6  # checks; those between ask for the event sources only
 class Follower(ABC):
     """One entry of the list."""
 
-    def __init__(self, native: Native, settings: Settings, name: str, shown: str) -> None:
+    def __init__(self, native: Native, config: Config, name: str, shown: str) -> None:
         self.native = native
-        self.settings = settings
+        self.config = config
         self.name = name
         self.shown = shown
         self.settled = asyncio.Event()  # registered once, or there is no use in waiting
@@ -51,18 +51,18 @@ class Follower(ABC):
                     logger.info("%s: it is well again; before, %s", self.shown, self._problem)
                 self._problem, retry = None, 0.0
                 self.settled.set()
-            except Problem as problem:
+            except DiscoveryError as problem:
                 self._note(str(problem))
                 if not problem.temporary:
                     self.settled.set()
-                retry = min(retry * 2 or _FIRST_RETRY, max(self.settings.discovery.interval, _FIRST_RETRY))
+                retry = min(retry * 2 or _FIRST_RETRY, max(self.config.discovery.interval, _FIRST_RETRY))
                 delay = retry
             except Exception as error:
                 # One engine's strange answer must not end the watch over it.
                 logger.debug("%s", self.shown, exc_info=error)
                 self._note(f"its answers cannot be understood: {error!r}")
                 self.settled.set()
-                delay = self.settings.discovery.interval
+                delay = self.config.discovery.interval
             # Many engines are followed: not all at the same moment.
             await self._sleep(delay * random.uniform(0.9, 1.1))
 
@@ -70,7 +70,7 @@ class Follower(ABC):
         """What there is to be registered; None for what was there before. May be cut short.
 
         Raises:
-            Problem: It cannot be registered.
+            DiscoveryError: It cannot be registered.
         """
         return None
 
@@ -79,7 +79,7 @@ class Follower(ABC):
         """Register it, to the end, and say in how many seconds to look again.
 
         Raises:
-            Problem: It was refused.
+            DiscoveryError: It was refused.
         """
 
     def stop(self) -> None:
@@ -124,7 +124,7 @@ class Follower(ABC):
         """Tell the native service. It is fine if somebody was faster."""
         try:
             await self._call(self.native.unregister, self.name, rank)
-        except Problem as problem:
+        except DiscoveryError as problem:
             logger.debug("%s: %s", self.shown, problem)
 
     async def _call(self, call: Callable[..., object], *args: object) -> object:
@@ -132,44 +132,44 @@ class Follower(ABC):
         try:
             return await asyncio.to_thread(call, *args)
         except KvatlasError as error:
-            raise Problem(str(error), temporary=error.code == "closed") from error
+            raise DiscoveryError(str(error), error.code, temporary=error.code == "closed") from error
 
 
-class WorkerFollower(Follower):
-    """A worker's rank that was named by hand."""
+class StreamFollower(Follower):
+    """A stream that was named by hand."""
 
-    def __init__(self, native: Native, settings: Settings, worker: Worker) -> None:
-        super().__init__(native, settings, worker.id, f"worker {worker.id}")
-        self.worker = worker
+    def __init__(self, native: Native, config: Config, stream: Stream) -> None:
+        super().__init__(native, config, stream.worker, f"stream of {stream.worker}")
+        self.stream = stream
         self._registered = False
 
     async def apply(self, found: Found | None) -> float:
         # Also later: somebody may have unregistered it over HTTP, and the list says that it is to be there.
-        worker, settings = self.worker, self.settings
+        stream, config = self.stream, self.config
         await self.register(
-            endpoint=worker.endpoint,
-            model=worker.model or settings.model or "",
-            block_size=worker.block_size or settings.block_size or 0,
-            group=worker.routing_group or settings.routing_group,
-            rank=worker.rank,
-            replay=worker.replay,
-            topic=worker.topic,
+            endpoint=stream.endpoint,
+            model=stream.model or config.model or "",
+            block_size=stream.block_size or config.block_size or 0,
+            routing_group=stream.routing_group or config.routing_group,
+            rank=stream.rank,
+            replay_endpoint=stream.replay_endpoint,
+            topic=stream.topic,
         )
         self._registered = True
-        return settings.discovery.interval * _WHOLE_EVERY
+        return config.discovery.interval * _WHOLE_EVERY
 
     async def leave(self) -> None:
         if self._registered:
-            await self.unregister(self.worker.rank)
+            await self.unregister(self.stream.rank)
 
 
 class EngineFollower(Follower):
     """An engine that is asked."""
 
     def __init__(
-        self, native: Native, settings: Settings, prober: Prober, engine: Engine, pace: Callable[[], float]
+        self, native: Native, config: Config, prober: Prober, engine: Engine, pace: Callable[[], float]
     ) -> None:
-        super().__init__(native, settings, engine.worker, f"engine {engine.shown_url}")
+        super().__init__(native, config, engine.worker, f"engine {engine.shown_url}")
         self.engine = engine
         self._prober = prober
         self._pace = pace
@@ -207,13 +207,13 @@ class EngineFollower(Follower):
                 endpoint=source.endpoint,
                 model=found.model,
                 block_size=found.block_size,
-                group=self.engine.routing_group or self.settings.routing_group,
+                routing_group=self.engine.routing_group or self.config.routing_group,
                 rank=rank,
-                replay=source.replay,
+                replay_endpoint=source.replay_endpoint,
                 topic=source.topic,
             )
             self._registered[rank] = source
-            if new and source.replay is None:
+            if new and source.replay_endpoint is None:
                 logger.warning(
                     "%s: rank %d has no replay endpoint: what it announced before, or what gets lost, stays unknown",
                     *(self.shown, rank),

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import httpx
 
-from kvatlas.client.transport import reason
-from kvatlas.service.discovery.problem import Problem
+from kvatlas._http import authorization, failure
+from kvatlas.errors import DiscoveryError
 
 _MOST = 16 << 20  # bytes of an answer
 _AT_ONCE = 32  # requests under way
@@ -29,7 +29,7 @@ class Asker:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout, pool=None),
             limits=httpx.Limits(max_keepalive_connections=_AT_ONCE, keepalive_expiry=_KEEP),
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=authorization(key),
             verify=ssl.create_default_context(),
             trust_env=False,
             follow_redirects=False,
@@ -49,7 +49,7 @@ class Asker:
         """The body of an answer with status 200; None for the statuses of `absent`.
 
         Raises:
-            Problem: There is no answer, or another one.
+            DiscoveryError: There is no answer, or another one.
         """
         try:
             async with self._turn, self._http.stream("GET", url) as answer:
@@ -57,32 +57,33 @@ class Asker:
                 async for piece in answer.aiter_bytes():
                     body += piece
                     if len(body) > _MOST:
-                        raise Problem(f"GET {answer.url.path} answers with more than {_MOST >> 20} MiB")
-        except httpx.TimeoutException as error:
-            raise Problem("it does not answer in time", temporary=True) from error
-        except httpx.ConnectError as error:
-            raise Problem(f"it cannot be reached: {reason(error)}", temporary=True) from error
+                        raise DiscoveryError(
+                            f"GET {answer.url.path} answers with more than {_MOST >> 20} MiB", "bad_answer"
+                        )
         except (httpx.HTTPError, OSError) as error:
-            raise Problem(f"the connection failed: {reason(error)}", temporary=True) from error
+            code, words = failure(error)
+            raise DiscoveryError(f"it {words}", code, temporary=True) from error
         except (httpx.InvalidURL, ValueError) as error:
-            raise Problem(f"it cannot be asked: {error}") from error
+            raise DiscoveryError(f"it cannot be asked: {error}", "unreachable") from error
         status, path = answer.status_code, answer.url.path
         if status == httpx.codes.OK:
             return body.decode(errors="replace")
         if status in absent:
             return None
         if status in (401, 403):
-            raise Problem(
+            raise DiscoveryError(
                 f"it refuses GET {path} with status {status}: give its API key by --engine-key-file or "
-                "KVATLAS_ENGINE_KEY"
+                "KVATLAS_ENGINE_KEY",
+                f"http_{status}",
             )
-        raise Problem(f"GET {path} answers with status {status}", temporary=status >= 500 or status == 429)
+        temporary = status >= 500 or status == 429
+        raise DiscoveryError(f"GET {path} answers with status {status}", f"http_{status}", temporary=temporary)
 
     async def get_json(self, url: str, *, absent: tuple[int, ...] = ()) -> Any:
         """An answer in JSON; None for the statuses of `absent`.
 
         Raises:
-            Problem: There is no answer, or another one.
+            DiscoveryError: There is no answer, or another one.
         """
         text = await self.get(url, absent=absent)
         if text is None:
@@ -91,4 +92,5 @@ class Asker:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             path = httpx.URL(url).path
-            raise Problem(f"GET {path} answers with something that is not JSON: is this an engine?") from error
+            words = f"GET {path} answers with something that is not JSON: is this an engine?"
+            raise DiscoveryError(words, "bad_answer") from error

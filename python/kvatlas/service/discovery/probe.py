@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
+from kvatlas.errors import DiscoveryError
+from kvatlas.service.config import Config
+from kvatlas.service.config.engines import Engine
 from kvatlas.service.discovery.endpoints import at, check_listening, reachable
 from kvatlas.service.discovery.http import Asker
-from kvatlas.service.discovery.problem import Problem
-from kvatlas.service.engines import Engine
-from kvatlas.service.settings import Settings
 
-__all__ = ["Found", "Prober", "Problem", "Source"]
+__all__ = ["Found", "Prober", "Source"]
 
 _NO_EVENTS = "it publishes no KV events: start it with --kv-events-config"
+_NO_RANKS = "GET /kv_event_sources answers with something else than ranks: is this an engine?"
+_NO_ENGINE = "it has none of vLLM's and SGLang's paths: is this the address of an engine?"
 _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MOST_RANKS = 1 << 12
@@ -28,7 +31,7 @@ class Source:
 
     rank: int
     endpoint: str
-    replay: str | None
+    replay_endpoint: str | None
     topic: str
 
 
@@ -60,10 +63,10 @@ class _Said:
 class Prober:
     """Asks one engine."""
 
-    def __init__(self, asker: Asker, engine: Engine, settings: Settings) -> None:
+    def __init__(self, asker: Asker, engine: Engine, config: Config) -> None:
         self._asker = asker
         self._engine = engine
-        self._settings = settings
+        self._config = config
         self._host = urlsplit(engine.url).hostname or ""
         self._said: _Said | None = None
 
@@ -71,7 +74,7 @@ class Prober:
         """Whether the engine says something else than when `whole` asked.
 
         Raises:
-            Problem: It does not say.
+            DiscoveryError: It does not say.
         """
         return self._said is None or await self._ask() != self._said
 
@@ -79,13 +82,13 @@ class Prober:
         """All of it.
 
         Raises:
-            Problem: It cannot be registered as it is.
+            DiscoveryError: It cannot be registered as it is.
         """
         self._said = None
         said = await self._ask()
         found = await (self._vllm(said) if said.engine == "vllm" else self._sglang(said))
         if not found.sources:
-            raise Problem(_NO_EVENTS)
+            raise DiscoveryError(_NO_EVENTS, "no_events")
         self._said = said
         return found
 
@@ -93,7 +96,7 @@ class Prober:
         sources = await self._asker.get_json(f"{self._engine.url}/kv_event_sources", absent=(404, 405))
         if sources is not None:
             if not isinstance(sources, dict):
-                raise Problem("GET /kv_event_sources answers with something else than ranks: is this an engine?")
+                raise DiscoveryError(_NO_RANKS, "bad_answer")
             return _Said("vllm", sources)
         for path in ("/server_info", "/get_server_info"):
             info = await self._asker.get_json(self._engine.url + path, absent=(404, 405))
@@ -108,28 +111,29 @@ class Prober:
         metrics: dict[str, int | None] | None = None
         if "" in said.content:
             metrics = await self._vllm_metrics()
-            sources = self._by_ports(metrics)
+            sources = self._by_ports(metrics, await self._vllm_version())
         else:
             sources = tuple([await self._vllm_source(rank, config) for rank, config in said.content.items()])
             if not sources:
-                raise Problem(_NO_EVENTS)
-        model = self._engine.model or self._settings.model or await self._vllm_model()
-        block_size = self._engine.block_size or self._settings.block_size
+                raise DiscoveryError(_NO_EVENTS, "no_events")
+        model = self._engine.model or self._config.model or await self._vllm_model()
+        block_size = self._engine.block_size or self._config.block_size
         if block_size is None:
             block_size = _one_block_size(metrics if metrics is not None else await self._vllm_metrics())
         return Found("vllm", model, block_size, sources)
 
     async def _vllm_source(self, name: str, config: object) -> Source:
         if not isinstance(config, dict) or not name.isdecimal():
-            raise Problem("GET /kv_event_sources answers with something else than ranks: is this an engine?")
+            raise DiscoveryError(_NO_RANKS, "bad_answer")
         if not config.get("enable_kv_cache_events", True) or config.get("publisher", "zmq") != "zmq":
-            raise Problem(
+            raise DiscoveryError(
                 f"rank {name} publishes no events over ZMQ: its --kv-events-config needs "
-                '"enable_kv_cache_events": true and "publisher": "zmq"'
+                '"enable_kv_cache_events": true and "publisher": "zmq"',
+                "no_events",
             )
         endpoint, listens = reachable(_text(config.get("endpoint")), self._host, f"rank {name}'s endpoint")
         if not listens:
-            await check_listening(endpoint, f"rank {name}'s endpoint", self._settings.discovery.request_timeout)
+            await check_listening(endpoint, f"rank {name}'s endpoint", self._config.discovery.request_timeout)
         replay = _text(config.get("replay_endpoint"))
         if replay:
             replay, _listens = reachable(replay, self._host, f"rank {name}'s replay endpoint")
@@ -139,12 +143,12 @@ class Prober:
         models = await self._asker.get_json(f"{self._engine.url}/v1/models")
         cards = models.get("data") if isinstance(models, dict) else None
         if not isinstance(cards, list):
-            raise Problem("GET /v1/models answers with no models: name the model by --model")
+            raise DiscoveryError("GET /v1/models answers with no models: name the model by --model", "bad_answer")
         for card in cards:
             # Adapters have the model as their parent.
             if isinstance(card, dict) and not card.get("parent") and isinstance(card.get("id"), str) and card["id"]:
                 return str(card["id"])
-        raise Problem("GET /v1/models answers with no models: name the model by --model")
+        raise DiscoveryError("GET /v1/models answers with no models: name the model by --model", "bad_answer")
 
     async def _vllm_metrics(self) -> dict[str, int | None]:
         """Block sizes by data-parallel rank."""
@@ -160,20 +164,25 @@ class Prober:
         """Whether there is an engine at all; the name of its model."""
         try:
             return await self._vllm_model()
-        except Problem as problem:
+        except DiscoveryError as problem:
             if problem.temporary or "status 404" not in str(problem):
                 raise
-            raise Problem("it has none of vLLM's and SGLang's paths: is this the address of an engine?") from problem
+            raise DiscoveryError(_NO_ENGINE, "bad_answer") from problem
 
-    def _by_ports(self, metrics: dict[str, int | None]) -> tuple[Source, ...]:
-        engine, discovery = self._engine, self._settings.discovery
+    async def _vllm_version(self) -> str:
+        """As `0.22.1`; empty if the engine does not say."""
+        with contextlib.suppress(DiscoveryError):
+            answer = await self._asker.get_json(f"{self._engine.url}/version", absent=(404, 405))
+            if isinstance(answer, dict) and isinstance(answer.get("version"), str):
+                return str(answer["version"])[:40]
+        return ""
+
+    def _by_ports(self, metrics: dict[str, int | None], version: str) -> tuple[Source, ...]:
+        engine, discovery = self._engine, self._config.discovery
         events = engine.events_port or discovery.events_port
         replay = engine.replay_port or discovery.replay_port
         if events is None:
-            raise Problem(
-                "it does not say where its events are (vLLM says it from 0.33 on): give the port of its "
-                "--kv-events-config by --events-port, and --replay-port, or name its addresses by --worker"
-            )
+            raise DiscoveryError(_ports_wanted(version), "unknown_address")
         ranks = (
             range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
         )
@@ -190,18 +199,18 @@ class Prober:
         if not isinstance(events, dict):
             events = self._sglang_config(info)
         if events.get("publisher", "zmq") != "zmq":
-            raise Problem('it publishes no events over ZMQ: its --kv-events-config needs "publisher": "zmq"')
-        model = self._engine.model or self._settings.model or info["served_model_name"] or info["model_path"]
+            raise DiscoveryError(
+                'it publishes no events over ZMQ: its --kv-events-config needs "publisher": "zmq"', "no_events"
+            )
+        model = self._engine.model or self._config.model or info["served_model_name"] or info["model_path"]
         if not isinstance(model, str) or not model:
-            raise Problem("GET /server_info does not say the model: name it by --model")
-        block_size = (
-            self._engine.block_size or self._settings.block_size or events.get("block_size") or info["page_size"]
-        )
+            raise DiscoveryError("GET /server_info does not say the model: name it by --model", "bad_answer")
+        block_size = self._engine.block_size or self._config.block_size or events.get("block_size") or info["page_size"]
         if not _is_positive(block_size):
-            raise Problem("GET /server_info does not say the block size: give it by --block-size")
+            raise DiscoveryError("GET /server_info does not say the block size: give it by --block-size", "bad_answer")
         ranks = events.get("dp_size") or info["dp_size"] or 1
         if not _is_positive(ranks) or ranks > _MOST_RANKS:
-            raise Problem(f"GET /server_info says dp_size {ranks!r}")
+            raise DiscoveryError(f"GET /server_info says dp_size {ranks!r}", "bad_answer")
         own = _publishers(events.get("publishers"))
         sources = []
         for rank in range(ranks):
@@ -209,7 +218,7 @@ class Prober:
             said_at = own.get(rank) or _address(events, "endpoint_port_base", rank)
             endpoint, listens = reachable(said_at or "", self._host, what)
             if not listens:
-                await check_listening(endpoint, what, self._settings.discovery.request_timeout)
+                await check_listening(endpoint, what, self._config.discovery.request_timeout)
             replay = _address(events, "replay_endpoint_port_base", rank)
             if replay:
                 host = urlsplit(endpoint).hostname if rank in own else None
@@ -221,13 +230,13 @@ class Prober:
         """From the flag that the engine was started with: versions before `kv_events` show no more."""
         config = info["kv_events_config"]
         if not isinstance(config, str) or not config:
-            raise Problem(_NO_EVENTS)
+            raise DiscoveryError(_NO_EVENTS, "no_events")
         try:
             given = json.loads(config)
         except (ValueError, RecursionError) as error:
-            raise Problem("its --kv-events-config is not JSON") from error
+            raise DiscoveryError("its --kv-events-config is not JSON", "bad_answer") from error
         if not isinstance(given, dict):
-            raise Problem("its --kv-events-config is no object")
+            raise DiscoveryError("its --kv-events-config is no object", "bad_answer")
         events = {"publisher": given.get("publisher", "null"), "topic": given.get("topic", "")}
         for name, default in (("endpoint", "tcp://*:5557"), ("replay_endpoint", None)):
             address = given.get(name, default)
@@ -235,9 +244,26 @@ class Prober:
                 continue
             host, _, port = _text(address).removeprefix("tcp://").rpartition(":")
             if not port.isdecimal():
-                raise Problem(f"its {name} is {address!r}, which is no tcp://HOST:PORT")
+                raise DiscoveryError(f"its {name} is {address!r}, which is no tcp://HOST:PORT", "bad_answer")
             events |= {f"{name}_port_base": int(port), "endpoint_host": host}
         return events
+
+
+def _ports_wanted(version: str) -> str:
+    """What to do about an engine that does not say where its events are."""
+    engine = f"vLLM {version}" if version else "this engine"
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": "tcp://*:5557",
+        "replay_endpoint": "tcp://*:5657",
+    }
+    return (
+        f"{engine} does not say where its KV events are: it has no GET /kv_event_sources, which vLLM has from 0.31 on. "
+        f"Give kvatlas the ports, --events-port 5557 --replay-port 5657 (or events_port and replay_port in its "
+        f"[[engine]] table), and start the engine with the same ones: vllm serve MODEL --kv-events-config "
+        f"'{json.dumps(config)}'"
+    )
 
 
 def _publishers(publishers: object) -> dict[int, str]:
@@ -262,7 +288,7 @@ def _one_block_size(sizes: dict[str, int | None]) -> int:
     known = {size for size in sizes.values() if size is not None}
     if len(known) != 1:
         said = "says several block sizes" if known else "does not say the block size"
-        raise Problem(f"GET /metrics {said}: give it by --block-size")
+        raise DiscoveryError(f"GET /metrics {said}: give it by --block-size", "bad_answer")
     return known.pop()
 
 

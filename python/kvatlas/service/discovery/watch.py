@@ -1,4 +1,4 @@
-"""Keeps a list of engines and workers registered: those given at the start, and those of a file that may change."""
+"""Keeps a list of engines and streams registered: those given at the start, and those of a file that may change."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvatlas.errors import SettingsError
-from kvatlas.service.discovery.follow import EngineFollower, Follower, WorkerFollower
+from kvatlas.errors import ConfigError
+from kvatlas.service.config import Config, Engine, Stream
+from kvatlas.service.config.engines import check_names
+from kvatlas.service.config.read import LISTS, read_list
+from kvatlas.service.config.toml import parse_toml
+from kvatlas.service.discovery.follow import EngineFollower, Follower, StreamFollower
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
-from kvatlas.service.engines import Engine, Worker, check_names
-from kvatlas.service.load import LISTS, parse_toml, read_list
 from kvatlas.service.native import Native
-from kvatlas.service.settings import Settings
 
 logger = logging.getLogger("kvatlas.discovery")
 
@@ -22,58 +23,58 @@ HOLD = "discovery"  # what readiness waits for, until the first engines were ask
 _POLL = 1.0  # seconds between looks at the file
 _LOOKS = 25  # looks at engines a second, at most: each costs about 2 ms
 
-Entry = Engine | Worker
+Entry = Engine | Stream
 Name = tuple[str, int | None]  # an engine's, or a worker's with its rank
 
 
-def read_engines(content: bytes, path: Path, settings: Settings) -> list[Entry]:
-    """The engines and workers of a file.
+def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
+    """The engines and streams of a file.
 
     Raises:
-        SettingsError: It says something unknown or wrong.
+        ConfigError: It says something unknown or wrong.
     """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SettingsError(f"{path} is not UTF-8 text") from error
+        raise ConfigError(f"{path} is not UTF-8 text") from error
     tables, lines = parse_toml(text, path)
     where = {name: f"{path}, line {line}" for name, line in lines.items()}
     for name in tables:
         if name not in LISTS:
-            wanted = " and ".join(f"[[{known}]]" for known in LISTS)
-            raise SettingsError(f"{where.get(name, path)}: unknown key {name}: there are {wanted}")
+            wanted = ", ".join(f"[[{known}]]" for known in LISTS)
+            raise ConfigError(f"{where.get(name, path)}: unknown key {name}: it must be one of {wanted}")
     engines: list[Engine] = read_list("engine", tables.get("engine", []), lambda name: where.get(name, str(path)))
-    workers: list[Worker] = read_list("worker", tables.get("worker", []), lambda name: where.get(name, str(path)))
-    for number, worker in enumerate(workers):
+    streams: list[Stream] = read_list("stream", tables.get("stream", []), lambda name: where.get(name, str(path)))
+    for number, stream in enumerate(streams):
         try:
-            worker.check(model=settings.model, block_size=settings.block_size)
-        except SettingsError as error:
-            raise SettingsError(f"{where.get(f'worker.{number}', path)}: {error}") from None
+            stream.check(model=config.model, block_size=config.block_size)
+        except ConfigError as error:
+            raise ConfigError(f"{where.get(f'stream.{number}', path)}: {error}") from None
     try:
-        check_names(engines, workers)
-    except SettingsError as error:
-        raise SettingsError(f"{path}: {error}") from None
-    return [*engines, *workers]
+        check_names(engines, streams)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return [*engines, *streams]
 
 
 class Discovery:
     """Follows engines until it is stopped."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, config: Config) -> None:
         """Nothing is asked yet.
 
         Raises:
-            SettingsError: The engines' file or key file cannot be read or is wrong.
+            ConfigError: The engines' file or key file cannot be read or is wrong.
         """
-        self._settings = settings
-        self._key = settings.discovery.bearer()
-        self._file = settings.engines_file
+        self._config = config
+        self._key = config.discovery.bearer()
+        self._file = config.engines_file
         self._content = self._seen = b""
         self._refused: str | None = None
         self._listed: list[Entry] = []
         if self._file is not None:
             self._content = self._seen = _read(self._file)
-            self._listed = read_engines(self._content, self._file, settings)
+            self._listed = read_engines(self._content, self._file, config)
         self._followers: dict[Name, tuple[Entry, Follower, asyncio.Task[None]]] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
@@ -81,12 +82,12 @@ class Discovery:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """What is to be followed, as far as is known."""
-        return (*self._settings.engines, *self._settings.workers, *self._listed)
+        return (*self._config.engines, *self._config.streams, *self._listed)
 
     async def run(self, native: Native) -> None:
         """Follow, until `stop`; what is registered stays registered then."""
         self._native = native
-        async with Asker(self._settings.discovery.request_timeout, self._key) as asker:
+        async with Asker(self._config.discovery.request_timeout, self._key) as asker:
             self._asker = asker
             self._follow()
             settle = asyncio.create_task(self._settle())
@@ -115,7 +116,7 @@ class Discovery:
         """Let go of readiness when the first engines have been asked, or enough time has passed."""
         first = [(entry, follower) for entry, follower, _task in self._followers.values()]
         try:
-            async with asyncio.timeout(self._settings.discovery.timeout):
+            async with asyncio.timeout(self._config.discovery.timeout):
                 await asyncio.gather(*(follower.settled.wait() for _entry, follower in first))
         except TimeoutError:
             away = [follower.shown for _entry, follower in first if not follower.settled.is_set()]
@@ -141,16 +142,16 @@ class Discovery:
     def _add(self, name: Name, entry: Entry) -> None:
         follower: Follower
         if isinstance(entry, Engine):
-            prober = Prober(self._asker, entry, self._settings)
-            follower = EngineFollower(self._native, self._settings, prober, entry, self.pace)
+            prober = Prober(self._asker, entry, self._config)
+            follower = EngineFollower(self._native, self._config, prober, entry, self.pace)
         else:
-            follower = WorkerFollower(self._native, self._settings, entry)
+            follower = StreamFollower(self._native, self._config, entry)
         before = [task for task in self._leaving if task.get_name() == name[0]]
         self._followers[name] = (entry, follower, asyncio.create_task(_run_after(before, follower)))
 
     def pace(self, engines: int | None = None) -> float:
         """Seconds between two looks at an engine: more where there are many, so that looking stays cheap."""
-        return max(self._settings.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
+        return max(self._config.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
 
     def _drop(self, names: Iterable[Name]) -> None:
         for name in names:
@@ -171,8 +172,8 @@ class Discovery:
             seen, self._seen = self._seen, content
             if content == self._content or content != seen:
                 return
-            listed = read_engines(content, self._file, self._settings)
-        except SettingsError as error:
+            listed = read_engines(content, self._file, self._config)
+        except ConfigError as error:
             self._say(str(error))
             return
         before = {_name(entry): entry for entry in self._listed}
@@ -209,15 +210,15 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _name(entry: Entry) -> Name:
-    return (entry.worker, None) if isinstance(entry, Engine) else (entry.id, entry.rank)
+    return (entry.worker, None) if isinstance(entry, Engine) else (entry.worker, entry.rank)
 
 
 def _shown(entry: Entry) -> str:
-    return f"engine {entry.worker}" if isinstance(entry, Engine) else f"worker {entry.id}, rank {entry.rank},"
+    return f"engine {entry.worker}" if isinstance(entry, Engine) else f"stream of {entry.worker}, rank {entry.rank},"
 
 
 def _difference(before: Mapping[Name, Entry], now: Mapping[Name, Entry]) -> str:

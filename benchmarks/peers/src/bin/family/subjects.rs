@@ -65,8 +65,8 @@ fn plain(name: &str) -> &str {
 }
 
 subjects! {
-    OurText(kvatlas_index::family::string_tree::StringTree, str): insert_text, matched, evict_to_size, total_size, evict_tenant, tenant_size, plain;
-    OurTokens(kvatlas_index::family::token_tree::TokenTree, [u32]): insert_tokens, matched, evict_to_size, total_size, evict_tenant, tenant_size, plain;
+    OurText(kvatlas_trees::string_tree::StringTree, str): insert_text, matched, evict_to_size, total_size, evict_tenant, tenant_size, plain;
+    OurTokens(kvatlas_trees::token_tree::TokenTree, [u32]): insert_tokens, matched, evict_to_size, total_size, evict_tenant, tenant_size, plain;
     PeerText(kv_index::StringTree, str): insert_text, matched_char_count, evict_tenant_by_size, total_char_size, evict_by_tenant, tenant_char_size, shared;
     PeerTokens(kv_index::TokenTree, [u32]): insert_tokens, matched_token_count, evict_tenant_by_size, total_token_size, evict_tenant, tenant_token_size, shared;
 }

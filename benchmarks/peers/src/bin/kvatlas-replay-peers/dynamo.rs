@@ -15,8 +15,8 @@ use dynamo_kv_router::protocols::{
 };
 use dynamo_kv_router::{ConcurrentRadixTreeCompressed, LocalBlockHash, PositionalIndexer, ThreadPoolIndexer};
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::{Change, Scores, WorkerId};
-use kvatlas_replay::{Counts, Subject};
+use kvatlas_designs::{Change, Scores, WorkerId};
+use kvatlas_bench::{Counts, Subject};
 
 use crate::wait::wait;
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kvatlas_replay::{Error, Label, Options, Plan, Replay, replay, run};
+use kvatlas_bench::{Error, Label, Options, Plan, Replay, replay, run};
 
 const USAGE: &str = "\
 usage: kvatlas-replay-peers --list

@@ -13,8 +13,8 @@ use kv_index::{
     ChainBlockMap, ChainIndex, Claimed, ContentHash, Control, LanePool, LanePoolConfig, SequenceHash, StoredBlock,
 };
 use kvatlas_index::BlockHash;
-use kvatlas_index::ladder::{Change, Scores, WorkerId};
-use kvatlas_replay::{Counts, Error, Subject};
+use kvatlas_designs::{Change, Scores, WorkerId};
+use kvatlas_bench::{Counts, Error, Subject};
 
 /// What goes through a queue.
 pub enum Message {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Effects, Goal, Machine};
+use super::goals::Goal;
+use super::{Effects, Machine};
 
 impl<P: AsRef<[u8]>> Machine<P> {
     /// Finds a batch its place: now, later, or another epoch.
@@ -16,7 +17,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if self.last.is_some_and(|last| seq <= last) {
             let known = self.recent.hash(seq);
             if self.same_as_applied(seq, &payload) {
-                self.counts.duplicates += u64::from(!new_here);
+                self.counts.duplicate_batches += u64::from(!new_here);
             } else if known.is_none() && new_here && self.goal != Goal::Verify {
                 // A replay was ahead of the live socket.
             } else if known.is_none() && self.can_ask() && self.goal != Goal::Verify {
@@ -65,7 +66,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.counts.gaps += 1;
         self.attempts = 0;
         if !self.can_ask() {
-            self.ask_at = Some(now + self.settings.reorder_grace);
+            self.ask_at = Some(now + self.config.reorder_grace);
         } else if self.ask.as_ref().is_none_or(|ask| !ask.answered) {
             self.ask_for_goal(now, fx);
         }
@@ -84,7 +85,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
 
     pub(super) fn wait(&mut self, seq: u64, payload: P) {
         let forgotten = self.waiting.insert(seq, payload);
-        self.counts.overflowed += forgotten;
+        self.counts.overflowed_batches += forgotten;
         self.forgot |= forgotten > 0;
     }
 

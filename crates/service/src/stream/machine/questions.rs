@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{Effects, Goal, Machine};
+use super::goals::Goal;
+use super::{Effects, Machine};
 
 /// A question on its way.
 #[derive(Debug)]
@@ -20,7 +21,7 @@ pub(super) struct Ask {
 
 impl<P: AsRef<[u8]>> Machine<P> {
     pub(super) fn can_ask(&self) -> bool {
-        self.replay && !self.dead
+        self.can_replay && !self.dead
     }
 
     pub(super) fn ask_for_goal(&mut self, now: Duration, fx: &mut impl Effects<P>) {
@@ -40,7 +41,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.counts.replays += 1;
         self.asked = now;
         fx.ask(ask.from);
-        self.ask = Some(Ask { deadline: now + self.settings.replay_timeout, ..ask });
+        self.ask = Some(Ask { deadline: now + self.config.replay_timeout, ..ask });
     }
 
     pub(super) fn forget_ask(&mut self, fx: &mut impl Effects<P>) {
@@ -53,24 +54,24 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// A question has brought nothing, or not all. `unheard`: not even an answer.
     pub(super) fn try_again(&mut self, now: Duration, ask: &Ask, unheard: bool, fx: &mut impl Effects<P>) {
         self.attempts += u32::from(!ask.useful);
-        if self.attempts >= self.settings.replay_attempts {
+        if self.attempts >= self.config.replay_attempts {
             self.dead |= unheard;
             return self.give_up(now, fx);
         }
-        let pause = self.settings.reconnect_min * 2u32.saturating_pow(self.attempts.min(16));
-        self.ask_at = Some(now + pause.min(self.settings.reconnect_max));
+        let pause = self.config.reconnect_min * 2u32.saturating_pow(self.attempts.min(16));
+        self.ask_at = Some(now + pause.min(self.config.reconnect_max));
     }
 
     pub(super) fn heal_later(&mut self, now: Duration) {
-        if self.replay {
+        if self.can_replay {
             self.heal_at = Some(now + self.heal_wait);
         }
     }
 
     /// When the engine is to be asked, although nothing is known to be missing.
     pub(super) fn probe_due(&self) -> Option<Duration> {
-        let idle = self.replay && self.ask.is_none() && self.ask_at.is_none();
-        let due = self.heard.max(self.asked) + self.settings.probe_interval;
+        let idle = self.can_replay && self.ask.is_none() && self.ask_at.is_none();
+        let due = self.heard.max(self.asked) + self.config.probe_interval;
         (idle && self.goal != Goal::Connect).then(|| self.probe_at.unwrap_or(due).min(due))
     }
 
@@ -79,6 +80,6 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 
     pub(super) fn silent_too_long(&self, now: Duration) -> bool {
-        now.saturating_sub(self.heard) > self.settings.stale_after
+        now.saturating_sub(self.heard) > self.config.stale_after
     }
 }

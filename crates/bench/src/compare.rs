@@ -1,0 +1,347 @@
+//! Whether an index that has taken a whole plan holds and answers what the plan says.
+//!
+//! Three comparisons. What is held: every (worker, block hash) of every worker. Depths: for lookups of the plan, asked
+//! again, what is answered of many workers, against chains walked through the plan's own truth. And the same for a few
+//! workers and lookups against [`ReferenceIndex`], the specification, which is told those workers' events and no
+//! others: it looks at every block of a worker at every step, so few are all there is time for.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hashbrown::{HashMap, HashSet};
+use kvatlas_designs::{Change, Scores, WorkerId};
+use kvatlas_index::reference::ReferenceIndex;
+use kvatlas_index::{BlockHash, Tier, View};
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::options::Options;
+use crate::plan::{Kind, Op, Plan};
+use crate::rng::Rng;
+use crate::subject::Subject;
+use crate::truth::Truth;
+
+/// Blocks of the workers whose answers are compared, together: what their chains take in memory is 40 bytes each.
+const WATCHED_BLOCKS: usize = 4_000_000;
+/// Workers the reference is told of.
+const REFERENCE_WORKERS: usize = 4;
+/// Lookups in four that are taken from the last quarter of the plan: what they ask for is mostly still held.
+const LATE: usize = 3;
+/// Wrong things that are told one by one.
+const EXAMPLES: usize = 8;
+
+/// What was compared and what of it was wrong.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Comparison {
+    /// What the workers hold; `None` if the index cannot tell.
+    pub holdings: Option<Holdings>,
+    /// Answers against chains walked through the plan's truth.
+    pub depths: Depths,
+    /// Answers against the reference.
+    pub reference: Depths,
+    /// All that was wrong together.
+    pub wrong: u64,
+    /// The first few.
+    pub examples: Vec<String>,
+    /// How long comparing took.
+    pub seconds: f64,
+}
+
+/// Pairs of a worker and a block that it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Holdings {
+    /// Held by the plan: each was looked for.
+    pub compared: u64,
+    /// Held by the plan, not by the index.
+    pub missing: u64,
+    /// Held by the index, not by the plan.
+    pub extra: u64,
+}
+
+/// Answers to lookups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Depths {
+    /// Lookups asked again.
+    pub queries: u64,
+    /// Workers whose depths were compared for each of them.
+    pub workers: u64,
+    /// Depths compared: lookups × workers.
+    pub compared: u64,
+    /// Of these, depths that should not be 0.
+    pub nonzero: u64,
+    /// Depths that were wrong.
+    pub wrong: u64,
+}
+
+impl Comparison {
+    /// Whether everything was right; `None` if nothing was compared that an index could get wrong by knowing nothing.
+    /// An index that is to be `asked` does not agree by its holdings alone.
+    #[must_use]
+    pub fn agrees(&self, asked: bool) -> Option<bool> {
+        let held = self.holdings.map_or(0, |holdings| holdings.compared);
+        let found = self.depths.nonzero + self.reference.nonzero;
+        match self.wrong {
+            1.. => Some(false),
+            0 if found > 0 || (!asked && held > 0) => Some(true),
+            0 => None,
+        }
+    }
+
+    /// What was wrong, in a sentence.
+    pub(crate) fn words(&self) -> String {
+        let held = self.holdings.map_or_else(String::new, |Holdings { compared, missing, extra }| {
+            format!("{missing} of {compared} held blocks missing, {extra} held that should not be; ")
+        });
+        let (answers, compared) =
+            (self.depths.wrong + self.reference.wrong, self.depths.compared + self.reference.compared);
+        let example = self.examples.first().map_or_else(String::new, |first| format!("; {first}"));
+        format!("wrong: {held}{answers} of {compared} depths wrong{example}")
+    }
+
+    fn example(&mut self, words: impl FnOnce() -> String) {
+        if self.examples.len() < EXAMPLES {
+            self.examples.push(words());
+        }
+    }
+}
+
+pub(crate) fn compare<S: Subject>(
+    plan: &Plan,
+    subject: &S,
+    options: &Options,
+    interrupt: &AtomicBool,
+) -> Result<Comparison, Error> {
+    let start = Instant::now();
+    let budget = Duration::try_from_secs_f64(options.check_seconds).unwrap_or(Duration::MAX);
+    let truth = Truth::new(plan);
+    let mut result = Comparison::default();
+    let going = || if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) };
+    going()?;
+    if let Some(held) = subject.holdings() {
+        holdings(&truth, held, &mut result);
+    }
+    going()?;
+    let samples = samples(plan, options);
+    depths(plan, subject, &truth, &samples, budget, options.seed, &mut result, &going)?;
+    reference(plan, subject, &truth, &samples, budget, &mut result, &going)?;
+    let held = result.holdings.unwrap_or_default();
+    result.wrong = held.missing + held.extra + result.depths.wrong + result.reference.wrong;
+    result.seconds = start.elapsed().as_secs_f64();
+    Ok(result)
+}
+
+fn holdings(truth: &Truth, mut held: Vec<(WorkerId, BlockHash)>, result: &mut Comparison) {
+    held.sort_unstable();
+    let expected = truth.holdings();
+    let mut count = Holdings { compared: expected.len() as u64, ..Holdings::default() };
+    let (mut expected, mut held) = (expected.into_iter().peekable(), held.into_iter().peekable());
+    loop {
+        let (wanted, got) = (expected.peek().copied(), held.peek().copied());
+        match (wanted, got) {
+            (None, None) => break,
+            (Some(wanted), got) if got.is_none_or(|got| wanted < got) => {
+                count.missing += 1;
+                result.example(|| format!("worker {} should hold block {:#018x}", wanted.0, wanted.1.0));
+                expected.next();
+            }
+            (wanted, Some(got)) if wanted.is_none_or(|wanted| got < wanted) => {
+                count.extra += 1;
+                result.example(|| format!("worker {} should not hold block {:#018x}, or not twice", got.0, got.1.0));
+                held.next();
+            }
+            _ => {
+                expected.next();
+                held.next();
+            }
+        }
+    }
+    result.holdings = Some(count);
+}
+
+/// A lookup of the plan that is asked again.
+struct Sample<'p> {
+    op: usize,
+    worker: WorkerId,
+    contents: &'p [u64],
+}
+
+/// Lookups, none twice: mostly of the last quarter of the plan, some from all over it.
+fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
+    let kinds = &plan.columns().kinds;
+    let lookups: Vec<usize> = (0..plan.len()).filter(|&op| kinds[op] == Kind::Lookup as u8).collect();
+    let mut rng = Rng::new(options.seed);
+    let mut seen = HashSet::new();
+    let mut samples = Vec::new();
+    let late = lookups.len() - lookups.len().div_ceil(4);
+    // Some are drawn twice and left out, so draw a few more times than needed.
+    for draw in 0..options.samples.min(lookups.len()).saturating_mul(3) {
+        if samples.len() == options.samples || lookups.is_empty() {
+            break;
+        }
+        let from = if draw % 4 < LATE { late } else { 0 };
+        let op = lookups[from + rng.below(lookups.len() - from)];
+        if let Op::Lookup { worker, contents } = plan.op(op)
+            && seen.insert(op)
+        {
+            samples.push(Sample { op, worker, contents });
+        }
+    }
+    samples
+}
+
+/// Workers to watch, within a number of blocks: first those the samples ran on, then others.
+fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Vec<WorkerId> {
+    let mut rng = Rng::new(seed ^ 0x776f_726b_6572);
+    let mut others: Vec<WorkerId> = (0..workers).collect();
+    for at in (1..others.len()).rev() {
+        others.swap(at, rng.below(at + 1));
+    }
+    let mut chosen = BTreeSet::new();
+    let mut blocks = 0;
+    for worker in samples.iter().map(|sample| sample.worker).chain(others) {
+        if chosen.contains(&worker) {
+            continue;
+        }
+        blocks += truth.blocks(worker);
+        if blocks > WATCHED_BLOCKS && !chosen.is_empty() {
+            break;
+        }
+        chosen.insert(worker);
+    }
+    chosen.into_iter().collect()
+}
+
+/// What an index answers, by worker; what can be wrong in itself (somebody twice, nobody at all) is told apart.
+fn answers<S: Subject>(
+    plan: &Plan,
+    subject: &S,
+    sample: &Sample<'_>,
+    scores: &mut Scores,
+) -> (HashMap<WorkerId, u32>, Vec<String>) {
+    let mut trouble = Vec::new();
+    if let Err(said) = subject.answer(sample.contents, scores) {
+        scores.clear();
+        trouble.push(format!("lookup {}: {said}", sample.op));
+    }
+    let mut answers = HashMap::with_capacity(scores.len());
+    for &(worker, depth) in &*scores {
+        if worker >= plan.columns().worker_count {
+            trouble.push(format!("lookup {}: there is no worker {worker}, with depth {depth}", sample.op));
+        } else if answers.insert(worker, depth).is_some() {
+            trouble.push(format!("lookup {}: worker {worker} is answered twice", sample.op));
+        }
+    }
+    (answers, trouble)
+}
+
+#[expect(clippy::too_many_arguments, reason = "what is compared, with what, and how long")]
+fn depths<S: Subject>(
+    plan: &Plan,
+    subject: &S,
+    truth: &Truth,
+    samples: &[Sample<'_>],
+    budget: Duration,
+    seed: u64,
+    result: &mut Comparison,
+    going: &impl Fn() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let start = Instant::now();
+    let workers = watched(truth, samples, plan.columns().worker_count, seed);
+    let chains = truth.chains(&workers);
+    let mut count = Depths { workers: workers.len() as u64, ..Depths::default() };
+    let mut scores = Scores::new();
+    for sample in samples {
+        // The first is always compared.
+        if count.queries > 0 && start.elapsed() > budget {
+            break;
+        }
+        going()?;
+        let (answers, trouble) = answers(plan, subject, sample, &mut scores);
+        count.wrong += trouble.len() as u64;
+        for words in trouble {
+            result.example(|| words);
+        }
+        count.queries += 1;
+        for &worker in &workers {
+            let right = chains.depth(worker, sample.contents);
+            judge(&mut count, result, sample, worker, answers.get(&worker).copied().unwrap_or(0), right);
+        }
+    }
+    result.depths = count;
+    Ok(())
+}
+
+fn judge(count: &mut Depths, result: &mut Comparison, sample: &Sample<'_>, worker: WorkerId, got: u32, right: u32) {
+    count.compared += 1;
+    count.nonzero += u64::from(right > 0);
+    if got != right {
+        count.wrong += 1;
+        result.example(|| format!("lookup {}: worker {worker} has depth {got}, should be {right}", sample.op));
+    }
+}
+
+fn reference<S: Subject>(
+    plan: &Plan,
+    subject: &S,
+    truth: &Truth,
+    samples: &[Sample<'_>],
+    budget: Duration,
+    result: &mut Comparison,
+    going: &impl Fn() -> Result<(), Error>,
+) -> Result<(), Error> {
+    let start = Instant::now();
+    // Those that the samples ran on and that hold anything: others have depth 0 mostly.
+    let mut told: Vec<(WorkerId, String)> = Vec::new();
+    for sample in samples {
+        if told.len() < REFERENCE_WORKERS
+            && truth.blocks(sample.worker) > 0
+            && told.iter().all(|(worker, _)| *worker != sample.worker)
+        {
+            told.push((sample.worker, sample.worker.to_string()));
+        }
+    }
+    // Engines of a replay announce a block once, however many copies they have.
+    let mut index = ReferenceIndex::new(false);
+    for (at, op) in plan.ops().enumerate() {
+        if at % 4_096 == 0 {
+            going()?;
+        }
+        if let Some((_, name)) = told.iter().find(|(worker, _)| *worker == op.worker())
+            && let Some(change) = op.change()
+        {
+            tell(&mut index, name, &change);
+        }
+    }
+    let mut count = Depths { workers: told.len() as u64, ..Depths::default() };
+    let mut scores = Scores::new();
+    let is_told = |sample: &&Sample<'_>| told.iter().any(|(worker, _)| *worker == sample.worker);
+    let (theirs, others): (Vec<&Sample<'_>>, Vec<&Sample<'_>>) = samples.iter().partition(is_told);
+    for sample in theirs.into_iter().chain(others) {
+        if told.is_empty() || count.queries > 0 && start.elapsed() > budget {
+            break;
+        }
+        going()?;
+        let (answers, _) = answers(plan, subject, sample, &mut scores);
+        let found = index.find(sample.contents).scores(View::Device);
+        count.queries += 1;
+        for (worker, name) in &told {
+            let right = found.iter().find(|(found, _)| **found == **name).map_or(0, |&(_, depth)| depth);
+            judge(&mut count, result, sample, *worker, answers.get(worker).copied().unwrap_or(0), right);
+        }
+    }
+    result.reference = count;
+    Ok(())
+}
+
+fn tell(index: &mut ReferenceIndex, worker: &str, change: &Change) {
+    match change {
+        Change::Store { parent, block_hashes, content_hashes, .. } => {
+            // A plan's stores have one content hash for each block hash, the only thing that could be refused.
+            let _ = index.store(worker, 0, Tier::Gpu, *parent, block_hashes, content_hashes);
+        }
+        Change::Remove { block_hashes, .. } => index.remove(worker, 0, Tier::Gpu, block_hashes),
+        Change::Clear { .. } => index.clear(worker, None, None),
+        Change::Drop { .. } => index.drop_worker(worker),
+    }
+}

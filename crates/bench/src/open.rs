@@ -1,0 +1,114 @@
+//! The rungs of the ladder by their names.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use kvatlas_designs::RUNGS;
+
+use crate::driver::{Label, run};
+use crate::error::Error;
+use crate::feed::FeedSubject;
+use crate::options::Options;
+use crate::plan::Plan;
+use crate::probe::{Probe, probe};
+use crate::result::Replay;
+
+/// Replays a plan against a rung of the ladder, made for it and empty. `block-index` is timed for its answer as levels.
+///
+/// # Errors
+/// As [`run`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.
+pub fn replay(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<AtomicBool>) -> Result<Replay, Error> {
+    let about = RUNGS.iter().find(|rung| rung.name == name.strip_suffix("-strict").unwrap_or(name));
+    let label = Label {
+        name: name.to_owned(),
+        about: about.map_or("", |rung| rung.what).to_owned(),
+        version: concat!("kvatlas ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let made = design_options(options);
+    // What is reported is what was used.
+    let options = Options {
+        jump_size: Some(made.jump_size),
+        shards: Some(made.shards),
+        group_size: Some(made.group_size),
+        ..options.clone()
+    };
+    run(plan, &options, label, interrupt, || open(name, &made))
+}
+
+/// [`probe`] for a rung of the ladder, made for it and empty.
+///
+/// # Errors
+/// As [`probe`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.
+pub fn probe_rung(
+    plan: &Plan,
+    name: &str,
+    options: &Options,
+    build: Duration,
+    look: Duration,
+    interrupt: &AtomicBool,
+) -> Result<Probe, Error> {
+    probe(plan, &open(name, &design_options(options))?, build, look, interrupt)
+}
+
+fn design_options(options: &Options) -> kvatlas_designs::Options {
+    let defaults = kvatlas_designs::Options::default();
+    kvatlas_designs::Options {
+        event_threads: options.event_threads,
+        jump_size: options.jump_size.unwrap_or(defaults.jump_size),
+        shards: options.shards.unwrap_or(defaults.shards),
+        group_size: options.group_size.unwrap_or(defaults.group_size),
+        strict: options.strict,
+    }
+}
+
+fn open(name: &str, options: &kvatlas_designs::Options) -> Result<FeedSubject, Error> {
+    kvatlas_designs::open(name, options).map(FeedSubject).map_err(|error| Error::Index(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Mix, plan};
+
+    fn options() -> Options {
+        // What is tested is that all is applied and right; on a busy machine a run may be late.
+        Options { window_ns: Some(50_000_000), lag_limit_ns: Some(u64::MAX), query_threads: 2, ..Options::default() }
+    }
+
+    #[test]
+    fn rungs_that_never_give_in_agree_with_the_plan() {
+        let plan = plan(4, Mix::default());
+        for name in ["block-index", "block-index-scores", "dict-strict", "inverted-strict"] {
+            let options = Options { event_threads: 2, ..options() };
+            let result = replay(&plan, name, &options, &Arc::default()).unwrap();
+            assert_eq!(result.agrees, Some(true), "{name}: {:?}", result.why);
+            assert_eq!((result.applied, result.answered), (plan.facts().events(), plan.facts().lookups));
+            let held = result.comparison.and_then(|comparison| comparison.holdings).unwrap();
+            assert_eq!(result.counts.blocks, Some(held.compared), "{name}");
+            assert!(result.options.jump_size.is_some() && !result.about.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_no_rung_is_refused() {
+        let plan = plan(4, Mix::default());
+        let refused = |name: &str, options: &Options| replay(&plan, name, options, &Arc::default()).unwrap_err();
+        assert!(matches!(refused("ladder", &options()), Error::Index(what) if what.contains("ladder")));
+        let neither = Options { window_ns: None, ..options() };
+        assert!(matches!(refused("dict", &neither), Error::Options(_)));
+        #[cfg(target_os = "linux")]
+        {
+            let nowhere = Options { pin: vec![0, 0, 0, 1_000_000], ..options() };
+            assert!(matches!(refused("dict", &nowhere), Error::Options(what) if what.contains("pin")));
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn threads_can_be_pinned() {
+        let pin = vec![0, 0, 0, 0];
+        let result = replay(&plan(4, Mix::default()), "dict", &Options { pin, ..options() }, &Arc::default()).unwrap();
+        assert!(result.drained, "{:?}", result.why);
+    }
+}

@@ -1,0 +1,194 @@
+//! A plan whose columns have been checked.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use serde::Serialize;
+
+use super::columns::{Columns, Kind, check};
+use super::format::checksum;
+use super::ops::Op;
+use crate::error::Error;
+
+/// How much there is of everything in a plan, or in a part of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Facts {
+    /// Operations.
+    pub ops: u64,
+    /// Lookups among them.
+    pub lookups: u64,
+    /// Stores among them.
+    pub stores: u64,
+    /// Removals among them.
+    pub removes: u64,
+    /// Clears among them.
+    pub clears: u64,
+    /// Blocks of all lookups.
+    pub lookup_blocks: u64,
+    /// Blocks of all stores.
+    pub stored_blocks: u64,
+    /// Blocks of all removals.
+    pub removed_blocks: u64,
+    /// Workers.
+    pub workers: u64,
+    /// Tokens in a block.
+    pub block_size: u64,
+    /// ns from the first operation to the last.
+    pub span_ns: u64,
+}
+
+impl Facts {
+    /// Operations that change something.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.stores + self.removes + self.clears
+    }
+
+    /// Blocks asked for, stored and removed.
+    #[must_use]
+    pub fn block_ops(&self) -> u64 {
+        self.lookup_blocks + self.stored_blocks + self.removed_blocks
+    }
+}
+
+/// A checked plan. Equal columns make equal plans, equal files and equal digests.
+#[derive(Debug)]
+pub struct Plan {
+    pub(crate) columns: Columns,
+    facts: Facts,
+    digest: OnceLock<u128>,
+}
+
+impl Plan {
+    /// Takes columns as a plan.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] names the column, the operation and what would be right.
+    pub fn new(columns: Columns) -> Result<Self, Error> {
+        check(&columns).map_err(Error::Plan)?;
+        let facts = facts(&columns, 0..columns.times.len());
+        Ok(Self { columns, facts, digest: OnceLock::new() })
+    }
+
+    /// The plan of the first operations alone: `share` of them, at least one of a plan that has any. O(plan).
+    #[must_use]
+    pub fn beginning(&self, share: f64) -> Self {
+        let c = &self.columns;
+        let ops = ((c.times.len() as f64 * share).ceil() as usize).clamp(1.min(c.times.len()), c.times.len());
+        let columns = Columns {
+            times: c.times[..ops].to_vec(),
+            kinds: c.kinds[..ops].to_vec(),
+            workers: c.workers[..ops].to_vec(),
+            starts: c.starts[..ops].to_vec(),
+            lengths: c.lengths[..ops].to_vec(),
+            parents: c.parents[..ops].to_vec(),
+            ..c.clone()
+        };
+        let facts = facts(&columns, 0..ops);
+        Self { columns, facts, digest: OnceLock::new() }
+    }
+
+    /// Number of operations.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.columns.times.len()
+    }
+
+    /// Whether there are no operations.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.columns.times.is_empty()
+    }
+
+    /// The columns.
+    #[must_use]
+    pub fn columns(&self) -> &Columns {
+        &self.columns
+    }
+
+    /// How much there is of everything.
+    #[must_use]
+    pub fn facts(&self) -> Facts {
+        self.facts
+    }
+
+    /// How much there is in a part of the plan. O(operations in it).
+    ///
+    /// # Panics
+    /// If the range is not within the plan.
+    #[must_use]
+    pub fn facts_of(&self, ops: Range<usize>) -> Facts {
+        facts(&self.columns, ops)
+    }
+
+    /// 32 hexadecimal digits that two plans share only if all their columns are equal: XXH3-128 of the file's contents.
+    #[must_use]
+    pub fn digest(&self) -> String {
+        format!("{:032x}", self.digest.get_or_init(|| checksum(&self.columns)))
+    }
+
+    /// When an operation is due, in ns from the plan's start.
+    ///
+    /// # Panics
+    /// If there is no such operation.
+    #[must_use]
+    pub fn time(&self, op: usize) -> u64 {
+        self.columns.times[op]
+    }
+
+    /// An operation.
+    ///
+    /// # Panics
+    /// If there is no such operation.
+    #[must_use]
+    pub fn op(&self, op: usize) -> Op<'_> {
+        let c = &self.columns;
+        let worker = c.workers[op];
+        let start = c.starts[op] as usize;
+        let blocks = start..start + c.lengths[op] as usize;
+        match Kind::new(c.kinds[op]).unwrap_or(Kind::Clear) {
+            Kind::Lookup => Op::Lookup { worker, contents: &c.contents[blocks] },
+            Kind::StoreRoot => {
+                Op::Store { worker, parent: None, names: &c.names[blocks.clone()], contents: &c.contents[blocks] }
+            }
+            Kind::StoreAfter => Op::Store {
+                worker,
+                parent: Some(c.parents[op]),
+                names: &c.names[blocks.clone()],
+                contents: &c.contents[blocks],
+            },
+            Kind::Remove => Op::Remove { worker, names: &c.removed[blocks] },
+            Kind::Clear => Op::Clear { worker },
+        }
+    }
+
+    /// All operations, in order.
+    pub fn ops(&self) -> impl Iterator<Item = Op<'_>> {
+        (0..self.len()).map(|op| self.op(op))
+    }
+}
+
+fn facts(c: &Columns, ops: Range<usize>) -> Facts {
+    let mut facts = Facts {
+        ops: ops.len() as u64,
+        workers: c.worker_count.into(),
+        block_size: c.block_size.into(),
+        span_ns: if ops.is_empty() { 0 } else { c.times[ops.end - 1] - c.times[ops.start] },
+        ..Facts::default()
+    };
+    for op in ops {
+        let blocks = u64::from(c.lengths[op]);
+        let (count, sum) = match Kind::new(c.kinds[op]) {
+            Some(Kind::Lookup) => (&mut facts.lookups, &mut facts.lookup_blocks),
+            Some(Kind::StoreRoot | Kind::StoreAfter) => (&mut facts.stores, &mut facts.stored_blocks),
+            Some(Kind::Remove) => (&mut facts.removes, &mut facts.removed_blocks),
+            Some(Kind::Clear) | None => {
+                facts.clears += 1;
+                continue;
+            }
+        };
+        *count += 1;
+        *sum += blocks;
+    }
+    facts
+}

@@ -1,0 +1,69 @@
+//! One operation of a plan.
+
+use kvatlas_designs::{Change, WorkerId};
+use kvatlas_index::BlockHash;
+
+/// One operation of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op<'p> {
+    /// See [`Kind::Lookup`](super::Kind::Lookup).
+    Lookup {
+        /// Which worker the request runs on.
+        worker: WorkerId,
+        /// The content hash of each block of the prompt.
+        contents: &'p [u64],
+    },
+    /// See [`Kind::StoreRoot`](super::Kind::StoreRoot) and [`Kind::StoreAfter`](super::Kind::StoreAfter).
+    Store {
+        /// Who.
+        worker: WorkerId,
+        /// The block before the first, or `None` at the start of a prompt.
+        parent: Option<u64>,
+        /// Block hashes.
+        names: &'p [u64],
+        /// Content hashes, as many.
+        contents: &'p [u64],
+    },
+    /// See [`Kind::Remove`](super::Kind::Remove).
+    Remove {
+        /// Who.
+        worker: WorkerId,
+        /// Block hashes.
+        names: &'p [u64],
+    },
+    /// See [`Kind::Clear`](super::Kind::Clear).
+    Clear {
+        /// Who.
+        worker: WorkerId,
+    },
+}
+
+impl Op<'_> {
+    /// Whose operation it is.
+    #[must_use]
+    pub fn worker(&self) -> WorkerId {
+        match *self {
+            Self::Lookup { worker, .. }
+            | Self::Store { worker, .. }
+            | Self::Remove { worker, .. }
+            | Self::Clear { worker } => worker,
+        }
+    }
+
+    /// The change that it is, owned; `None` for a lookup.
+    #[must_use]
+    pub fn change(&self) -> Option<Change> {
+        let owned = |names: &[u64]| names.iter().copied().map(BlockHash).collect();
+        Some(match *self {
+            Self::Lookup { .. } => return None,
+            Self::Store { worker, parent, names, contents } => Change::Store {
+                worker,
+                parent: parent.map(BlockHash),
+                block_hashes: owned(names),
+                content_hashes: contents.into(),
+            },
+            Self::Remove { worker, names } => Change::Remove { worker, block_hashes: owned(names) },
+            Self::Clear { worker } => Change::Clear { worker },
+        })
+    }
+}

@@ -1,0 +1,151 @@
+//! What one lookup costs when nothing else happens: an index is built from a plan's events, then one thread looks up,
+//! one query after the other, each timed in service. Not a replay: nobody waits and nothing is queued, so it says how
+//! a design grows and not what it bears.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvatlas_designs::Scores;
+use serde::Serialize;
+
+use crate::clock::{Clock, between};
+use crate::error::Error;
+use crate::plan::{Op, Plan};
+use crate::result::Times;
+use crate::subject::Subject;
+
+/// Events handed over before they are waited for: enough to keep several threads busy, few enough to wait in memory.
+const AT_ONCE: usize = 1_024;
+/// Lookups whose answers are checked.
+const CHECKED: usize = 64;
+
+/// What [`probe`] found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Probe {
+    /// Whether everything was applied in time. If not, nothing was looked up.
+    pub built: bool,
+    /// What that took.
+    pub build_ns: u64,
+    /// Events applied.
+    pub events: u64,
+    /// Pairs of a worker and a block held, as the index counts them.
+    pub blocks: Option<u64>,
+    /// Lookups timed. All of the plan's, unless time ran out.
+    pub lookups: u64,
+    /// The call alone, the cost of the clock taken off.
+    pub service: Option<Times>,
+    /// How many of the first lookups were answered wrong: the plan says of which worker each lookup is, and a plan
+    /// for a probe asks only for what that worker holds to the last block.
+    pub wrong: u64,
+    /// One of those.
+    pub example: Option<String>,
+    /// The clock.
+    pub clock: Clock,
+}
+
+/// Builds and looks up. `build` and `look` are how long each may take; every lookup runs once untimed before, as far
+/// as half of `look` allows.
+///
+/// # Errors
+/// [`Error::Interrupted`]; [`Error::Index`] if the index failed to answer.
+pub fn probe<S: Subject>(
+    plan: &Plan,
+    subject: &S,
+    build: Duration,
+    look: Duration,
+    interrupt: &AtomicBool,
+) -> Result<Probe, Error> {
+    let clock = Clock::measure();
+    let going = || if interrupt.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { Ok(()) };
+    let start = Instant::now();
+    let mut events = 0;
+    let mut queries = Vec::with_capacity(plan.facts().lookups as usize);
+    let mut checked = Vec::new();
+    let mut found = Probe {
+        built: true,
+        build_ns: 0,
+        events: 0,
+        blocks: None,
+        lookups: 0,
+        service: None,
+        wrong: 0,
+        example: None,
+        clock,
+    };
+    for op in plan.ops() {
+        if let Op::Lookup { worker, contents } = op {
+            if checked.len() < CHECKED {
+                checked.push((worker, contents));
+            }
+            queries.push(subject.query(contents));
+            continue;
+        }
+        let Some(change) = op.change() else { continue };
+        subject.send(subject.message(change));
+        events += 1;
+        if events % AT_ONCE == 0 {
+            subject.flush();
+            going()?;
+            if start.elapsed() > build {
+                found.built = false;
+                break;
+            }
+        }
+    }
+    subject.flush();
+    found.build_ns = between(start, Instant::now());
+    found.events = events as u64;
+    if !found.built {
+        return Ok(found);
+    }
+    found.blocks = subject.counts().blocks;
+    let mut scores = Scores::new();
+    for (worker, contents) in checked {
+        subject.answer(contents, &mut scores).map_err(Error::Index)?;
+        let depth = scores.iter().find(|score| score.0 == worker).map_or(0, |score| score.1);
+        if depth as usize != contents.len() {
+            found.wrong += 1;
+            let words = || format!("worker {worker}: depth {depth}, should be {}", contents.len());
+            found.example.get_or_insert_with(words);
+        }
+    }
+
+    let mut lane = subject.lane();
+    let start = Instant::now();
+    for query in &queries {
+        subject.lookup(&mut lane, query);
+        if start.elapsed() > look / 2 {
+            break;
+        }
+    }
+    let mut service = Vec::with_capacity(queries.len());
+    let start = Instant::now();
+    for query in &queries {
+        let before = Instant::now();
+        subject.lookup(&mut lane, query);
+        let after = Instant::now();
+        service.push(between(before, after).saturating_sub(found.clock.cost_ns));
+        if between(start, after) > look.as_nanos() as u64 {
+            going()?;
+            break;
+        }
+    }
+    found.lookups = service.len() as u64;
+    found.service = times(service);
+    Ok(found)
+}
+
+fn times(mut all: Vec<u64>) -> Option<Times> {
+    all.sort_unstable();
+    let at = |share: f64| all[((all.len() as f64 * share).ceil() as usize).clamp(1, all.len()) - 1];
+    let max = *all.last()?;
+    Some(Times {
+        count: all.len() as u64,
+        mean: all.iter().sum::<u64>() as f64 / all.len() as f64,
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p999: at(0.999),
+        max,
+    })
+}

@@ -1,0 +1,93 @@
+//! What the workers of a plan hold after it: the plan's events applied to plain maps, one for each worker.
+
+use hashbrown::HashMap;
+
+use kvatlas_designs::WorkerId;
+use kvatlas_index::BlockHash;
+
+use crate::plan::{Op, Plan};
+
+/// What a block continues (`None`: it starts a prompt) and what is in it.
+type Content = (Option<u64>, u64);
+
+/// Who holds what when everything of a plan has been applied.
+pub(crate) struct Truth {
+    workers: Vec<HashMap<u64, Content>>,
+}
+
+impl Truth {
+    pub(crate) fn new(plan: &Plan) -> Self {
+        let mut workers = vec![HashMap::new(); plan.columns().worker_count as usize];
+        for op in plan.ops() {
+            let held = &mut workers[op.worker() as usize];
+            match op {
+                Op::Lookup { .. } => {}
+                Op::Store { parent, names, contents, .. } => {
+                    let mut parent = parent;
+                    for (&name, &content) in names.iter().zip(contents) {
+                        held.insert(name, (parent, content));
+                        parent = Some(name);
+                    }
+                }
+                Op::Remove { names, .. } => {
+                    for name in names {
+                        held.remove(name);
+                    }
+                }
+                Op::Clear { .. } => held.clear(),
+            }
+        }
+        Self { workers }
+    }
+
+    /// Everything held, sorted by worker and name.
+    pub(crate) fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        let all = (0..).zip(&self.workers).flat_map(|(worker, held)| held.keys().map(move |&name| (worker, name)));
+        let mut all: Vec<(WorkerId, BlockHash)> = all.map(|(worker, name)| (worker, BlockHash(name))).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Blocks that a worker holds.
+    pub(crate) fn blocks(&self, worker: WorkerId) -> usize {
+        self.workers.get(worker as usize).map_or(0, HashMap::len)
+    }
+
+    /// The chains of some workers, to be walked.
+    pub(crate) fn chains(&self, workers: &[WorkerId]) -> Chains {
+        let mut steps = Vec::new();
+        for &worker in workers {
+            let held = self.workers.get(worker as usize).into_iter().flatten();
+            steps.extend(held.map(|(&name, &(parent, content))| (worker, parent, content, name)));
+        }
+        steps.sort_unstable();
+        Chains { steps }
+    }
+}
+
+/// Blocks by whose they are, what they continue and what is in them: what a walk from the root needs, and nothing
+/// of how any index does it.
+pub(crate) struct Chains {
+    steps: Vec<(WorkerId, Option<u64>, u64, u64)>,
+}
+
+impl Chains {
+    /// How many leading blocks of a query a worker holds. O(depth × log blocks).
+    pub(crate) fn depth(&self, worker: WorkerId, query: &[u64]) -> u32 {
+        // Several blocks may continue one and have the same content, under different names.
+        let mut ends = vec![None];
+        for (depth, &content) in (0..).zip(query) {
+            let mut next = Vec::new();
+            for &end in &ends {
+                let from = self.steps.partition_point(|&(w, p, c, _)| (w, p, c) < (worker, end, content));
+                let alike = self.steps[from..].iter().take_while(|&&(w, p, c, _)| (w, p, c) == (worker, end, content));
+                next.extend(alike.map(|&(.., name)| Some(name)));
+            }
+            if next.is_empty() {
+                return depth;
+            }
+            ends = next;
+        }
+        query.len() as u32
+    }
+}

@@ -1,0 +1,215 @@
+//! Rung 2: a thread owns the design, everybody else writes to it.
+//!
+//! No lock, and no thread but one ever touches the design: changes and questions are messages, and whoever asks waits
+//! for the reply. That serves any [`Local`] design as it is. Its price is two hops between threads for each lookup, and
+//! that all lookups stand in one line.
+//!
+//! [`ShardedActors`] deal the workers out to several actors. Changes then spread over their threads, while each lookup
+//! still asks every one: more messages, shorter work.
+//!
+//! A change that panics counts as applied, the actor goes on and [`Feed::broken`] tells what it said, as in an
+//! [`EventPool`](super::pool::EventPool). A lookup that panics panics where it was asked.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, Builder, JoinHandle};
+
+use crate::homes::Homes;
+use crate::interface::{Change, Feed, LadderStats, Local, Scores, WorkerId};
+use crate::mailbox::{Broken, Mailbox};
+use kvatlas_index::BlockHash;
+
+/// A design of one thread on a thread of its own. Dropping it ends the thread; what it has not applied is lost.
+pub struct Actor<T: Local> {
+    shared: Arc<Shared<T>>,
+    thread: Option<JoinHandle<()>>,
+    /// Changes, queries and answers.
+    messages: AtomicU64,
+}
+
+struct Shared<T> {
+    mailbox: Mailbox<T>,
+    broken: Broken,
+}
+
+/// An answer on its way.
+struct Reply<R>(mpsc::Receiver<thread::Result<R>>);
+
+impl<R> Reply<R> {
+    fn wait(self) -> R {
+        match self.0.recv() {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(panic)) => resume_unwind(panic),
+            Err(mpsc::RecvError) => unreachable!("an actor answers for as long as somebody has it to ask"),
+        }
+    }
+}
+
+impl<T: Local> Actor<T> {
+    /// Starts the thread.
+    ///
+    /// # Panics
+    /// If the system starts no more threads, as [`std::thread::spawn`] does.
+    #[must_use]
+    pub fn new(design: T) -> Self {
+        Self::try_new(design).expect("the system starts threads")
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// If the system starts no more threads.
+    pub fn try_new(design: T) -> io::Result<Self> {
+        let shared = Arc::new(Shared { mailbox: Mailbox::new(), broken: Broken::default() });
+        let its = shared.clone();
+        let thread = Builder::new().name("kv-actor".to_owned()).spawn(move || its.work(design))?;
+        Ok(Self { shared, thread: Some(thread), messages: AtomicU64::new(0) })
+    }
+
+    /// Has the thread work something out.
+    fn ask<R: Send + 'static>(&self, question: impl FnOnce(&T) -> R + Send + 'static) -> Reply<R> {
+        let (answer, reply) = mpsc::sync_channel(1);
+        self.shared.mailbox.ask(Box::new(move |design| {
+            // Whoever asked may be gone.
+            let _ = answer.send(catch_unwind(AssertUnwindSafe(|| question(design))));
+        }));
+        Reply(reply)
+    }
+
+    fn ask_scores(&self, query: Arc<[u64]>, mut scores: Scores) -> Reply<Scores> {
+        self.messages.fetch_add(2, Ordering::Relaxed);
+        self.ask(move |design| {
+            design.find(&query, &mut scores);
+            scores
+        })
+    }
+}
+
+impl<T: Local> Shared<T> {
+    fn work(&self, mut design: T) {
+        self.mailbox.serve(&mut design, |design, change| {
+            self.broken.catch(change, || {
+                // The design counts its refusals.
+                let _ = design.apply(change);
+            });
+        });
+    }
+}
+
+impl<T: Local> Feed for Actor<T> {
+    fn send(&self, change: Change) {
+        self.messages.fetch_add(1, Ordering::Relaxed);
+        self.shared.mailbox.send(change);
+    }
+
+    fn applied(&self) -> u64 {
+        self.shared.mailbox.applied()
+    }
+
+    fn flush(&self) {
+        self.shared.mailbox.flush();
+    }
+
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        *scores = self.ask_scores(content_hashes.into(), std::mem::take(scores)).wait();
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.shared.broken.message()
+    }
+
+    fn stats(&self) -> LadderStats {
+        self.flush();
+        let stats = self.ask(T::stats).wait();
+        LadderStats { messages: stats.messages + self.messages.load(Ordering::Relaxed), ..stats }
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        self.flush();
+        self.ask(T::holdings).wait()
+    }
+}
+
+impl<T: Local> Drop for Actor<T> {
+    fn drop(&mut self) {
+        self.shared.mailbox.close();
+        if let Some(thread) = self.thread.take() {
+            // It catches the panics of the design.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Several actors that have dealt the workers among themselves: in turn at first sight, for life.
+pub struct ShardedActors<T: Local> {
+    homes: Homes,
+    actors: Box<[Actor<T>]>,
+}
+
+impl<T: Local> ShardedActors<T> {
+    /// Starts `shards` actors, at least one, each with what `make` makes.
+    ///
+    /// # Panics
+    /// If the system starts no more threads, as [`std::thread::spawn`] does.
+    #[must_use]
+    pub fn new(shards: usize, make: impl Fn() -> T) -> Self {
+        Self::try_new(shards, make).expect("the system starts threads")
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// If the system starts no more threads.
+    pub fn try_new(shards: usize, make: impl Fn() -> T) -> io::Result<Self> {
+        let shards = shards.max(1);
+        let actors = (0..shards).map(|_| Actor::try_new(make())).collect::<io::Result<_>>()?;
+        Ok(Self { homes: Homes::new(shards), actors })
+    }
+}
+
+impl<T: Local> Feed for ShardedActors<T> {
+    fn send(&self, change: Change) {
+        self.actors[self.homes.of(change.worker())].send(change);
+    }
+
+    fn applied(&self) -> u64 {
+        self.actors.iter().map(Actor::applied).sum()
+    }
+
+    fn flush(&self) {
+        self.actors.iter().for_each(Actor::flush);
+    }
+
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        let query: Arc<[u64]> = content_hashes.into();
+        let replies: Vec<_> = self.actors.iter().map(|actor| actor.ask_scores(query.clone(), Vec::new())).collect();
+        scores.clear();
+        // A worker is in one shard only.
+        for reply in replies {
+            scores.append(&mut reply.wait());
+        }
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.actors.iter().find_map(Actor::broken)
+    }
+
+    fn stats(&self) -> LadderStats {
+        self.actors.iter().map(Actor::stats).fold(LadderStats::default(), |all, one| LadderStats {
+            workers: all.workers + one.workers,
+            blocks: all.blocks + one.blocks,
+            entries: all.entries + one.entries,
+            refused: all.refused + one.refused,
+            unknown_removals: all.unknown_removals + one.unknown_removals,
+            messages: all.messages + one.messages,
+        })
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        let mut holdings: Vec<_> = self.actors.iter().flat_map(Actor::holdings).collect();
+        holdings.sort_unstable();
+        holdings
+    }
+}

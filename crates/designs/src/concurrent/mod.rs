@@ -1,0 +1,342 @@
+//! Rung 5: the radix tree of [`super::radix`] with a read-write lock in each node, changed and read by many threads.
+//!
+//! A lookup goes down hand over hand: it holds a node's read lock until it has that of the child. It runs in the
+//! caller's thread and allocates nothing for a node. Each worker's table of names is behind a lock of its own, which
+//! nobody else waits for as long as one worker's changes come from one thread (an [`EventPool`](super::pool::EventPool)
+//! sees to that).
+//!
+//! # Locks
+//! In this order, each taken only by who holds none that comes after it:
+//! 1. the list of workers (let go before the next),
+//! 2. a worker's names, for the whole of a change,
+//! 3. nodes: at most two at a time, a parent and then its child as the parent's lock shows it,
+//! 4. the list of free slots.
+//!
+//! A link between two nodes changes only under the locks of both, or while one of them is not in the tree. So who
+//! waits for a node while holding its parent waits along an edge of a tree, and edges of a tree make no circle. A
+//! parent is also taken from below, but only if that needs no waiting.
+//!
+//! # A node lives as long as someone needs it
+//! Whoever holds a block keeps its node in the tree, so a worker's own change may let go of all locks and come back to
+//! a node that the worker holds. Who takes the last holder or the last child from a node takes the node out as well.
+//! It needs the parent's lock for that. If it has to let go of the node to wait for it, it then sees whether the parent
+//! still leads to the node, locks the node, and sees whether it is *still* without holders and children. A store
+//! through the same node has come before, and then the node is not dead, or comes after, and then does not find it.
+//! The slots may be used again at any time between these looks: what is unlinked is whatever is dead under both locks,
+//! and that is right whoever left it there.
+//!
+//! # What an answer is worth while changes happen
+//! Let a lookup overlap with changes of a worker. Its depth for the worker is
+//! - **never less than the smallest true depth** during the call: the walk ends for the worker at a block that it did
+//!   not hold at that moment;
+//! - **never more than the largest true depth**, unless during this call the worker both lost a block that the walk
+//!   had passed and gained one further down *while the first was missing*. That takes a hole: engines drop the end of
+//!   a chain first and never go on below a hole. The walk compares members, not sizes of sets, so one worker's loss is
+//!   never hidden by another's gain.
+//!
+//! A store appears block by block from its beginning where nodes exist, then the new rest of it all at once.
+//!
+//! # Where it differs from the reference
+//! As [`super::radix`] does: orphans are refused, two names for one position are one block, a name announced elsewhere
+//! moves alone. (While one does, the worker holds both positions for a moment.) Slots of nodes are used again but go
+//! back to the system only with the tree.
+
+mod nodes;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock};
+
+use self::nodes::{Nodes, ROOTS, make_chain, unmake_chain};
+use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use crate::radix::{Ended, Names, NodeId, Running};
+use kvatlas_index::BlockHash;
+
+/// A worker's side of the tree.
+#[derive(Debug, Default)]
+struct Member {
+    names: Names,
+    /// It was dropped: whoever waited for it must look for its successor.
+    gone: bool,
+}
+
+/// A radix tree with one block and one lock a node. See the [module](self).
+#[derive(Debug)]
+pub struct ConcurrentRadixTree {
+    nodes: Nodes,
+    members: RwLock<HashMap<WorkerId, Arc<Mutex<Member>>>>,
+    refused: AtomicU64,
+    unknown_removals: AtomicU64,
+}
+
+impl Default for ConcurrentRadixTree {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Where other threads may come between. The tests make them, and have it be true at times.
+#[inline]
+fn pause() -> bool {
+    #[cfg(test)]
+    return tests::come_between();
+    #[cfg(not(test))]
+    false
+}
+
+/// Where chains begin with this block.
+fn root_of(content: u64) -> NodeId {
+    // Content hashes may be small numbers in tests and replays: their low bits are as good as any.
+    (content % u64::from(ROOTS)) as NodeId
+}
+
+impl ConcurrentRadixTree {
+    /// An empty tree.
+    #[must_use]
+    pub fn new() -> Self {
+        Self {
+            nodes: Nodes::new(),
+            members: RwLock::default(),
+            refused: AtomicU64::new(0),
+            unknown_removals: AtomicU64::new(0),
+        }
+    }
+
+    /// Calls `change` with a worker's names, made if `register`; `None` when the worker is not known.
+    fn with<R>(&self, worker: WorkerId, register: bool, change: impl FnOnce(&mut Names) -> R) -> Option<R> {
+        loop {
+            let known = self.members.read().get(&worker).cloned();
+            let member = match known {
+                Some(member) => member,
+                None if register => Arc::clone(self.members.write().entry(worker).or_default()),
+                None => return None,
+            };
+            let mut member = member.lock();
+            if !member.gone {
+                return Some(change(&mut member.names));
+            }
+            // Dropped since: it leaves the list in a moment.
+            drop(member);
+            std::thread::yield_now();
+        }
+    }
+
+    fn refuse(&self, refusal: Refusal) -> Refusal {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        refusal
+    }
+
+    /// Stores blocks under `at`, which is a root or held by `worker`.
+    fn extend(&self, worker: WorkerId, names: &mut Names, mut at: NodeId, blocks: &[BlockHash], contents: &[u64]) {
+        // Nodes that lose a name to another position. It counts when no lock is held.
+        let mut left = Vec::new();
+        let mut done = self.join(worker, names, &mut at, blocks, contents, &mut left);
+        let mut ids = Vec::new();
+        pause();
+        while done < blocks.len() {
+            // The rest is new. It is made outside of the tree, and hung in if that is still where it goes.
+            let contents = &contents[done..];
+            ids.clear();
+            self.nodes.take(contents.len(), &mut ids);
+            make_chain(&self.nodes, &ids, contents, at, worker);
+            pause();
+            let mut parent = self.nodes.at(at).write();
+            if parent.children.get(contents[0]).is_none() {
+                parent.children.insert(contents[0], ids[0]);
+                drop(parent);
+                let named = blocks[done..].iter().zip(&ids);
+                left.extend(named.filter_map(|(&name, &node)| names.announce(name, node, true)));
+                break;
+            }
+            // Another worker was faster: join it.
+            drop(parent);
+            unmake_chain(&self.nodes, &ids);
+            done += self.join(worker, names, &mut at, &blocks[done..], contents, &mut left);
+        }
+        self.leave_all(worker, left.into_iter().filter(|&node| names.lost(node)));
+    }
+
+    /// Makes `worker` a holder of the nodes that are there already, from below `at` on, and `at` the last of them. How
+    /// many there were.
+    fn join(
+        &self,
+        worker: WorkerId,
+        names: &mut Names,
+        at: &mut NodeId,
+        blocks: &[BlockHash],
+        contents: &[u64],
+        left: &mut Vec<NodeId>,
+    ) -> usize {
+        let above = self.nodes.at(*at).read();
+        let Some(mut child) = above.children.get(contents[0]) else { return 0 };
+        let mut node = self.nodes.at(child).write();
+        drop(above);
+        for (done, &name) in blocks.iter().enumerate() {
+            let first = node.holders.insert(worker);
+            left.extend(names.announce(name, child, first));
+            *at = child;
+            let Some(next) = contents.get(done + 1).and_then(|&content| node.children.get(content)) else {
+                return done + 1;
+            };
+            child = next;
+            // The new lock is taken before the old one goes.
+            node = self.nodes.at(child).write();
+        }
+        blocks.len()
+    }
+
+    /// `worker` no longer holds these nodes; what nobody needs any more is taken out of the tree.
+    fn leave_all(&self, worker: WorkerId, nodes: impl IntoIterator<Item = NodeId>) {
+        let mut freed = Vec::new();
+        for node in nodes {
+            self.leave(worker, node, &mut freed);
+        }
+        self.nodes.give_back(&freed);
+    }
+
+    fn leave(&self, worker: WorkerId, mut id: NodeId, freed: &mut Vec<NodeId>) {
+        let mut node = self.nodes.at(id).write();
+        node.holders.remove(worker);
+        while node.is_dead() {
+            let (parent, content) = (node.parent, node.content);
+            let free_now = if pause() { None } else { self.nodes.at(parent).try_write() };
+            let mut above = match free_now {
+                Some(above) => above,
+                None => {
+                    // Somebody is at the parent. Waiting for it is for who has nothing that a parent may wait for.
+                    drop(node);
+                    pause();
+                    let above = self.nodes.at(parent).write();
+                    if above.children.get(content) != Some(id) {
+                        return;
+                    }
+                    node = self.nodes.at(id).write();
+                    if !node.is_dead() {
+                        return;
+                    }
+                    above
+                }
+            };
+            *node = nodes::Node::default();
+            above.children.remove(content);
+            freed.push(id);
+            if parent < ROOTS {
+                return;
+            }
+            (id, node) = (parent, above);
+        }
+    }
+}
+
+impl Concurrent for ConcurrentRadixTree {
+    fn store(
+        &self,
+        worker: WorkerId,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Refusal> {
+        check_lengths(block_hashes, content_hashes).map_err(|refusal| self.refuse(refusal))?;
+        let Some(&first) = content_hashes.first() else { return Ok(()) };
+        if !self.nodes.has_room(block_hashes.len()) {
+            return Err(self.refuse(Refusal::Full { what: "it has a node for every other number of 32 bits" }));
+        }
+        let stored = self.with(worker, parent.is_none(), |names| {
+            let at = match parent {
+                None => root_of(first),
+                Some(parent) => names.get(parent)?,
+            };
+            self.extend(worker, names, at, block_hashes, content_hashes);
+            Some(())
+        });
+        match (stored.flatten(), parent) {
+            (None, Some(parent)) => Err(self.refuse(Refusal::UnknownParent { worker, parent })),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
+        let unknown = self.with(worker, false, |names| {
+            let mut unknown = 0;
+            let ended = block_hashes.iter().filter_map(|&name| match names.end(name) {
+                Ended::Left(node) => Some(node),
+                Ended::StillHeld => None,
+                Ended::Unknown => {
+                    unknown += 1;
+                    None
+                }
+            });
+            self.leave_all(worker, ended);
+            unknown
+        });
+        let unknown = unknown.unwrap_or(block_hashes.len() as u64);
+        if unknown != 0 {
+            self.unknown_removals.fetch_add(unknown, Ordering::Relaxed);
+        }
+    }
+
+    fn clear(&self, worker: WorkerId) {
+        self.with(worker, false, |names| self.leave_all(worker, names.clear()));
+    }
+
+    fn drop_worker(&self, worker: WorkerId) {
+        let Some(member) = self.members.read().get(&worker).cloned() else { return };
+        let mut dropped = member.lock();
+        if dropped.gone {
+            return;
+        }
+        // It stays in the list until all is gone, so that nobody stores for its successor meanwhile.
+        self.leave_all(worker, dropped.names.clear());
+        dropped.gone = true;
+        drop(dropped);
+        self.members.write().remove(&worker);
+    }
+
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        scores.clear();
+        let Some((&first, rest)) = content_hashes.split_first() else { return };
+        let root = self.nodes.at(root_of(first)).read();
+        let Some(first) = root.children.get(first) else { return };
+        let mut at = self.nodes.at(first).read();
+        drop(root);
+        let mut running = Running::new(&at.holders);
+        let mut depth = 1;
+        for &content in rest {
+            let Some(child) = at.children.get(content) else { break };
+            let child = self.nodes.at(child).read();
+            if !running.step(&at.holders, &child.holders, depth, scores) {
+                return;
+            }
+            at = child;
+            depth += 1;
+        }
+        running.finish(&at.holders, depth, scores);
+    }
+
+    fn stats(&self) -> LadderStats {
+        let members: Vec<_> = self.members.read().values().cloned().collect();
+        LadderStats {
+            workers: members.len() as u64,
+            blocks: members.iter().map(|member| member.lock().names.len() as u64).sum(),
+            entries: self.nodes.live() as u64,
+            refused: self.refused.load(Ordering::Relaxed),
+            unknown_removals: self.unknown_removals.load(Ordering::Relaxed),
+            messages: 0,
+        }
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        let members: Vec<_> =
+            self.members.read().iter().map(|(&worker, member)| (worker, Arc::clone(member))).collect();
+        let mut holdings = Vec::new();
+        for (worker, member) in members {
+            holdings.extend(member.lock().names.iter().map(|name| (worker, name)));
+        }
+        holdings.sort_unstable();
+        holdings
+    }
+}

@@ -1,0 +1,269 @@
+//! Rung 6, grown: a sparse top level over groups of workers, each group with a positional index of its own.
+//!
+//! ```text
+//!            top      (0,c0) → {g0,g1,g2}   (1,c1) → {g0,g1}   (3,c3) → {g1}   (7,c7) → {}      groups, a few positions
+//!             │
+//!     ┌───────┼───────┐
+//!     g0      g1      g2     PositionalIndexer each: workers, every position
+//! ```
+//!
+//! The idea is for fleets too large for one index: groups live on machines of their own and tell the top, at a few
+//! positions only, which prefixes any of their workers holds. What the top knows bounds what a group can answer: if
+//! nobody in it holds block 7 of a query, nobody there is deeper than 7. So a search for the deepest workers asks the
+//! most promising group first and stops when no other can win. Here all of it is in one process, and the messages that
+//! would travel are counted: an update for each event that changed what the top knows, a probe and an answer for each
+//! group that is asked.
+//!
+//! There are two ways to ask. [`GroupedIndex::find_best`] is what the design is for: the deepest workers, asking as few
+//! groups as possible. [`find`](crate::Concurrent::find) spells out every worker's depth, and so must ask every group
+//! that has the first block.
+//!
+//! What the groups' indexes get wrong ([`crate::positional`]) is wrong here too. The top is told of a place while the place is
+//! locked, so it is never behind. It believes lazy hashes as they do: that can only make a group look more
+//! promising than it is.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hashbrown::HashMap;
+use parking_lot::RwLock;
+
+pub use super::positional::Sparse;
+use super::positional::{Coverage, InvalidOption, Layout, Options, PositionalIndexer, Query, Table, Top, Walk};
+use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use kvatlas_index::BlockHash;
+
+/// How the levels are laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GroupOptions {
+    /// Workers `0..n` are the first group, the next `n` the second, and so on. At least 1.
+    pub workers_per_group: u32,
+    /// The positions that the top knows about.
+    pub sparse: Sparse,
+    /// How each group's index works.
+    pub inner: Options,
+    /// How many of the deepest workers [`answer`](crate::Concurrent::answer) finds.
+    pub best: usize,
+}
+
+impl Default for GroupOptions {
+    fn default() -> Self {
+        Self { workers_per_group: 32, sparse: Sparse::Doubling, inner: Options::default(), best: 1 }
+    }
+}
+
+/// The deepest workers of a query, and what it took to find them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Best {
+    /// Deepest first. Of workers that are equally deep at the end of the list, any may be left out.
+    pub scores: Scores,
+    /// Groups that hold the first block.
+    pub candidates: usize,
+    /// Groups that were asked.
+    pub probed: usize,
+}
+
+/// Positional indexes of groups, under a sparse top level.
+#[derive(Debug)]
+pub struct GroupedIndex {
+    options: GroupOptions,
+    top: Arc<Top>,
+    groups: RwLock<HashMap<u32, Arc<PositionalIndexer>>>,
+    /// Probes sent and answers received.
+    asked: AtomicU64,
+    /// Refusals of workers whose group does not exist yet.
+    refused: AtomicU64,
+    /// Removals from groups that do not exist.
+    unknown_removals: AtomicU64,
+}
+
+/// Locks of the top's map.
+const TOP_SHARDS: usize = 256;
+/// Locks of a group's map: there are many groups.
+const GROUP_SHARDS: usize = 32;
+
+impl GroupedIndex {
+    /// An empty index.
+    ///
+    /// # Errors
+    /// If an option is 0 that must be at least 1.
+    pub fn new(options: GroupOptions) -> Result<Self, InvalidOption> {
+        if options.workers_per_group == 0 {
+            return Err(InvalidOption::GroupSize);
+        }
+        if options.sparse == Sparse::Every(0) {
+            return Err(InvalidOption::SparseStep);
+        }
+        if options.inner.jump_size == 0 {
+            return Err(InvalidOption::JumpSize);
+        }
+        let table = Table::new(Layout::Map, TOP_SHARDS);
+        Ok(Self {
+            options,
+            top: Arc::new(Top { table, sparse: options.sparse, updates: AtomicU64::new(0) }),
+            groups: RwLock::default(),
+            asked: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            unknown_removals: AtomicU64::new(0),
+        })
+    }
+
+    /// The `k` deepest workers of all that hold the first block. Asks the groups that the top shows to be the most
+    /// promising, in that order, until none of the others can hold anyone deeper than the `k`-th found.
+    #[must_use]
+    pub fn find_best(&self, content_hashes: &[u64], k: usize) -> Best {
+        let mut scores = Scores::new();
+        let (candidates, probed) = self.find_deepest(content_hashes, k, &mut scores);
+        Best { scores, candidates, probed }
+    }
+
+    /// Replaces `scores` by the `k` deepest, and returns how many groups there were to ask and how many were asked.
+    fn find_deepest(&self, content_hashes: &[u64], k: usize, scores: &mut Scores) -> (usize, usize) {
+        scores.clear();
+        let mut query = Query::new(content_hashes);
+        let mut bounds = self.bounds(&mut query);
+        bounds.sort_unstable_by_key(|&(_, bound)| Reverse(bound));
+        let groups = self.groups.read();
+        let mut probed = 0;
+        for &(group, bound) in &bounds {
+            let won = k == 0 || scores.get(k - 1).is_some_and(|&(_, depth)| depth >= bound);
+            if won {
+                break;
+            }
+            if let Some(group) = groups.get(&group) {
+                group.find_more(&mut query, scores);
+                probed += 1;
+            }
+            if scores.len() > k {
+                scores.select_nth_unstable_by_key(k - 1, |&(_, depth)| Reverse(depth));
+                scores.truncate(k);
+            }
+            scores.sort_unstable_by_key(|&(_, depth)| Reverse(depth));
+        }
+        self.asked.fetch_add(2 * probed as u64, Ordering::Relaxed);
+        (bounds.len(), probed)
+    }
+
+    /// The options it was made with.
+    #[must_use]
+    pub fn options(&self) -> GroupOptions {
+        self.options
+    }
+
+    /// Every group that holds the first block, and more than which depth nobody in it can have.
+    fn bounds(&self, query: &mut Query<'_>) -> Scores {
+        let mut bounds = Scores::new();
+        self.walk(query).run_sparse(self.top.sparse, &mut bounds);
+        bounds
+    }
+
+    fn walk<'t, 'q, 'a>(&'t self, query: &'q mut Query<'a>) -> Walk<'t, 'q, 'a> {
+        Walk { table: &self.top.table, options: self.options.inner, query }
+    }
+
+    fn group_of(&self, worker: WorkerId) -> u32 {
+        worker / self.options.workers_per_group
+    }
+
+    fn group(&self, group: u32) -> Option<Arc<PositionalIndexer>> {
+        self.groups.read().get(&group).cloned()
+    }
+
+    fn group_or_new(&self, group: u32) -> Arc<PositionalIndexer> {
+        self.group(group).unwrap_or_else(|| {
+            let coverage = Coverage { top: Arc::clone(&self.top), group };
+            let new = || Arc::new(PositionalIndexer::assemble(self.options.inner, GROUP_SHARDS, Some(coverage)));
+            Arc::clone(self.groups.write().entry(group).or_insert_with(new))
+        })
+    }
+}
+
+impl Concurrent for GroupedIndex {
+    fn store(
+        &self,
+        worker: WorkerId,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Refusal> {
+        let refused = |_: &Refusal| _ = self.refused.fetch_add(1, Ordering::Relaxed);
+        check_lengths(block_hashes, content_hashes).inspect_err(refused)?;
+        if block_hashes.is_empty() {
+            return Ok(());
+        }
+        let group = self.group_of(worker);
+        let group = match parent {
+            None => self.group_or_new(group),
+            // Only a group that is there can hold a parent, and a refusal makes no group.
+            Some(parent) => self.group(group).ok_or(Refusal::UnknownParent { worker, parent }).inspect_err(refused)?,
+        };
+        group.store(worker, parent, block_hashes, content_hashes)
+    }
+
+    fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
+        match self.group(self.group_of(worker)) {
+            Some(group) => group.apply_removed(worker, block_hashes),
+            None => _ = self.unknown_removals.fetch_add(block_hashes.len() as u64, Ordering::Relaxed),
+        }
+    }
+
+    fn clear(&self, worker: WorkerId) {
+        if let Some(group) = self.group(self.group_of(worker)) {
+            group.apply_cleared(worker);
+        }
+    }
+
+    fn drop_worker(&self, worker: WorkerId) {
+        if let Some(group) = self.group(self.group_of(worker)) {
+            group.remove_worker(worker);
+        }
+    }
+
+    /// The depth of every worker, from every group that holds the first block.
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        scores.clear();
+        let mut query = Query::new(content_hashes);
+        let holders = self.walk(&mut query).holders();
+        let groups = self.groups.read();
+        holders.for_each(|group| {
+            if let Some(group) = groups.get(&group) {
+                group.find_more(&mut query, scores);
+            }
+        });
+        self.asked.fetch_add(2 * holders.len() as u64, Ordering::Relaxed);
+    }
+
+    /// What the design is for: the deepest workers only, as [`GroupedIndex::find_best`] finds them.
+    fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
+        self.find_deepest(content_hashes, self.options.best.max(1), scores);
+        scores.first().map_or(0, |&(_, depth)| depth)
+    }
+
+    fn stats(&self) -> LadderStats {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        let mut stats = LadderStats {
+            entries: self.top.table.len() as u64,
+            refused: self.refused.load(Ordering::Relaxed),
+            unknown_removals: self.unknown_removals.load(Ordering::Relaxed),
+            messages: self.top.updates.load(Ordering::Relaxed) + self.asked.load(Ordering::Relaxed),
+            ..LadderStats::default()
+        };
+        for group in groups {
+            let inner = group.stats();
+            stats.workers += inner.workers;
+            stats.blocks += inner.blocks;
+            stats.entries += inner.entries;
+            stats.refused += inner.refused;
+            stats.unknown_removals += inner.unknown_removals;
+        }
+        stats
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        let groups: Vec<_> = self.groups.read().values().cloned().collect();
+        let mut holdings: Vec<_> = groups.iter().flat_map(|group| group.holdings()).collect();
+        holdings.sort_unstable();
+        holdings
+    }
+}

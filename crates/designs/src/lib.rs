@@ -1,0 +1,41 @@
+//! The ladder: designs of one index, from a nested dictionary up, behind one interface.
+//!
+//! Each rung is a known idea, built well and kept recognisable, so that anyone can see what the next one buys. What a
+//! design gets wrong is named where it is defined, with the smallest example, and mended by `strict` where that is
+//! possible without becoming another design. [`kvatlas_index::BlockIndex`] is the top of the ladder.
+//!
+//! | rung | type | threads |
+//! |---|---|---|
+//! | 1 nested dictionary | [`nested::NestedMap`] | one, or behind an actor (rung 2) |
+//! | 2 actor | [`actor::Actor`] over any [`Local`] design | its own |
+//! | 3 inverted | [`inverted::InvertedIndex`] | one |
+//! | 4 radix tree | [`radix::RadixTree`]; sharded by worker: [`actor::ShardedActors`] | one each |
+//! | 5 concurrent radix tree | [`concurrent::ConcurrentRadixTree`] in an [`pool::EventPool`] | any |
+//! | 6 positional | [`positional::PositionalIndexer`], [`grouped::GroupedIndex`] in an [`pool::EventPool`] | any |
+//! | 7 runs with levels | [`top::Top`] over [`kvatlas_index::BlockIndex`] in an [`pool::EventPool`] | any |
+//!
+//! Two kinds of design: a [`Local`] one belongs to one thread at a time, a [`Concurrent`] one may be read and changed by
+//! many. What makes either usable from many threads without making a sender of events wait is a [`Feed`]. [`open()`] makes
+//! each of them by its name.
+//!
+//! On the ladder a block announced twice is held once: one removal ends it, as in every design of the story. That is
+//! [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which is what the tests hold the rungs against.
+
+pub mod actor;
+pub mod concurrent;
+mod few;
+pub mod grouped;
+mod homes;
+mod interface;
+pub mod inverted;
+pub mod locked;
+mod mailbox;
+pub mod nested;
+mod open;
+pub mod pool;
+pub mod positional;
+pub mod radix;
+pub mod top;
+
+pub use interface::{Change, Concurrent, Feed, LadderStats, Local, Refusal, Scores, WorkerId};
+pub use open::{Deviation, OpenError, Options, RUNGS, Rung, open};

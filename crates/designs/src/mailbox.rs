@@ -1,0 +1,224 @@
+//! How changes reach the thread that applies them.
+//!
+//! A vector under a mutex: senders push, the thread takes all there is at once and leaves an empty one. So a change
+//! costs its sender one short lock, and the thread one lock for as many as have come meanwhile. A backlog is kept in
+//! vectors of [`PAGE`] changes, so that no sender ever waits for a large one to be moved. Nobody ever waits for room.
+//!
+//! To wake a thread costs its waker some microseconds, twenty times a change. So a thread that has nothing to do looks
+//! around for a moment, giving way to others, before it sleeps; only a sleeper is woken.
+//!
+//! An actor's questions come the same way in a list of their own ([`Job`]). They are asked between two changes, so
+//! that a reader waits for one change and not for all that are queued.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crossbeam_utils::{Backoff, CachePadded};
+
+use crate::interface::Change;
+
+/// Changes in a vector of the queue.
+const PAGE: usize = 1024;
+
+/// Something that the thread is asked to do between two changes.
+pub(super) type Job<T> = Box<dyn FnOnce(&T) + Send>;
+
+/// The way into a thread that owns a `T`.
+pub(super) struct Mailbox<T> {
+    queue: Mutex<Queue<T>>,
+    /// For the thread: there is something to do.
+    filled: Condvar,
+    /// For those who flush: the thread has come to the end of what it took.
+    emptied: Condvar,
+    /// Only the thread writes here.
+    applied: CachePadded<AtomicU64>,
+    jobs: CachePadded<AtomicUsize>,
+    closed: AtomicBool,
+    /// Whether there is something to do, for a thread that looks around without the lock.
+    any: AtomicBool,
+}
+
+struct Queue<T> {
+    /// Full ones, oldest first.
+    pages: Vec<Vec<Change>>,
+    /// The newest.
+    changes: Vec<Change>,
+    jobs: Vec<Job<T>>,
+    sent: u64,
+    sleeping: bool,
+    flushing: usize,
+}
+
+impl<T> Mailbox<T> {
+    pub(super) fn new() -> Self {
+        Self {
+            queue: Mutex::new(Queue {
+                pages: Vec::new(),
+                changes: Vec::new(),
+                jobs: Vec::new(),
+                sent: 0,
+                sleeping: false,
+                flushing: 0,
+            }),
+            filled: Condvar::new(),
+            emptied: Condvar::new(),
+            applied: CachePadded::new(AtomicU64::new(0)),
+            jobs: CachePadded::new(AtomicUsize::new(0)),
+            closed: AtomicBool::new(false),
+            any: AtomicBool::new(false),
+        }
+    }
+
+    // Nothing panics while it holds the lock.
+    fn lock(&self) -> MutexGuard<'_, Queue<T>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hands over a change.
+    pub(super) fn send(&self, change: Change) {
+        let mut queue = self.lock();
+        if queue.changes.len() == PAGE {
+            let page = std::mem::replace(&mut queue.changes, Vec::with_capacity(PAGE));
+            queue.pages.push(page);
+        }
+        queue.changes.push(change);
+        queue.sent += 1;
+        self.wake(queue);
+    }
+
+    /// Hands over a question. Dropped unasked if the thread has been told to end.
+    pub(super) fn ask(&self, job: Job<T>) {
+        let mut queue = self.lock();
+        queue.jobs.push(job);
+        self.jobs.fetch_add(1, Ordering::Relaxed);
+        self.wake(queue);
+    }
+
+    fn wake(&self, mut queue: MutexGuard<'_, Queue<T>>) {
+        let sleeps = std::mem::take(&mut queue.sleeping);
+        self.any.store(true, Ordering::Relaxed);
+        drop(queue);
+        if sleeps {
+            self.filled.notify_one();
+        }
+    }
+
+    /// Changes applied so far.
+    pub(super) fn applied(&self) -> u64 {
+        self.applied.load(Ordering::Acquire)
+    }
+
+    /// Returns when all that was sent before is applied.
+    pub(super) fn flush(&self) {
+        let mut queue = self.lock();
+        let sent = queue.sent;
+        while self.applied() < sent {
+            queue.flushing += 1;
+            queue = self.emptied.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue.flushing -= 1;
+        }
+    }
+
+    /// Tells the thread to end after the change it is at; what is left is discarded.
+    pub(super) fn close(&self) {
+        let queue = self.lock();
+        self.closed.store(true, Ordering::Relaxed);
+        self.wake(queue);
+    }
+
+    /// The life of the thread: applies changes and does jobs, until it is closed.
+    pub(super) fn serve(&self, design: &mut T, mut apply: impl FnMut(&mut T, &Change)) {
+        let mut pages = Vec::new();
+        let mut changes = Vec::new();
+        let mut jobs = Vec::new();
+        let mut applied = 0;
+        while self.take(&mut pages, &mut changes, &mut jobs) {
+            self.work_off(&mut jobs, design);
+            for page in pages.iter_mut().chain([&mut changes]) {
+                for change in page.drain(..) {
+                    apply(design, &change);
+                    applied += 1;
+                    self.applied.store(applied, Ordering::Release);
+                    // The change is freed here, on the thread that has time for it.
+                    drop(change);
+                    if self.jobs.load(Ordering::Relaxed) > 0 {
+                        jobs.append(&mut self.lock().jobs);
+                        self.work_off(&mut jobs, design);
+                    }
+                    if self.closed.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            }
+            pages.clear();
+        }
+    }
+
+    fn work_off(&self, jobs: &mut Vec<Job<T>>, design: &T) {
+        for job in jobs.drain(..) {
+            self.jobs.fetch_sub(1, Ordering::Relaxed);
+            job(design);
+        }
+    }
+
+    /// Waits for something to do. False: the end. What is given is empty and is filled.
+    fn take(&self, pages: &mut Vec<Vec<Change>>, changes: &mut Vec<Change>, jobs: &mut Vec<Job<T>>) -> bool {
+        let mut queue = self.lock();
+        if queue.flushing > 0 {
+            self.emptied.notify_all();
+        }
+        if queue.is_empty() {
+            drop(queue);
+            let moment = Backoff::new();
+            while !self.any.load(Ordering::Relaxed) && !moment.is_completed() {
+                moment.snooze();
+            }
+            queue = self.lock();
+        }
+        while queue.is_empty() {
+            if self.closed.load(Ordering::Relaxed) {
+                return false;
+            }
+            queue.sleeping = true;
+            queue = self.filled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        queue.sleeping = false;
+        self.any.store(false, Ordering::Relaxed);
+        std::mem::swap(&mut queue.pages, pages);
+        std::mem::swap(&mut queue.changes, changes);
+        jobs.append(&mut queue.jobs);
+        !self.closed.load(Ordering::Relaxed)
+    }
+}
+
+impl<T> Queue<T> {
+    fn is_empty(&self) -> bool {
+        // A page is only made full by what comes after it.
+        self.changes.is_empty() && self.jobs.is_empty()
+    }
+}
+
+/// What the first panic of a design said.
+#[derive(Debug, Default)]
+pub(super) struct Broken(OnceLock<String>);
+
+impl Broken {
+    /// Does the work; a panic is remembered and goes no further.
+    pub(super) fn catch(&self, change: &Change, work: impl FnOnce()) {
+        // The design may be left half changed. That is what `broken` is there to tell.
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
+            self.0.get_or_init(|| format!("a change of worker {} panicked: {}", change.worker(), words(&*panic)));
+        }
+    }
+
+    pub(super) fn message(&self) -> Option<String> {
+        self.0.get().cloned()
+    }
+}
+
+fn words(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}

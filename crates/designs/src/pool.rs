@@ -1,0 +1,123 @@
+//! The pool of sticky event threads: rung 5's way to feed any [`Concurrent`] design.
+//!
+//! Each worker belongs to one thread for life, so its changes are applied in order without a lock of its own, and
+//! changes of different workers at once. Senders never wait: queues have no bound. Lookups take no detour: they run on
+//! the caller's thread, beside the changes.
+//!
+//! A change that panics does not take its thread along. It counts as applied, [`Feed::broken`] tells what it said from
+//! then on, and the changes after it are applied as far as the design lets them: to stop would make every later answer
+//! wrong instead of perhaps one, and would keep a flush waiting for ever.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use crate::homes::Homes;
+use crate::interface::{Change, Concurrent, Feed, LadderStats, Scores, WorkerId};
+use crate::mailbox::{Broken, Mailbox};
+use kvatlas_index::BlockHash;
+
+/// A concurrent design fed by threads of its own. Dropping it ends the threads; what they have not applied is lost.
+pub struct EventPool<I: Concurrent> {
+    shared: Arc<Shared<I>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared<I> {
+    index: I,
+    homes: Homes,
+    boxes: Box<[Mailbox<()>]>,
+    broken: Broken,
+}
+
+impl<I: Concurrent> EventPool<I> {
+    /// Starts `threads` event threads, at least one.
+    ///
+    /// # Panics
+    /// If the system starts no more threads, as [`std::thread::spawn`] does.
+    #[must_use]
+    pub fn new(index: I, threads: usize) -> Self {
+        Self::try_new(index, threads).expect("the system starts threads")
+    }
+
+    /// As [`new`](Self::new).
+    ///
+    /// # Errors
+    /// If the system starts no more threads.
+    pub fn try_new(index: I, threads: usize) -> io::Result<Self> {
+        let count = threads.max(1);
+        let boxes = (0..count).map(|_| Mailbox::new()).collect();
+        let shared = Arc::new(Shared { index, homes: Homes::new(count), boxes, broken: Broken::default() });
+        // Dropped with the threads that it has if one more cannot be had.
+        let mut pool = Self { shared, threads: Vec::with_capacity(count) };
+        for number in 0..count {
+            let shared = pool.shared.clone();
+            let thread = Builder::new().name(format!("kv-events-{number}"));
+            pool.threads.push(thread.spawn(move || shared.work(number))?);
+        }
+        Ok(pool)
+    }
+
+    /// The design itself.
+    #[must_use]
+    pub fn index(&self) -> &I {
+        &self.shared.index
+    }
+}
+
+impl<I: Concurrent> Shared<I> {
+    fn work(&self, number: usize) {
+        self.boxes[number].serve(&mut (), |(), change| {
+            self.broken.catch(change, || {
+                // The design counts its refusals.
+                let _ = self.index.apply(change);
+            });
+        });
+    }
+}
+
+impl<I: Concurrent> Feed for EventPool<I> {
+    fn send(&self, change: Change) {
+        self.shared.boxes[self.shared.homes.of(change.worker())].send(change);
+    }
+
+    fn applied(&self) -> u64 {
+        self.shared.boxes.iter().map(Mailbox::applied).sum()
+    }
+
+    fn flush(&self) {
+        self.shared.boxes.iter().for_each(Mailbox::flush);
+    }
+
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        self.shared.index.find(content_hashes, scores);
+    }
+
+    fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
+        self.shared.index.answer(content_hashes, scores)
+    }
+
+    fn broken(&self) -> Option<String> {
+        self.shared.broken.message()
+    }
+
+    fn stats(&self) -> LadderStats {
+        self.flush();
+        self.shared.index.stats()
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        self.flush();
+        self.shared.index.holdings()
+    }
+}
+
+impl<I: Concurrent> Drop for EventPool<I> {
+    fn drop(&mut self) {
+        self.shared.boxes.iter().for_each(Mailbox::close);
+        for thread in self.threads.drain(..) {
+            // A thread catches the panics of the design; its own would have been reported by then.
+            let _ = thread.join();
+        }
+    }
+}

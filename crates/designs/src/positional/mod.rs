@@ -1,0 +1,339 @@
+//! Rung 6: the positional map. (position, content hash) leads straight to who holds it, so a search may leap.
+//!
+//! ```text
+//!  query   c0  c1  c2  c3  c4  c5  c6  c7  c8 ...
+//!          │                               │
+//!          (0,c0) → {a,b,c}                (8,c8) → {a,b,c}?  all there: blocks 1 to 7 are not looked at
+//!                                                   b missing?  look at 1 to 7 for where it dropped
+//! ```
+//!
+//! A tree must be walked block by block; a map by position can be entered anywhere. With leaps of J blocks, D blocks
+//! and W workers that hold the first of them a lookup costs D/J probes, each a comparison of two sets (W/64 words or a
+//! short list), and at most J more for each leap in which someone drops: O(D/J + W) where W is small against a set's words.
+//!
+//! # What it takes for granted, and gets wrong
+//!
+//! Each has a test of its name in `tests/designs/positional.rs`. *Lazy hashes* and *leaps over holes* are the idea's own and are
+//! mended by [`Options::strict`]; the others come from resolving names to places when a block is announced.
+//!
+//! - **Lazy hashes.** The prefix of a query is hashed only where an entry holds several prefixes. A prefix that stands
+//!   alone is believed: of a worker that stored `[B]` and `[A, X]`, the query `[B, X]` gets 2 blocks, since (1, X) is
+//!   held, if only after `A`; the truth is 1. Strict: every probe compares prefix hashes, which costs a hash for each
+//!   block of the query.
+//! - **Leaps over holes.** A worker that stored ten blocks and lost the fifth has 4; a leap from 0 to 8 finds it at both
+//!   ends and says 10. Strict: holes are noted when they come to be, and answers are cut at them.
+//! - **Orphans are refused**, strict or not: a store that continues a block which the worker does not hold is
+//!   [`Refusal::UnknownParent`], since it has no position. The exact index keeps it until the parent comes.
+//! - **Descendants do not move.** A name announced again with another content or parent leaves its old place for the new
+//!   one. Blocks that were announced as continuing it stay where they are. Engines name blocks by their whole prefix,
+//!   so this does not happen among them.
+//! - **Two names at one place.** If a worker announces one prefix under two names, the place is held until both are
+//!   removed (and so is every place that continues it, whichever of the two names it was announced to continue).
+//!
+//! A name announced again at the place where it stands changes nothing: names are counted once, as
+//! [`kvatlas_index::Config::count_copies`]` = false`.
+//!
+//! # While others change it
+//!
+//! Lookups run on the caller's thread and lock one small table at a time, for reading. The answer is not one moment's,
+//! but the depth of a worker without holes is never below its smallest and never above its largest true depth during
+//! the call: it drops at a block that it was seen not to hold, after one that it was seen to hold.
+
+mod coverage;
+mod entry;
+mod held;
+mod holes;
+mod options;
+mod search;
+mod set;
+mod table;
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hashbrown::HashMap;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+
+pub use coverage::Sparse;
+pub(crate) use coverage::{Coverage, Top};
+pub use options::{InvalidOption, Layout, Options, Search};
+pub(crate) use search::{Query, Walk};
+pub(crate) use table::Table;
+
+use self::held::{Ground, Held};
+use self::holes::Holes;
+use self::search::next_prefix;
+use self::table::Place;
+use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use kvatlas_index::BlockHash;
+
+/// A block of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoredBlock {
+    /// The engine's name of it.
+    pub block_hash: BlockHash,
+    /// The content hash of its tokens.
+    pub content_hash: u64,
+}
+
+/// The positional index.
+#[derive(Debug)]
+pub struct PositionalIndexer {
+    options: Options,
+    table: Table,
+    holes: Holes,
+    workers: RwLock<HashMap<WorkerId, Arc<Mutex<Held>>>>,
+    coverage: Option<Coverage>,
+    refused: AtomicU64,
+    unknown_removals: AtomicU64,
+}
+
+/// Locks of the one map: more than threads ever meet, few enough to be cheap when empty (16 KiB).
+const SHARDS: usize = 256;
+
+impl PositionalIndexer {
+    /// An empty index.
+    ///
+    /// # Errors
+    /// If `jump_size` is 0.
+    pub fn new(options: Options) -> Result<Self, InvalidOption> {
+        if options.jump_size == 0 {
+            return Err(InvalidOption::JumpSize);
+        }
+        Ok(Self::assemble(options, SHARDS, None))
+    }
+
+    /// With options that were checked; `shards` is a power of two.
+    pub(crate) fn assemble(options: Options, shards: usize, coverage: Option<Coverage>) -> Self {
+        Self {
+            options,
+            table: Table::new(options.layout, shards),
+            holes: Holes::default(),
+            workers: RwLock::default(),
+            coverage,
+            refused: AtomicU64::new(0),
+            unknown_removals: AtomicU64::new(0),
+        }
+    }
+
+    /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
+    /// No blocks change nothing, whatever the parent.
+    ///
+    /// # Errors
+    /// [`Refusal::UnknownParent`] if the worker does not hold the parent, [`Refusal::Full`] if the chain would be longer
+    /// than 32 bits count. Nothing has changed then.
+    pub fn apply_stored(
+        &self,
+        worker: WorkerId,
+        blocks: &[StoredBlock],
+        parent: Option<BlockHash>,
+    ) -> Result<(), Refusal> {
+        self.store_blocks(worker, parent, blocks.iter().map(|block| (block.block_hash, block.content_hash)))
+    }
+
+    /// Blocks were evicted, in any order. Names that are not held change nothing, and are counted.
+    pub fn apply_removed(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
+        let held = self.held(worker);
+        let Some(mut held) = held.as_deref().map(Mutex::lock) else {
+            self.unknown_removals.fetch_add(block_hashes.len() as u64, Ordering::Relaxed);
+            return;
+        };
+        let ground = self.ground(worker);
+        let unknown = block_hashes.iter().filter(|&&name| !held.remove(&ground, name)).count();
+        if unknown > 0 {
+            self.unknown_removals.fetch_add(unknown as u64, Ordering::Relaxed);
+        }
+        self.report(&ground);
+    }
+
+    /// A worker lost everything and stays known.
+    pub fn apply_cleared(&self, worker: WorkerId) {
+        if let Some(held) = self.held(worker) {
+            self.clear_held(worker, &mut held.lock());
+        }
+    }
+
+    /// A worker is gone; its next store makes it known anew.
+    pub fn remove_worker(&self, worker: WorkerId) {
+        let held = self.workers.write().remove(&worker);
+        if let Some(held) = held {
+            let mut held = held.lock();
+            held.gone = true;
+            self.clear_held(worker, &mut held);
+        }
+    }
+
+    /// How many leading blocks of the query each worker holds, for every worker that holds the first.
+    #[must_use]
+    pub fn find_matches(&self, content_hashes: &[u64]) -> Scores {
+        let mut scores = Scores::new();
+        self.find(content_hashes, &mut scores);
+        scores
+    }
+
+    /// The options it was made with.
+    #[must_use]
+    pub fn options(&self) -> Options {
+        self.options
+    }
+
+    /// Adds to `scores` instead of replacing them.
+    pub(crate) fn find_more(&self, query: &mut Query<'_>, scores: &mut Scores) {
+        let before = scores.len();
+        Walk { table: &self.table, options: self.options, query }.run(scores);
+        if self.options.strict && self.holes.any() {
+            let mut cut = scores.split_off(before);
+            self.holes.cut(query, &mut cut);
+            scores.append(&mut cut);
+        }
+    }
+
+    fn store_blocks(
+        &self,
+        worker: WorkerId,
+        parent: Option<BlockHash>,
+        blocks: impl ExactSizeIterator<Item = (BlockHash, u64)>,
+    ) -> Result<(), Refusal> {
+        if blocks.len() == 0 {
+            return Ok(());
+        }
+        if blocks.len() > u32::MAX as usize {
+            return Err(self.full());
+        }
+        let Some(parent) = parent else {
+            self.with_registered(worker, |held| self.enter(worker, held, None, blocks));
+            return Ok(());
+        };
+        // Only who is known can hold a parent, and a refusal makes nobody known.
+        let held = self.held(worker);
+        let mut held = held.as_deref().map(Mutex::lock);
+        let known = held.as_deref_mut().and_then(|held| held.place(parent).map(|place| (held, place)));
+        let Some((held, place)) = known else {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(Refusal::UnknownParent { worker, parent });
+        };
+        if blocks.len() as u64 > u64::from(u32::MAX - place.position) {
+            return Err(self.full());
+        }
+        self.enter(worker, held, Some(place), blocks);
+        Ok(())
+    }
+
+    fn full(&self) -> Refusal {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Refusal::Full { what: "positions are numbered in 32 bits" }
+    }
+
+    fn enter(
+        &self,
+        worker: WorkerId,
+        held: &mut Held,
+        parent: Option<Place>,
+        blocks: impl ExactSizeIterator<Item = (BlockHash, u64)>,
+    ) {
+        let ground = self.ground(worker);
+        held.reserve(blocks.len());
+        let mut before = parent;
+        for (name, content) in blocks {
+            let place = match before {
+                None => Place { position: 0, content, prefix: content },
+                Some(Place { position, prefix, .. }) => {
+                    Place { position: position + 1, content, prefix: next_prefix(prefix, content) }
+                }
+            };
+            held.store(&ground, name, place, before.map_or(0, |before| before.prefix));
+            before = Some(place);
+        }
+        self.report(&ground);
+    }
+
+    fn clear_held(&self, worker: WorkerId, held: &mut Held) {
+        let ground = self.ground(worker);
+        held.clear(&ground);
+        self.report(&ground);
+    }
+
+    fn ground(&self, worker: WorkerId) -> Ground<'_> {
+        let coverage = self.coverage.as_ref();
+        Ground { worker, table: &self.table, holes: &self.holes, coverage, told: Cell::new(false) }
+    }
+
+    /// An event's updates of the level above travel together.
+    fn report(&self, ground: &Ground<'_>) {
+        if let (Some(coverage), true) = (&self.coverage, ground.told.get()) {
+            coverage.top.updates.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn held(&self, worker: WorkerId) -> Option<Arc<Mutex<Held>>> {
+        self.workers.read().get(&worker).cloned()
+    }
+
+    /// Calls `with` with what the worker holds; it is known from then on.
+    fn with_registered(&self, worker: WorkerId, with: impl FnOnce(&mut Held)) {
+        loop {
+            let held = self.held(worker).unwrap_or_else(|| {
+                let new = || Arc::new(Mutex::new(Held::new(self.options.strict)));
+                self.workers.write().entry(worker).or_insert_with(new).clone()
+            });
+            let mut held: MutexGuard<'_, Held> = held.lock();
+            if !held.gone {
+                return with(&mut held);
+            }
+        }
+    }
+}
+
+impl Concurrent for PositionalIndexer {
+    fn store(
+        &self,
+        worker: WorkerId,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Refusal> {
+        check_lengths(block_hashes, content_hashes)
+            .inspect_err(|_| _ = self.refused.fetch_add(1, Ordering::Relaxed))?;
+        self.store_blocks(worker, parent, block_hashes.iter().copied().zip(content_hashes.iter().copied()))
+    }
+
+    fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
+        self.apply_removed(worker, block_hashes);
+    }
+
+    fn clear(&self, worker: WorkerId) {
+        self.apply_cleared(worker);
+    }
+
+    fn drop_worker(&self, worker: WorkerId) {
+        self.remove_worker(worker);
+    }
+
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        scores.clear();
+        self.find_more(&mut Query::new(content_hashes), scores);
+    }
+
+    fn stats(&self) -> LadderStats {
+        let workers: Vec<_> = self.workers.read().values().cloned().collect();
+        LadderStats {
+            workers: workers.len() as u64,
+            blocks: workers.iter().map(|held| held.lock().len() as u64).sum(),
+            entries: self.table.len() as u64,
+            refused: self.refused.load(Ordering::Relaxed),
+            unknown_removals: self.unknown_removals.load(Ordering::Relaxed),
+            messages: 0,
+        }
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        let workers: Vec<_> = self.workers.read().iter().map(|(&worker, held)| (worker, Arc::clone(held))).collect();
+        let mut holdings = Vec::new();
+        for (worker, held) in workers {
+            holdings.extend(held.lock().names().map(|name| (worker, name)));
+        }
+        holdings.sort_unstable();
+        holdings
+    }
+}

@@ -1,0 +1,187 @@
+//! The search along a query: leap by leap, and a closer look only where somebody was lost.
+//!
+//! The workers that hold the first block set out together. At the far end of a leap the set there is compared with
+//! those still under way: if all of them are in it, nothing between is looked at. Otherwise the places between are
+//! looked at, one after the other ([`Search::Jump`]) or by halves ([`Search::Bisect`]), until everybody who did not
+//! arrive has been seen to drop. Whole sets are compared, not their sizes: two workers that changed places count.
+
+use super::coverage::Sparse;
+use super::entry::Entry;
+use super::options::{Options, Search};
+use super::set::WorkerSet;
+use super::table::Table;
+use crate::interface::Scores;
+use kvatlas_index::hash::prefix_hashes_into;
+
+/// A query with as many prefix hashes as were needed so far.
+#[derive(Debug)]
+pub(crate) struct Query<'a> {
+    contents: &'a [u64],
+    prefixes: Vec<u64>,
+}
+
+impl<'a> Query<'a> {
+    pub(crate) fn new(contents: &'a [u64]) -> Self {
+        Self { contents, prefixes: Vec::new() }
+    }
+
+    fn knows(&self, position: usize) -> bool {
+        position < self.prefixes.len()
+    }
+
+    /// The hash of the prefix that ends with the block at `position`.
+    pub(crate) fn prefix(&mut self, position: usize) -> u64 {
+        if let Some(&known) = self.prefixes.get(position) {
+            return known;
+        }
+        self.prefixes.reserve(position + 1 - self.prefixes.len());
+        for &content in &self.contents[self.prefixes.len()..=position] {
+            self.prefixes.push(match self.prefixes.last() {
+                None => content,
+                Some(&before) => next_prefix(before, content),
+            });
+        }
+        self.prefixes[position]
+    }
+}
+
+/// The prefix hash one block further.
+pub(crate) fn next_prefix(before: u64, content: u64) -> u64 {
+    let mut hashes = [0; 2];
+    prefix_hashes_into(&[before, content], &mut hashes);
+    hashes[1]
+}
+
+/// One search under way.
+pub(crate) struct Walk<'t, 'q, 'a> {
+    pub(crate) table: &'t Table,
+    pub(crate) options: Options,
+    pub(crate) query: &'q mut Query<'a>,
+}
+
+impl Walk<'_, '_, '_> {
+    /// Adds the depth of everyone that holds the first block.
+    pub(crate) fn run(&mut self, scores: &mut Scores) {
+        let blocks = self.query.contents.len();
+        let mut active = self.holders();
+        scores.reserve(active.len());
+        let mut at = 0;
+        while at + 1 < blocks && !active.is_empty() {
+            let far = at.saturating_add(self.options.jump_size).min(blocks - 1);
+            if !self.all_at(far, &active) {
+                match self.options.search {
+                    Search::Jump => self.scan(at, far, &mut active, scores),
+                    Search::Bisect => self.bisect(at, far, &mut active, scores),
+                }
+            }
+            at = far;
+        }
+        active.for_each(|worker| scores.push((worker, blocks as u32)));
+    }
+
+    /// Who holds the first block.
+    pub(crate) fn holders(&mut self) -> WorkerSet {
+        if self.query.contents.is_empty() {
+            return WorkerSet::default();
+        }
+        self.probe(0, |set| set.cloned()).unwrap_or_default()
+    }
+
+    /// Adds, for everyone that holds the first block, the first of the sparse positions that it does not hold: of a
+    /// table with nothing at other positions.
+    pub(crate) fn run_sparse(&mut self, sparse: Sparse, scores: &mut Scores) {
+        let blocks = self.query.contents.len();
+        let mut active = self.holders();
+        let mut at = sparse.after(0);
+        while at < blocks && !active.is_empty() {
+            self.drop_at(at, &mut active, scores);
+            at = sparse.after(at);
+        }
+        active.for_each(|member| scores.push((member, blocks as u32)));
+    }
+
+    /// Lets everyone drop that does not get from `near`, where all are, to `far`, where not all are.
+    fn scan(&mut self, near: usize, far: usize, active: &mut WorkerSet, scores: &mut Scores) {
+        let mut leap = Leap { arrive: self.common_at(far, active), far };
+        for at in near + 1..=far {
+            self.drop_at(at, active, scores);
+            if leap.is_over(self, at, active) {
+                return;
+            }
+        }
+    }
+
+    /// The same by halves: finds the first place where one is missing, and again for those that go on.
+    fn bisect(&mut self, near: usize, far: usize, active: &mut WorkerSet, scores: &mut Scores) {
+        let mut leap = Leap { arrive: self.common_at(far, active), far };
+        let mut near = near;
+        while near < far {
+            let mut missing = far;
+            while missing - near > 1 {
+                let middle = near + (missing - near) / 2;
+                if self.all_at(middle, active) { near = middle } else { missing = middle }
+            }
+            self.drop_at(missing, active, scores);
+            if leap.is_over(self, missing, active) {
+                return;
+            }
+            near = missing;
+        }
+    }
+
+    fn common_at(&mut self, at: usize, active: &WorkerSet) -> usize {
+        self.probe(at, |set| set.map_or(0, |set| active.common(set)))
+    }
+
+    fn all_at(&mut self, at: usize, active: &WorkerSet) -> bool {
+        self.probe(at, |set| set.is_some_and(|set| active.is_within(set)))
+    }
+
+    fn drop_at(&mut self, at: usize, active: &mut WorkerSet, scores: &mut Scores) {
+        let nobody = WorkerSet::default();
+        self.probe(at, |set| active.keep_within(set.unwrap_or(&nobody), |worker| scores.push((worker, at as u32))));
+    }
+
+    /// Shows who holds the query's block at a position, as far as the design tells prefixes apart.
+    fn probe<R>(&mut self, at: usize, mut look: impl FnMut(Option<&WorkerSet>) -> R) -> R {
+        let (position, content) = (at as u32, self.query.contents[at]);
+        let strict = self.options.strict;
+        if !strict || !self.query.knows(at) {
+            // The lazy hash: a prefix that stands alone is believed to be the query's own. Even if it may not be, a
+            // place where nothing stands needs no hash.
+            let answer = self.table.read(position, content, |entry| match entry {
+                None => Some(look(None)),
+                Some(Entry::Single(_, set)) if !strict => Some(look(Some(set))),
+                Some(_) => None,
+            });
+            if let Some(answer) = answer {
+                return answer;
+            }
+        }
+        // Hashed while nothing is locked: it takes as long as the query is deep.
+        let prefix = self.query.prefix(at);
+        self.table.read(position, content, |entry| look(entry.and_then(|entry| entry.under(prefix))))
+    }
+}
+
+/// A leap that fell short.
+struct Leap {
+    /// How many get to the far end.
+    arrive: usize,
+    far: usize,
+}
+
+impl Leap {
+    /// Whether everyone who was lost has been seen to drop, so that the rest of the leap holds nothing new.
+    fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &WorkerSet) -> bool {
+        if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {
+            return active.is_empty();
+        }
+        // Equal numbers are the same workers, unless there are holes.
+        let over = walk.all_at(self.far, active);
+        if !over {
+            self.arrive = 0;
+        }
+        over
+    }
+}

@@ -1,0 +1,318 @@
+//! A set of small numbers (workers, or groups of them), compact at any size and quick to compare.
+//!
+//! Few members are a sorted list, the first four of it inline; many are a bitset, as soon as that has no more words
+//! than members. A list never reaches as far as the largest number, so numbers need not be dense for this to be safe.
+
+use smallvec::SmallVec;
+
+/// The set. The same members may be a list in one set and bits in another: nothing compares forms.
+#[derive(Clone, Debug)]
+pub(crate) enum WorkerSet {
+    /// Sorted.
+    List(SmallVec<[u32; 4]>),
+    /// Bit `i % 64` of word `i / 64`; the last word is not zero.
+    Bits { words: Vec<u64>, count: u32 },
+}
+
+/// Below this a list is quicker than bits, whatever the numbers.
+const FEW: usize = 8;
+
+impl Default for WorkerSet {
+    fn default() -> Self {
+        Self::List(SmallVec::new())
+    }
+}
+
+impl WorkerSet {
+    /// The set of one.
+    pub(crate) fn of(member: u32) -> Self {
+        Self::List(SmallVec::from_slice(&[member]))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::List(list) => list.len(),
+            Self::Bits { count, .. } => *count as usize,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn contains(&self, member: u32) -> bool {
+        match self {
+            Self::List(list) => list.binary_search(&member).is_ok(),
+            Self::Bits { words, .. } => bit(words, member),
+        }
+    }
+
+    /// Calls `each` with every member, in order.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(u32)) {
+        match self {
+            Self::List(list) => list.iter().copied().for_each(each),
+            Self::Bits { words, .. } => {
+                for (at, &word) in (0..).zip(words) {
+                    bits(at, word, &mut each);
+                }
+            }
+        }
+    }
+
+    /// Whether it was not in before.
+    pub(crate) fn insert(&mut self, member: u32) -> bool {
+        match self {
+            Self::List(list) => {
+                let Err(at) = list.binary_search(&member) else { return false };
+                list.insert(at, member);
+                let words = list.last().map_or(0, |&last| last as usize / 64 + 1);
+                if list.len() >= FEW && words <= list.len() {
+                    *self = to_bits(list);
+                }
+                true
+            }
+            Self::Bits { words, count } => {
+                let (at, mask) = (member as usize / 64, 1 << (member % 64));
+                // One far number more must not cost a bit for every number before it.
+                if at >= words.len() && at + 1 > 2 * (*count as usize + 1) {
+                    let mut list = self.to_list();
+                    list.push(member);
+                    *self = Self::List(list);
+                    return true;
+                }
+                if at >= words.len() {
+                    words.resize(at + 1, 0);
+                }
+                let fresh = words[at] & mask == 0;
+                words[at] |= mask;
+                *count += u32::from(fresh);
+                fresh
+            }
+        }
+    }
+
+    /// Whether it was in.
+    pub(crate) fn remove(&mut self, member: u32) -> bool {
+        match self {
+            Self::List(list) => {
+                let Ok(at) = list.binary_search(&member) else { return false };
+                list.remove(at);
+                if list.spilled() && list.len() <= list.inline_size() {
+                    list.shrink_to_fit();
+                }
+                true
+            }
+            Self::Bits { words, count } => {
+                if !bit(words, member) {
+                    return false;
+                }
+                words[member as usize / 64] &= !(1 << (member % 64));
+                *count -= 1;
+                self.settle();
+                true
+            }
+        }
+    }
+
+    /// Whether `other` has every member of this set.
+    pub(crate) fn is_within(&self, other: &Self) -> bool {
+        if self.len() > other.len() {
+            return false;
+        }
+        match (self, other) {
+            (Self::List(mine), Self::List(others)) => {
+                mine == others || (mine.len() < others.len() && list_within(mine, others))
+            }
+            (Self::List(mine), Self::Bits { words, .. }) => mine.iter().all(|&member| bit(words, member)),
+            (Self::Bits { words: mine, .. }, Self::Bits { words: others, .. }) => {
+                // No early exit: a few words at once are quicker than a branch for each.
+                mine.len() <= others.len() && mine.iter().zip(others).fold(0, |rest, (m, o)| rest | (m & !o)) == 0
+            }
+            (Self::Bits { words, count }, Self::List(others)) => {
+                others.iter().filter(|&&member| bit(words, member)).count() == *count as usize
+            }
+        }
+    }
+
+    /// How many are in both.
+    pub(crate) fn common(&self, other: &Self) -> usize {
+        match (self, other) {
+            (Self::List(mine), Self::List(others)) => {
+                let (short, long) = if mine.len() <= others.len() { (mine, others) } else { (others, mine) };
+                let mut rest = &long[..];
+                let is_in = |member: &&u32| {
+                    let (at, found) = match rest.binary_search(member) {
+                        Ok(at) => (at, true),
+                        Err(at) => (at, false),
+                    };
+                    rest = &rest[at..];
+                    found
+                };
+                short.iter().filter(is_in).count()
+            }
+            (Self::List(list), Self::Bits { words, .. }) | (Self::Bits { words, .. }, Self::List(list)) => {
+                list.iter().filter(|&&member| bit(words, member)).count()
+            }
+            (Self::Bits { words: mine, .. }, Self::Bits { words: others, .. }) => {
+                mine.iter().zip(others).map(|(m, o)| (m & o).count_ones() as usize).sum()
+            }
+        }
+    }
+
+    /// Keeps what is also in `other`, and calls `dropped` with every other member, in order.
+    pub(crate) fn keep_within(&mut self, other: &Self, mut dropped: impl FnMut(u32)) {
+        match (&mut *self, other) {
+            (Self::Bits { words: mine, count }, Self::Bits { words: others, .. }) => {
+                for (at, word) in (0..).zip(mine) {
+                    let gone = *word & !others.get(at as usize).unwrap_or(&0);
+                    if gone != 0 {
+                        *word ^= gone;
+                        *count -= gone.count_ones();
+                        bits(at, gone, &mut dropped);
+                    }
+                }
+                self.settle();
+            }
+            (Self::List(mine), Self::List(others)) if others.len() <= 8 * mine.len() => {
+                let mut others = others.iter().copied().peekable();
+                mine.retain(|member| {
+                    while others.next_if(|&other| other < *member).is_some() {}
+                    let kept = others.peek() == Some(member);
+                    if !kept {
+                        dropped(*member);
+                    }
+                    kept
+                });
+            }
+            (Self::List(mine), others) => mine.retain(|member| {
+                let kept = others.contains(*member);
+                if !kept {
+                    dropped(*member);
+                }
+                kept
+            }),
+            (Self::Bits { words, .. }, Self::List(others)) => {
+                let kept: SmallVec<_> = others.iter().copied().filter(|&member| bit(words, member)).collect();
+                let mut next = kept.iter().copied().peekable();
+                self.for_each(|member| {
+                    if next.next_if_eq(&member).is_none() {
+                        dropped(member);
+                    }
+                });
+                *self = Self::List(kept);
+            }
+        }
+    }
+
+    /// Drops empty words at the end, and becomes a list when bits are no longer worth it.
+    fn settle(&mut self) {
+        let Self::Bits { words, count } = self else { return };
+        while words.last() == Some(&0) {
+            words.pop();
+        }
+        let count = *count as usize;
+        if count < FEW / 2 || words.len() > 2 * count {
+            *self = Self::List(self.to_list());
+        } else if words.capacity() > 4 * words.len() {
+            words.shrink_to(2 * words.len());
+        }
+    }
+
+    fn to_list(&self) -> SmallVec<[u32; 4]> {
+        let mut list = SmallVec::with_capacity(self.len() + 1);
+        self.for_each(|member| list.push(member));
+        list
+    }
+}
+
+fn to_bits(list: &[u32]) -> WorkerSet {
+    let mut words = vec![0; list.last().map_or(0, |&last| last as usize / 64 + 1)];
+    for &member in list {
+        words[member as usize / 64] |= 1 << (member % 64);
+    }
+    WorkerSet::Bits { words, count: list.len() as u32 }
+}
+
+fn bit(words: &[u64], member: u32) -> bool {
+    words.get(member as usize / 64).is_some_and(|word| word >> (member % 64) & 1 == 1)
+}
+
+/// Calls `each` with the number of every bit of the word at `at`.
+fn bits(at: u32, mut word: u64, mut each: impl FnMut(u32)) {
+    while word != 0 {
+        each(at * 64 + word.trailing_zeros());
+        word &= word - 1;
+    }
+}
+
+/// Whether the longer of two sorted lists has every member of the shorter.
+fn list_within(short: &[u32], long: &[u32]) -> bool {
+    if long.len() > 8 * short.len() {
+        return short.iter().all(|member| long.binary_search(member).is_ok());
+    }
+    let mut long = long.iter();
+    short.iter().all(|member| long.find(|&other| other >= member) == Some(member))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use kvatlas_testing::Random;
+
+    fn members(set: &WorkerSet) -> Vec<u32> {
+        let mut members = Vec::new();
+        set.for_each(|member| members.push(member));
+        members
+    }
+
+    #[test]
+    fn behaves_as_a_set_of_the_standard_library() {
+        for seed in 0..40 {
+            let random = &mut Random(seed);
+            let range = [6, 70, 300, 5_000, u64::from(u32::MAX)][seed as usize % 5];
+            let mut pair = || {
+                let (mut set, mut model) = (WorkerSet::default(), BTreeSet::new());
+                let steps = random.below(400);
+                for _ in 0..steps {
+                    let member = random.below(range) as u32;
+                    if random.below(3) == 0 {
+                        // Mostly something that is in.
+                        let member = model.range(member..).next().copied().unwrap_or(member);
+                        assert_eq!(set.remove(member), model.remove(&member), "seed {seed}");
+                    } else {
+                        assert_eq!(set.insert(member), model.insert(member), "seed {seed}");
+                    }
+                }
+                (set, model)
+            };
+            for _ in 0..20 {
+                let ((mut a, model_a), (b, model_b)) = (pair(), pair());
+                assert!(members(&a).iter().eq(&model_a), "seed {seed}");
+                assert_eq!(a.len(), model_a.len(), "seed {seed}");
+                assert_eq!(a.is_within(&b), model_a.is_subset(&model_b), "seed {seed}");
+                assert_eq!(a.common(&b), model_a.intersection(&model_b).count(), "seed {seed}");
+                let mut dropped = Vec::new();
+                a.keep_within(&b, |member| dropped.push(member));
+                assert!(dropped.iter().eq(model_a.difference(&model_b)), "seed {seed}");
+                assert!(members(&a).iter().eq(model_a.intersection(&model_b)), "seed {seed}");
+                assert!(a.is_within(&b) && a.contains(members(&a).first().copied().unwrap_or(0)) != a.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_far_number_costs_no_bits() {
+        let mut set = WorkerSet::default();
+        (0..100).for_each(|member| assert!(set.insert(member)));
+        assert!(matches!(&set, WorkerSet::Bits { words, .. } if words.len() == 2));
+        assert!(set.insert(u32::MAX));
+        assert!(matches!(set, WorkerSet::List(_)));
+        assert!(set.remove(u32::MAX) && set.insert(100));
+        assert!(matches!(&set, WorkerSet::Bits { words, .. } if words.len() == 2));
+        (0..99).for_each(|member| assert!(set.remove(member)));
+        assert_eq!(members(&set), [99, 100]);
+        assert!(matches!(set, WorkerSet::List(_)));
+    }
+}

@@ -1,0 +1,244 @@
+//! (position, content hash) → entry, for many readers and writers at once: one big map, or an array of maps.
+//!
+//! Both are made of the same thing, a small hash table behind a lock of its own. [`Layout::Map`] spreads all keys over
+//! a fixed number of them; [`Layout::Arrays`] has one for each position, so that a probe goes to its position by
+//! arithmetic and its key is the content hash alone. An entry that nobody holds any more is taken out at once, and a
+//! table that has become mostly empty gives its memory back.
+
+use std::hash::{BuildHasher, Hash};
+use std::sync::OnceLock;
+
+use hashbrown::DefaultHashBuilder;
+use hashbrown::hash_table::{self, HashTable};
+use parking_lot::RwLock;
+
+use super::entry::{Added, Entry, Taken};
+use super::options::Layout;
+
+/// Where a block stands: what is announced for it, and the prefix that it ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) position: u32,
+    pub(crate) content: u64,
+    pub(crate) prefix: u64,
+}
+
+/// All entries.
+#[derive(Debug)]
+pub(crate) struct Table {
+    hasher: DefaultHashBuilder,
+    buckets: Buckets,
+}
+
+#[derive(Debug)]
+enum Buckets {
+    Map(Box<[Bucket<(u32, u64)>]>),
+    Arrays(Box<Positions>),
+}
+
+/// A cache line of its own, so that neighbours' locks do not slow each other down.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Bucket<K>(RwLock<HashTable<(K, Entry)>>);
+
+impl<K> Default for Bucket<K> {
+    fn default() -> Self {
+        Self(RwLock::new(HashTable::new()))
+    }
+}
+
+/// The buckets of all positions, in segments of doubling size that never move: a reader needs no lock to get to one.
+#[derive(Debug, Default)]
+struct Positions([OnceLock<Box<[Bucket<u64>]>>; SEGMENTS]);
+
+/// Positions in the first segment.
+const FIRST: u64 = 64;
+/// As many segments as it takes to number every position.
+const SEGMENTS: usize = 27;
+
+impl Positions {
+    fn locate(position: u32) -> (usize, usize) {
+        let number = u64::from(position) + FIRST;
+        let segment = (number / FIRST).ilog2();
+        (segment as usize, (number - (FIRST << segment)) as usize)
+    }
+
+    fn get(&self, position: u32) -> Option<&Bucket<u64>> {
+        let (segment, at) = Self::locate(position);
+        Some(&self.0[segment].get()?[at])
+    }
+
+    fn get_or_make(&self, position: u32) -> &Bucket<u64> {
+        let (segment, at) = Self::locate(position);
+        let make = || std::iter::repeat_with(Bucket::default).take((FIRST << segment) as usize).collect();
+        &self.0[segment].get_or_init(make)[at]
+    }
+}
+
+impl<K: Copy + Eq + Hash> Bucket<K> {
+    fn read<R>(&self, hash: u64, key: K, look: impl FnOnce(Option<&Entry>) -> R) -> R {
+        let table = self.0.read();
+        look(table.find(hash, |(known, _)| *known == key).map(|(_, entry)| entry))
+    }
+
+    fn insert(
+        &self,
+        hasher: &DefaultHashBuilder,
+        hash: u64,
+        key: K,
+        (prefix, member): (u64, u32),
+        noted: impl FnOnce(),
+    ) -> bool {
+        let mut table = self.0.write();
+        let added = match table.entry(hash, |(known, _)| *known == key, |(key, _)| hasher.hash_one(key)) {
+            hash_table::Entry::Occupied(mut slot) => slot.get_mut().1.insert(prefix, member),
+            hash_table::Entry::Vacant(slot) => {
+                slot.insert((key, Entry::new(prefix, member)));
+                Added { fresh: true, first: true }
+            }
+        };
+        if added.first {
+            noted();
+        }
+        added.fresh
+    }
+
+    fn remove(
+        &self,
+        hasher: &DefaultHashBuilder,
+        hash: u64,
+        key: K,
+        (prefix, member): (u64, u32),
+        noted: impl FnOnce(),
+    ) -> bool {
+        let mut table = self.0.write();
+        let Ok(mut slot) = table.find_entry(hash, |(known, _)| *known == key) else { return false };
+        let Some(Taken { last, empty }) = slot.get_mut().1.remove(prefix, member) else { return false };
+        if empty {
+            slot.remove();
+            if table.capacity() > 64 && table.len() < table.capacity() / 8 {
+                let room = 2 * table.len();
+                table.shrink_to(room, |(key, _)| hasher.hash_one(key));
+            }
+        }
+        if last {
+            noted();
+        }
+        true
+    }
+}
+
+impl Table {
+    /// `shards` is a power of two; an array of maps has no use for it.
+    pub(crate) fn new(layout: Layout, shards: usize) -> Self {
+        let buckets = match layout {
+            Layout::Map => Buckets::Map(std::iter::repeat_with(Bucket::default).take(shards).collect()),
+            Layout::Arrays => Buckets::Arrays(Box::default()),
+        };
+        Self { hasher: DefaultHashBuilder::default(), buckets }
+    }
+
+    /// Shows what stands at a position with a content.
+    pub(crate) fn read<R>(&self, position: u32, content: u64, look: impl FnOnce(Option<&Entry>) -> R) -> R {
+        match &self.buckets {
+            Buckets::Map(shards) => {
+                let key = (position, content);
+                let hash = self.hasher.hash_one(key);
+                shards[shard(hash, shards.len())].read(hash, key, look)
+            }
+            Buckets::Arrays(positions) => match positions.get(position) {
+                Some(bucket) => bucket.read(self.hasher.hash_one(content), content, look),
+                None => look(None),
+            },
+        }
+    }
+
+    /// Adds a member to a place, and tells whether it was not there. `noted` is called while the place is locked if
+    /// it had no member before.
+    pub(crate) fn insert(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
+        let Place { position, content, prefix } = place;
+        match &self.buckets {
+            Buckets::Map(shards) => {
+                let key = (position, content);
+                let hash = self.hasher.hash_one(key);
+                shards[shard(hash, shards.len())].insert(&self.hasher, hash, key, (prefix, member), noted)
+            }
+            Buckets::Arrays(positions) => {
+                let hash = self.hasher.hash_one(content);
+                positions.get_or_make(position).insert(&self.hasher, hash, content, (prefix, member), noted)
+            }
+        }
+    }
+
+    /// Takes a member from a place, and tells whether it was there. `noted` is called while the place is locked if
+    /// it has no member any more.
+    pub(crate) fn remove(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
+        let Place { position, content, prefix } = place;
+        match &self.buckets {
+            Buckets::Map(shards) => {
+                let key = (position, content);
+                let hash = self.hasher.hash_one(key);
+                shards[shard(hash, shards.len())].remove(&self.hasher, hash, key, (prefix, member), noted)
+            }
+            Buckets::Arrays(positions) => {
+                let Some(bucket) = positions.get(position) else { return false };
+                bucket.remove(&self.hasher, self.hasher.hash_one(content), content, (prefix, member), noted)
+            }
+        }
+    }
+
+    /// Number of entries. Takes time in proportion to the locks.
+    pub(crate) fn len(&self) -> usize {
+        match &self.buckets {
+            Buckets::Map(shards) => shards.iter().map(|bucket| bucket.0.read().len()).sum(),
+            Buckets::Arrays(positions) => {
+                let segments = positions.0.iter().filter_map(OnceLock::get);
+                segments.flatten().map(|bucket| bucket.0.read().len()).sum()
+            }
+        }
+    }
+}
+
+/// Which shard, by bits of the hash that the table within does not look at first (it starts at both ends).
+fn shard(hash: u64, shards: usize) -> usize {
+    (hash >> 40) as usize & (shards - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_position_has_one_bucket() {
+        let mut expected = (0, 0);
+        for position in 0..100_000 {
+            assert_eq!(Positions::locate(position), expected, "{position}");
+            expected.1 += 1;
+            if expected.1 == (FIRST as usize) << expected.0 {
+                expected = (expected.0 + 1, 0);
+            }
+        }
+        let (segment, at) = Positions::locate(u32::MAX);
+        assert!(segment == SEGMENTS - 1 && at < (FIRST as usize) << segment);
+    }
+
+    #[test]
+    fn what_is_taken_out_leaves_nothing() {
+        for layout in [Layout::Map, Layout::Arrays] {
+            let table = Table::new(layout, 4);
+            let place = |position: u32| Place { position, content: u64::from(position % 7), prefix: position.into() };
+            for position in 0..20_000 {
+                assert!(table.insert(place(position), 3, || ()));
+            }
+            assert_eq!(table.len(), 20_000);
+            for position in 0..20_000 {
+                assert!(!table.remove(place(position), 4, || unreachable!("nobody has gone")));
+                assert!(table.remove(place(position), 3, || ()));
+            }
+            assert_eq!(table.len(), 0);
+            if let Buckets::Map(shards) = &table.buckets {
+                assert!(shards.iter().all(|bucket| bucket.0.read().capacity() <= 64));
+            }
+        }
+    }
+}

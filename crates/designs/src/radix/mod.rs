@@ -1,0 +1,254 @@
+//! Rung 4: a radix tree that one thread owns.
+//!
+//! A node is one block under its parent, and knows which workers hold it. A lookup goes down by content hash and
+//! writes down whom it loses on the way: O(depth + workers) for as long as sets of holders fit in a few words. Each
+//! worker has a table from its own names to the nodes that it holds, so an event finds its place without a descent.
+//!
+//! ```text
+//!            root
+//!          c0 │           table of worker 0:  71 → A, 72 → B, 73 → C
+//!             A {0,1,2}   table of worker 1:  71 → A, 72 → B
+//!          c1 │           table of worker 2:   5 → A,  6 → D     (names are each worker's own)
+//!             B {0,1}──┐
+//!          c2 │        │ c9
+//!             C {0}    D {2}
+//! ```
+//!
+//! Nodes lie in one vector and name each other by their index, so a chain of a million blocks is neither built nor
+//! freed by recursion. A node without holders and children is free at once, and so are the ancestors that it alone
+//! had kept.
+//!
+//! # Holes
+//! A block removed from the middle of a chain stays as a node as long as something hangs below it. Lookups end there
+//! for the worker; when it stores the block again, what it still holds below counts again. This is exact.
+//!
+//! # Where it differs from the reference
+//! A worker's blocks are the nodes that it holds; which of its names continued which is not kept. So
+//! - **an orphan is refused**: a store whose parent the worker does not hold has no place in the tree. It is counted,
+//!   nothing has changed, and it does not come back when the parent does. Smallest example: store 2 after 1 (unknown),
+//!   store 1 at the root: depth 1, not 2.
+//! - **two names of one worker for one position are one block**, held until both are removed. What continued the one
+//!   continues the other. Smallest example: store 1 and 2 at the root, both with content a; store 3 after 1 with content
+//!   b; remove 1. The query a b has depth 2, not 1. Engines have one name for a block.
+//! - **a name that is announced elsewhere moves alone**: what continued it stays where it was, and counts there as
+//!   below a hole. Smallest example: store 1 with content a and 2 after it with content b; store 1 with content x at the
+//!   root. The query x b has depth 1, not 2. A name is a digest of the whole prefix in every engine, so this does not
+//!   happen without a collision.
+//!
+//! There is no strict form. Orphans alone could be kept aside, but to be exact each worker would have to keep a tree of
+//! its names beside the tree of contents, and to move parts of the one in the other: another design, and
+//! [`kvatlas_index::BlockIndex`] is it.
+
+mod children;
+mod names;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+mod workers;
+
+use hashbrown::HashMap;
+
+pub(super) use self::children::{Children, NodeId};
+pub(super) use self::names::{Ended, Names};
+pub(super) use self::workers::{Running, WorkerSet};
+use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use kvatlas_index::BlockHash;
+
+/// Where every chain begins. It has no block, no holders and no end.
+const ROOT: NodeId = 0;
+
+/// A block under its parent.
+#[derive(Debug, Default)]
+struct Node {
+    holders: WorkerSet,
+    children: Children,
+    /// Under which content hash `parent` knows this node.
+    content: u64,
+    /// Of a free node: the next free one.
+    parent: NodeId,
+}
+
+impl Node {
+    /// Nobody needs it.
+    fn is_dead(&self) -> bool {
+        self.holders.is_empty() && self.children.is_empty()
+    }
+}
+
+/// The nodes, and which of them are free.
+#[derive(Debug)]
+struct Nodes {
+    all: Vec<Node>,
+    /// The first of the free nodes, or [`ROOT`].
+    free: NodeId,
+    live: usize,
+}
+
+impl Default for Nodes {
+    fn default() -> Self {
+        Self { all: vec![Node::default()], free: ROOT, live: 0 }
+    }
+}
+
+impl Nodes {
+    /// Makes a child, held by `worker`.
+    fn grow(&mut self, parent: NodeId, content: u64, worker: WorkerId) -> NodeId {
+        let node = Node { holders: WorkerSet::only(worker), children: Children::None, content, parent };
+        let mut id = self.free;
+        if id == ROOT {
+            id = self.all.len() as NodeId;
+            self.all.push(node);
+        } else {
+            let slot = &mut self.all[id as usize];
+            self.free = slot.parent;
+            *slot = node;
+        }
+        self.all[parent as usize].children.insert(content, id);
+        self.live += 1;
+        id
+    }
+
+    /// `worker` no longer holds a node; what nobody needs any more is freed.
+    fn leave(&mut self, worker: WorkerId, node: NodeId) {
+        self.all[node as usize].holders.remove(worker);
+        let mut at = node;
+        while at != ROOT && self.all[at as usize].is_dead() {
+            let Node { parent, content, .. } = self.all[at as usize];
+            self.all[parent as usize].children.remove(content);
+            self.all[at as usize] = Node { parent: self.free, ..Node::default() };
+            self.free = at;
+            self.live -= 1;
+            at = parent;
+        }
+        if self.live == 0 {
+            *self = Self::default();
+        }
+    }
+}
+
+/// A radix tree with one block a node, for one thread. See the [module](self).
+#[derive(Debug, Default)]
+pub struct RadixTree {
+    nodes: Nodes,
+    workers: HashMap<WorkerId, Names>,
+    refused: u64,
+    unknown_removals: u64,
+}
+
+impl RadixTree {
+    /// An empty tree.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Local for RadixTree {
+    fn store(
+        &mut self,
+        worker: WorkerId,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Refusal> {
+        if let Err(refusal) = check_lengths(block_hashes, content_hashes) {
+            self.refused += 1;
+            return Err(refusal);
+        }
+        if block_hashes.is_empty() {
+            return Ok(());
+        }
+        // All may be new, and there is the root.
+        if block_hashes.len() > NodeId::MAX as usize - 1 - self.nodes.live {
+            self.refused += 1;
+            return Err(Refusal::Full { what: "it has a node for every number of 32 bits" });
+        }
+        let mut at = ROOT;
+        if let Some(parent) = parent {
+            let Some(held) = self.workers.get(&worker).and_then(|names| names.get(parent)) else {
+                self.refused += 1;
+                return Err(Refusal::UnknownParent { worker, parent });
+            };
+            at = held;
+        }
+        let names = self.workers.entry(worker).or_default();
+        for (&name, &content) in block_hashes.iter().zip(content_hashes) {
+            let (node, first) = match self.nodes.all[at as usize].children.get(content) {
+                Some(node) => (node, self.nodes.all[node as usize].holders.insert(worker)),
+                None => (self.nodes.grow(at, content, worker), true),
+            };
+            if let Some(left) = names.announce(name, node, first)
+                && names.lost(left)
+            {
+                self.nodes.leave(worker, left);
+            }
+            at = node;
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, worker: WorkerId, block_hashes: &[BlockHash]) {
+        let Some(names) = self.workers.get_mut(&worker) else {
+            self.unknown_removals += block_hashes.len() as u64;
+            return;
+        };
+        for &name in block_hashes {
+            match names.end(name) {
+                Ended::Unknown => self.unknown_removals += 1,
+                Ended::StillHeld => {}
+                Ended::Left(node) => self.nodes.leave(worker, node),
+            }
+        }
+    }
+
+    fn clear(&mut self, worker: WorkerId) {
+        let Some(names) = self.workers.get_mut(&worker) else { return };
+        for node in names.clear() {
+            self.nodes.leave(worker, node);
+        }
+    }
+
+    fn drop_worker(&mut self, worker: WorkerId) {
+        self.clear(worker);
+        self.workers.remove(&worker);
+    }
+
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        scores.clear();
+        let Some((&first, rest)) = content_hashes.split_first() else { return };
+        let Some(first) = self.nodes.all[ROOT as usize].children.get(first) else { return };
+        let mut at = &self.nodes.all[first as usize];
+        let mut running = Running::new(&at.holders);
+        let mut depth = 1;
+        for &content in rest {
+            let Some(child) = at.children.get(content) else { break };
+            let child = &self.nodes.all[child as usize];
+            if !running.step(&at.holders, &child.holders, depth, scores) {
+                return;
+            }
+            at = child;
+            depth += 1;
+        }
+        running.finish(&at.holders, depth, scores);
+    }
+
+    fn stats(&self) -> LadderStats {
+        LadderStats {
+            workers: self.workers.len() as u64,
+            blocks: self.workers.values().map(|names| names.len() as u64).sum(),
+            entries: self.nodes.live as u64,
+            refused: self.refused,
+            unknown_removals: self.unknown_removals,
+            messages: 0,
+        }
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        let of =
+            |(&worker, names): (&WorkerId, &Names)| names.iter().map(move |name| (worker, name)).collect::<Vec<_>>();
+        let mut holdings: Vec<_> = self.workers.iter().flat_map(of).collect();
+        holdings.sort_unstable();
+        holdings
+    }
+}

@@ -1,0 +1,91 @@
+//! What one worker calls the nodes that it holds.
+
+use hashbrown::HashMap;
+
+use super::children::NodeId;
+use kvatlas_index::BlockHash;
+
+/// Block hash → node, for one worker.
+///
+/// An engine has one name for a block, so a worker that holds a node does so by one name. Names beyond the first are
+/// counted in a map of their own: the worker holds the node until it has removed them all.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    nodes: HashMap<BlockHash, NodeId>,
+    more: HashMap<NodeId, u32>,
+}
+
+/// What the end of a name means for the node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The worker does not know the name.
+    Unknown,
+    /// The worker holds the node by another name.
+    StillHeld,
+    /// The worker no longer holds this node.
+    Left(NodeId),
+}
+
+impl Names {
+    pub(crate) fn get(&self, name: BlockHash) -> Option<NodeId> {
+        self.nodes.get(&name).copied()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = BlockHash> {
+        self.nodes.keys().copied()
+    }
+
+    /// The worker calls `node` by `name` from now on; `first`: it did not hold the node. If the name was another node's,
+    /// that node is returned, and [`lost`](Self::lost) must be told.
+    #[must_use]
+    pub(crate) fn announce(&mut self, name: BlockHash, node: NodeId, first: bool) -> Option<NodeId> {
+        let before = self.nodes.insert(name, node);
+        if before == Some(node) {
+            return None;
+        }
+        if !first {
+            *self.more.entry(node).or_insert(0) += 1;
+        }
+        before
+    }
+
+    /// A name is gone.
+    pub(crate) fn end(&mut self, name: BlockHash) -> Ended {
+        let Some(node) = self.nodes.remove(&name) else { return Ended::Unknown };
+        if self.nodes.capacity() > 64 && self.nodes.len() < self.nodes.capacity() / 8 {
+            self.nodes.shrink_to(2 * self.nodes.len());
+        }
+        if self.lost(node) { Ended::Left(node) } else { Ended::StillHeld }
+    }
+
+    /// A name is no longer that of `node`. Whether it was the last, so that the worker does not hold the node any more.
+    #[must_use]
+    pub(crate) fn lost(&mut self, node: NodeId) -> bool {
+        if self.more.is_empty() {
+            return true;
+        }
+        let Some(more) = self.more.get_mut(&node) else { return true };
+        *more -= 1;
+        if *more == 0 {
+            self.more.remove(&node);
+        }
+        false
+    }
+
+    /// Forgets everything. The nodes that were held, each once, in no order.
+    pub(crate) fn clear(&mut self) -> impl Iterator<Item = NodeId> + use<> {
+        let Self { nodes, mut more } = std::mem::take(self);
+        nodes.into_values().filter(move |node| {
+            let Some(left) = more.get_mut(node) else { return true };
+            *left -= 1;
+            if *left == 0 {
+                more.remove(node);
+            }
+            false
+        })
+    }
+}

@@ -1,0 +1,219 @@
+//! Random streams of changes for the two radix trees, and the comparison with the reference.
+
+use crate::interface::{Change, Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
+use kvatlas_index::reference::ReferenceIndex;
+use kvatlas_index::{BlockHash, Tier, View};
+
+use kvatlas_testing::seeds;
+pub(crate) use kvatlas_testing::{Random, mix};
+
+/// What an engine with this salt calls the blocks of a prompt.
+pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
+    let chain = prompt.iter().scan(salt, |chain, content| {
+        *chain = mix(*chain ^ content.wrapping_mul(31));
+        Some(BlockHash(*chain))
+    });
+    chain.collect()
+}
+
+/// What a stream may contain besides stores, and removals in any order.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Habits {
+    /// Percent of stores that continue a block at random, held or not.
+    pub(crate) orphans: u64,
+    /// Percent of blocks with a name out of few, so that names move and positions get several.
+    pub(crate) chaos: u64,
+}
+
+/// Changes, and what to ask.
+pub(crate) struct Stream {
+    pub(crate) changes: Vec<Change>,
+    pub(crate) queries: Vec<Vec<u64>>,
+}
+
+pub(crate) fn stream(seed: u64, length: usize, habits: Habits) -> Stream {
+    let random = &mut Random(seed);
+    let workers: Vec<WorkerId> = match random.below(4) {
+        0 => (0..3).collect(),
+        1 => (0..64).collect(),
+        2 => (40..110).collect(),
+        _ => (0..90).map(|i| i * i * 50).collect(),
+    };
+    // Few workers at a time give chains of some length, all of them wide sets.
+    let crowd = *random.pick(&[2, 3, workers.len()]);
+    let same_names = random.chance(50);
+    let contents = *random.pick(&[1, 2, 3, 1 << 40]);
+    let mut prompts: Vec<Vec<u64>> = vec![vec![1]];
+    let mut changes = Vec::new();
+    for _ in 0..length {
+        if random.chance(25) {
+            let other = random.pick(&prompts);
+            let mut prompt = other[..random.below(other.len() as u64 + 1) as usize].to_vec();
+            prompt.extend((0..random.below(12) + 1).map(|_| random.below(contents) + 1));
+            if prompts.len() > 12 {
+                prompts.remove(0);
+            }
+            prompts.push(prompt);
+        }
+        let worker = *random.pick(&workers[..crowd]);
+        let prompt = random.pick(&prompts).clone();
+        let mut all = names(if same_names { 0 } else { u64::from(worker) }, &prompt);
+        for name in &mut all {
+            if random.chance(habits.chaos) {
+                *name = BlockHash(random.below(8));
+            }
+        }
+        let from = random.below(prompt.len() as u64) as usize;
+        let from = if random.chance(habits.orphans) { from } else { 0 };
+        let to = from + 1 + random.below((prompt.len() - from) as u64) as usize;
+        changes.push(match random.below(100) {
+            0..=1 => Change::Clear { worker },
+            2 => Change::Drop { worker },
+            3..=59 => Change::Store {
+                worker,
+                parent: from.checked_sub(1).map(|at| all[at]),
+                block_hashes: all[from..to].into(),
+                content_hashes: prompt[from..to].into(),
+            },
+            _ => {
+                let from = random.below(to as u64) as usize;
+                let mut gone = all[from..to].to_vec();
+                match random.below(4) {
+                    0 => gone.reverse(),
+                    1 => gone.retain(|_| random.chance(40)),
+                    2 => gone.truncate(1),
+                    _ => {}
+                }
+                Change::Remove { worker, block_hashes: gone.into() }
+            }
+        });
+    }
+    Stream { changes, queries: prompts }
+}
+
+/// A concurrent tree in the hands of one thread.
+pub(crate) struct Alone<C>(pub(crate) C);
+
+impl<C: Concurrent> Local for Alone<C> {
+    fn store(&mut self, w: WorkerId, p: Option<BlockHash>, b: &[BlockHash], c: &[u64]) -> Result<(), Refusal> {
+        self.0.store(w, p, b, c)
+    }
+    fn remove(&mut self, worker: WorkerId, block_hashes: &[BlockHash]) {
+        self.0.remove(worker, block_hashes);
+    }
+    fn clear(&mut self, worker: WorkerId) {
+        self.0.clear(worker);
+    }
+    fn drop_worker(&mut self, worker: WorkerId) {
+        self.0.drop_worker(worker);
+    }
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        self.0.find(content_hashes, scores);
+    }
+    fn stats(&self) -> LadderStats {
+        self.0.stats()
+    }
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        self.0.holdings()
+    }
+}
+
+pub(crate) fn answer(tree: &impl Local, query: &[u64]) -> Scores {
+    let mut scores = vec![(9, 9)];
+    tree.find(query, &mut scores);
+    scores.sort_unstable();
+    scores
+}
+
+pub(crate) fn expected(reference: &ReferenceIndex, query: &[u64]) -> Scores {
+    let found = reference.find(query).by_rank(View::Device);
+    let mut scores: Scores = found.iter().map(|(worker, _, depth)| (worker.parse().unwrap(), *depth)).collect();
+    scores.sort_unstable();
+    scores
+}
+
+/// A change for the reference.
+pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
+    let worker = change.worker().to_string();
+    match change {
+        Change::Store { parent, block_hashes, content_hashes, .. } => {
+            reference.store(&worker, 0, Tier::Gpu, *parent, block_hashes, content_hashes).unwrap();
+        }
+        Change::Remove { block_hashes, .. } => reference.remove(&worker, 0, Tier::Gpu, block_hashes),
+        Change::Clear { .. } => reference.clear(&worker, None, None),
+        Change::Drop { .. } => reference.drop_worker(&worker),
+    }
+}
+
+/// Runs a stream through a tree and the reference, which is not told of what the tree refuses. `exact`: the answers
+/// must agree, too. At the end everything goes, and nothing may be left.
+pub(crate) fn compare(tree: &mut impl Local, stream: &Stream, refuses: bool, exact: bool) -> Result<u64, String> {
+    let mut reference = ReferenceIndex::new(false);
+    let mut refused = 0;
+    for (at, change) in stream.changes.iter().enumerate() {
+        let held = tree.holdings();
+        match tree.apply(change) {
+            Ok(()) => tell(&mut reference, change),
+            Err(Refusal::UnknownParent { worker, parent }) => {
+                if !refuses || held.binary_search(&(worker, parent)).is_ok() || held != tree.holdings() {
+                    return Err(format!("change {at} {change:?}: refused"));
+                }
+                refused += 1;
+            }
+            Err(refusal) => return Err(format!("change {at}: {refusal}")),
+        }
+        if exact {
+            for query in &stream.queries {
+                let (got, want) = (answer(tree, query), expected(&reference, query));
+                if got != want {
+                    return Err(format!("after change {at} {change:?}: query {query:?}: {got:?}, not {want:?}"));
+                }
+            }
+        }
+        let blocks = reference.workers().iter().map(|(_, blocks)| blocks).sum::<u64>();
+        let stats = tree.stats();
+        let want = (blocks, reference.workers().len() as u64, refused, reference.unknown_removals);
+        if (stats.blocks, stats.workers, stats.refused, stats.unknown_removals) != want {
+            return Err(format!("after change {at} {change:?}: {stats:?}, not {want:?}"));
+        }
+    }
+    let mut want = Vec::new();
+    for event in reference.dump() {
+        if let kvatlas_index::Event::Store { worker, block_hashes, .. } = event {
+            want.push((worker.parse().unwrap(), block_hashes[0]));
+        }
+    }
+    want.sort_unstable();
+    if tree.holdings() != want {
+        return Err(format!("holds {:?}, not {want:?}", tree.holdings()));
+    }
+    for (worker, _) in reference.workers() {
+        tree.drop_worker(worker.parse().unwrap());
+    }
+    let stats = tree.stats();
+    if (stats.workers, stats.blocks, stats.entries) != (0, 0, 0) {
+        return Err(format!("not empty in the end: {stats:?}"));
+    }
+    Ok(refused)
+}
+
+/// Compares on many streams; a difference comes with the fewest changes found that show it.
+pub(crate) fn check<T: Local>(make: impl Fn() -> T, habits: Habits, refuses: bool, exact: bool) {
+    let mut refused = 0;
+    for seed in 0..seeds(100) {
+        let stream = &mut stream(seed, 40 + seed as usize % 120, habits);
+        let Err(mut what) = compare(&mut make(), stream, refuses, exact).map(|n| refused += n) else { continue };
+        let mut at = stream.changes.len();
+        while at > 0 {
+            at -= 1;
+            let change = stream.changes.remove(at);
+            match compare(&mut make(), stream, refuses, exact) {
+                Err(still) => what = still,
+                Ok(_) => stream.changes.insert(at, change),
+            }
+        }
+        let listing: String = stream.changes.iter().map(|change| format!("{change:?}\n")).collect();
+        panic!("seed {seed}: {what}\n{listing}");
+    }
+    assert_eq!(refused > 0, refuses, "streams that test what they should");
+}

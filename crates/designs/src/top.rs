@@ -1,0 +1,132 @@
+//! Rung 7: [`BlockIndex`] among the rungs.
+//!
+//! A worker's number goes in twice, as its name and as its rank, so that an answer gives the number back without
+//! reading a name. Copies are not counted, as on the whole ladder.
+
+use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, Tier, View};
+
+use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// [`BlockIndex`] with workers by number.
+pub struct Top {
+    index: BlockIndex,
+    refused: AtomicU64,
+    /// Whether [`Concurrent::answer`] is the levels as they are found.
+    levels: bool,
+}
+
+impl Top {
+    /// An empty index whose [`answer`](Concurrent::answer) spells out every worker's depth.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { index: empty(), refused: AtomicU64::new(0), levels: false }
+    }
+
+    /// An empty index whose [`answer`](Concurrent::answer) is what a [`Match`] is: levels with their sets of workers.
+    #[must_use]
+    pub fn levels() -> Self {
+        Self { levels: true, ..Self::new() }
+    }
+
+    /// The answer as levels alone.
+    #[must_use]
+    pub fn match_only(&self, content_hashes: &[u64]) -> Match<'_> {
+        self.index.find(content_hashes)
+    }
+
+    /// The index itself.
+    #[must_use]
+    pub fn index(&self) -> &BlockIndex {
+        &self.index
+    }
+}
+
+fn empty() -> BlockIndex {
+    // One token: contents come hashed, so the size of a block is never asked for.
+    BlockIndex::new(Config { block_size: 1, count_copies: false }).expect("a block of one token is allowed")
+}
+
+impl Default for Top {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn refusal(error: &Error) -> Refusal {
+    match *error {
+        Error::LengthMismatch { block_hashes, content_hashes } => {
+            Refusal::LengthMismatch { block_hashes, content_hashes }
+        }
+        Error::Full { what } => Refusal::Full { what },
+        // The rest is about arguments that are not given here.
+        _ => Refusal::Full { what: "it refused the store" },
+    }
+}
+
+impl Concurrent for Top {
+    fn store(
+        &self,
+        worker: WorkerId,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Refusal> {
+        let name = &mut itoa::Buffer::new();
+        self.index.store(name.format(worker), worker, Tier::Gpu, parent, block_hashes, content_hashes).map_err(
+            |error| {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                refusal(&error)
+            },
+        )
+    }
+
+    fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
+        self.index.remove(itoa::Buffer::new().format(worker), worker, Tier::Gpu, block_hashes);
+    }
+
+    fn clear(&self, worker: WorkerId) {
+        self.index.clear(itoa::Buffer::new().format(worker), None, None);
+    }
+
+    fn drop_worker(&self, worker: WorkerId) {
+        self.index.drop_worker(itoa::Buffer::new().format(worker));
+    }
+
+    fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
+        scores.clear();
+        self.index.find(content_hashes).for_each(View::Device, |_, worker, depth| scores.push((worker, depth)));
+    }
+
+    fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
+        if self.levels {
+            return self.index.find(content_hashes).depth(View::Device);
+        }
+        self.find(content_hashes, scores);
+        // Deepest first.
+        scores.first().map_or(0, |&(_, depth)| depth)
+    }
+
+    fn stats(&self) -> LadderStats {
+        let stats = self.index.stats();
+        LadderStats {
+            workers: stats.workers,
+            blocks: stats.blocks,
+            entries: stats.runs,
+            refused: self.refused.load(Ordering::Relaxed),
+            unknown_removals: stats.unknown_removals,
+            messages: 0,
+        }
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        let mut holdings = Vec::new();
+        for event in self.index.dump() {
+            if let Event::Store { rank, block_hashes, .. } = event {
+                holdings.extend(block_hashes.into_iter().map(|name| (rank, name)));
+            }
+        }
+        holdings.sort_unstable();
+        holdings
+    }
+}

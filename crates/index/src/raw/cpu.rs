@@ -1,0 +1,49 @@
+//! Two instructions of the processor: asking for a cache line, and comparing eight tags at once.
+//!
+//! **Invariant.** Both are total functions of their arguments: whatever the arguments, nothing is read but what they
+//! refer to. On other processors than x86-64 safe code does the same.
+//!
+//! **Checked by** the test below, which compares the lanes with a loop; the tests of `writer/slots.rs` stand on it.
+
+/// Asks for a cache line; has no other effect.
+#[inline]
+pub(crate) fn prefetch<T>(it: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch reads nothing architecturally, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(it).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = it;
+}
+
+/// Bit 2 i for each i with `lanes[i] == wanted`. Three instructions instead of some thirty: the table of names asks this
+/// for every block stored or removed.
+#[inline]
+pub(crate) fn equal_lanes(lanes: [u16; 8], wanted: u16) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE2.
+    let bytes = unsafe {
+        use std::arch::x86_64::{_mm_cmpeq_epi16, _mm_movemask_epi8, _mm_set1_epi16};
+        _mm_movemask_epi8(_mm_cmpeq_epi16(bytemuck::cast(lanes), _mm_set1_epi16(wanted.cast_signed()))).cast_unsigned()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let bytes = lanes.iter().rev().fold(0, |bytes, &lane| bytes << 2 | u32::from(lane == wanted));
+    bytes & 0x5555
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_are_compared_as_a_loop_does() {
+        for wanted in [0, 1, 7, 0xff00, 0xffff] {
+            for pattern in 0..256_u32 {
+                let lanes = std::array::from_fn(|i| if pattern >> i & 1 == 1 { wanted } else { !wanted });
+                let expected = (0..8).filter(|i| pattern >> i & 1 == 1).fold(0, |marks, i| marks | 1 << (2 * i));
+                assert_eq!(equal_lanes(lanes, wanted), expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! A run: its head, its content hashes and its block hashes in one piece of memory.
+//!
+//! **Protocol.** The writer appends behind the last block and publishes a level that reaches there afterwards; a reader
+//! reads the levels first and then no further than the last one's end. Blocks that are lost are only forgotten: the
+//! next ones to come may stay in this memory if they are the same, otherwise the run moves and the old memory is retired.
+//!
+//! **Invariants.** `len <= written <= room`. Content hashes below `written` never change (rule 3); no level that was
+//! published from this memory reaches beyond `written`. The block hashes are the writer's own and no reader's.
+//!
+//! **Checked by** `tests/random_streams.rs` and `tests/concurrency.rs`, both under Valgrind and the address sanitizer
+//! (`make sanitize`).
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::marker::PhantomData;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use super::boxes::WriterToken;
+use super::head::{LevelsRef, RunHead};
+use super::reclaim::Pin;
+use crate::position::NO_NAME;
+
+/// A run: head, then room for content hashes, then room for block hashes, in one piece of memory.
+///
+/// Readers see the head and, up to the end of its last level, the content hashes. The block hashes are the writer's.
+pub(crate) struct Run {
+    head: NonNull<RunHead>,
+    room: u32,
+    /// Blocks there are.
+    len: u32,
+    /// Content hashes ever written to this memory: readers may still look at those beyond `len`.
+    written: u32,
+}
+
+// SAFETY: it owns its memory; what readers see of it is atomic or, by rule 3, written before it is published.
+unsafe impl Send for Run {}
+// SAFETY: as above.
+unsafe impl Sync for Run {}
+
+impl Run {
+    /// A run of no blocks yet.
+    pub(crate) fn new(id: u32, parent: u32, fork: u32, room: usize) -> Self {
+        let layout = Self::layout(room);
+        // SAFETY: the layout is not empty.
+        let memory = unsafe { alloc(layout) }.cast::<RunHead>();
+        let Some(head) = NonNull::new(memory) else { handle_alloc_error(layout) };
+        // SAFETY: just allocated, large and aligned enough. The hashes stay uninitialised until there are blocks.
+        unsafe { head.write(RunHead::new(id, parent, fork)) };
+        Self { head, room: room as u32, len: 0, written: 0 }
+    }
+
+    fn layout(room: usize) -> Layout {
+        let hashes = Layout::array::<u64>(room * 2).expect("a run is at most MAX_RUN long");
+        Layout::new::<RunHead>().extend(hashes).expect("a run is at most MAX_RUN long").0
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        Self::layout(self.room()).size()
+    }
+
+    pub(crate) fn room(&self) -> usize {
+        self.room as usize
+    }
+
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    #[inline]
+    pub(crate) fn head(&self) -> &RunHead {
+        // SAFETY: owned.
+        unsafe { self.head.as_ref() }
+    }
+
+    #[inline]
+    fn hashes(&self) -> *mut u64 {
+        // SAFETY: the hashes follow the head, whose size is a multiple of theirs.
+        unsafe { self.head.as_ptr().add(1).cast() }
+    }
+
+    #[inline]
+    pub(crate) fn contents(&self) -> &[u64] {
+        // SAFETY: within the allocation, written by `extend`; not written again while shared (rule 3).
+        unsafe { slice::from_raw_parts(self.hashes(), self.len()) }
+    }
+
+    #[inline]
+    pub(crate) fn names(&self) -> &[u64] {
+        // SAFETY: within the allocation, written by `extend`; the writer's own.
+        unsafe { slice::from_raw_parts(self.hashes().add(self.room()), self.len()) }
+    }
+
+    #[inline]
+    pub(crate) fn set_name(&mut self, at: usize, name: u64) {
+        assert!(at < self.len());
+        // SAFETY: within the allocation; the writer's own, and borrowed mutably.
+        unsafe { self.hashes().add(self.room() + at).write(name) };
+    }
+
+    /// Whether blocks of these contents can be added without moving the run.
+    #[inline]
+    pub(crate) fn has_room_for(&self, contents: &[u64]) -> bool {
+        self.len() + contents.len() <= self.room() && self.continues_with(contents)
+    }
+
+    /// Whether adding these contents would leave every block that ever was at its offset the same.
+    #[inline]
+    pub(crate) fn continues_with(&self, contents: &[u64]) -> bool {
+        let written = (self.written - self.len) as usize;
+        // SAFETY: `written` hashes have been written.
+        let beyond = unsafe { slice::from_raw_parts(self.hashes().add(self.len()), written) };
+        let n = written.min(contents.len());
+        beyond[..n] == contents[..n]
+    }
+
+    /// Content hashes in this memory, those beyond the last block included.
+    pub(crate) fn written(&self) -> usize {
+        self.written as usize
+    }
+
+    /// Adds blocks at the end, for which there is room. Without names they are called [`NO_NAME`].
+    #[inline]
+    pub(crate) fn extend(&mut self, contents: &[u64], names: Option<&[u64]>) {
+        assert!(self.has_room_for(contents));
+        assert!(names.is_none_or(|names| names.len() >= contents.len()));
+        let (at, n) = (self.len(), contents.len());
+        let there = ((self.written - self.len) as usize).min(n);
+        // SAFETY: within the allocation, which is not the callers'. No level published from this memory ever reached
+        // beyond `written`, the largest `len` there was: no reader looks there (rule 3).
+        unsafe { ptr::copy_nonoverlapping(contents.as_ptr().add(there), self.hashes().add(at + there), n - there) };
+        let own = self.room() + at;
+        match names {
+            // SAFETY: within the allocation; the writer's own, and borrowed mutably.
+            Some(names) => unsafe { ptr::copy_nonoverlapping(names.as_ptr(), self.hashes().add(own), n) },
+            None => {
+                // SAFETY: as above.
+                (0..n).for_each(|i| unsafe { self.hashes().add(own + i).write(NO_NAME) });
+            }
+        }
+        self.len += n as u32;
+        self.written = self.written.max(self.len);
+    }
+
+    /// Forgets the blocks from `len` on.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len as u32);
+    }
+
+    /// The same run in new memory, with a copy of its levels.
+    pub(crate) fn moved(&self, room: usize, writer: &mut WriterToken) -> Self {
+        let len = self.len();
+        assert!(len <= room);
+        let mut new = Self::new(self.head().id, self.head().parent, self.head().fork, room);
+        // SAFETY: both are large enough and distinct; the first `len` hashes of either kind are written.
+        unsafe {
+            ptr::copy_nonoverlapping(self.hashes(), new.hashes(), len);
+            ptr::copy_nonoverlapping(self.hashes().add(self.room()), new.hashes().add(room), len);
+        }
+        new.len = self.len;
+        new.written = self.len;
+        new.head().publish(&self.head().levels_now(writer), writer);
+        new.head().set_has_children(self.head().has_children(), writer);
+        new
+    }
+
+    /// The address, for the table of children.
+    pub(super) fn address(&self) -> u64 {
+        self.head.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        drop(self.head().take_spilled());
+        // SAFETY: allocated by `new` with the same layout; by rule 1 no reader has it any more.
+        unsafe { dealloc(self.head.as_ptr().cast(), Self::layout(self.room())) };
+    }
+}
+
+/// A run as a reader sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct RunRef<'p> {
+    pub(super) head: NonNull<RunHead>,
+    pub(super) pinned: PhantomData<&'p ()>,
+}
+
+impl<'p> RunRef<'p> {
+    #[inline]
+    pub(crate) fn head(self) -> &'p RunHead {
+        // SAFETY: found in the table of children under a pin: not freed while that lives.
+        unsafe { self.head.as_ref() }
+    }
+
+    /// The levels as of one moment, and the content hashes they reach over.
+    #[inline]
+    pub(crate) fn read(self, pin: &'p Pin<'_>) -> (LevelsRef<'p>, &'p [u64]) {
+        let levels = self.head().levels(pin);
+        let end = levels.last().map_or(0, |level| level.end as usize);
+        // SAFETY: all below the end of a published level is written (the version was read with Acquire), and stays
+        // (rule 3).
+        (levels, unsafe { slice::from_raw_parts(self.head.add(1).cast().as_ptr(), end) })
+    }
+}

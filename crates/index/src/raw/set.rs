@@ -1,0 +1,188 @@
+//! A set of holders: a word that has the members in it, or leads to them.
+//!
+//! Most sets are small or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
+//! to three holders of any number below 2^20. Any other word is the address of a [`Set`].
+//!
+//! **Protocol.** The writer counts the references to a `Set` and retires it with the last; readers get at it by words
+//! that they found under their pin.
+//!
+//! **Invariants.** Words of objects are made of the address of an [`Owned<Set>`], whose key and body never change. A
+//! word is used either under the pin it was found under (rule 2), or by the writer while the table of sets counts it,
+//! which [`CountedToken`] shows.
+//!
+//! **Checked by** the test of `sets/table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and
+//! the address sanitizer (`make sanitize`).
+
+use std::ptr;
+
+use super::boxes::Owned;
+use super::reclaim::Pin;
+use crate::sync::AtomicU32;
+
+const KIND: u64 = 3;
+const OBJECT: u64 = 0;
+const MASK: u64 = 1;
+const FEW: u64 = 2;
+/// Holders below this fit into a mask.
+pub(crate) const MASK_HOLDERS: u32 = 62;
+/// `FEW` keeps three holders of 20 bits; all ones is none.
+const FEW_BITS: u32 = 20;
+const FEW_NONE: u32 = (1 << FEW_BITS) - 1;
+
+/// A set of holders. Words of objects are references that the table of sets counts, and are valid while it counts them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SetWord(u64);
+
+/// The members of a set, ready to be looked at.
+#[derive(Clone, Copy)]
+pub(crate) enum Members<'a> {
+    Mask(u64),
+    Few([u32; 3], usize),
+    List(&'a [u32]),
+    Bits(&'a [u64]),
+}
+
+/// A set that does not fit into a word.
+pub(crate) struct Set {
+    /// The xor of its members' words.
+    pub(crate) key: u64,
+    /// How many levels and copies mean it; the writer's own.
+    pub(crate) references: AtomicU32,
+    pub(crate) body: Body,
+}
+
+/// Whichever is smaller; a function of the members alone, so that equal sets have equal bodies.
+#[derive(PartialEq, Eq, Clone)]
+pub(crate) enum Body {
+    /// Holders, rising.
+    List(Box<[u32]>),
+    /// A bit for each holder up to the highest.
+    Bits(Box<[u64]>),
+}
+
+/// Shows that the caller is the table that counts the references; there is one an index.
+pub(crate) struct CountedToken(());
+
+impl CountedToken {
+    pub(crate) fn new() -> Self {
+        Self(())
+    }
+}
+
+impl SetWord {
+    pub(crate) const EMPTY: Self = Self(0);
+
+    #[inline]
+    pub(super) fn from_raw(word: u64) -> Self {
+        Self(word)
+    }
+
+    #[inline]
+    pub(crate) fn raw(self) -> u64 {
+        self.0
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(self) -> bool {
+        self == Self::EMPTY
+    }
+
+    #[inline]
+    pub(crate) fn is_object(self) -> bool {
+        self.0 & KIND == OBJECT && self.0 != 0
+    }
+
+    /// The members, for a reader that found this word under `pin`.
+    #[inline]
+    pub(crate) fn members<'p>(self, _pin: &'p Pin<'_>) -> Members<'p> {
+        // SAFETY: rule 2: what was linked while the reader was pinned is not freed before it leaves.
+        self.decode(|address| unsafe { &*ptr::with_exposed_provenance::<Set>(address as usize) })
+    }
+
+    /// The members, for the table that counts this word.
+    #[inline]
+    pub(crate) fn counted_members(self, token: &CountedToken) -> Members<'_> {
+        self.decode(|address| Self::counted(address, token))
+    }
+
+    /// The set that this word leads to, if it does not have the members in itself.
+    #[inline]
+    pub(crate) fn object(self, token: &CountedToken) -> Option<&Set> {
+        self.is_object().then(|| Self::counted(self.0, token))
+    }
+
+    #[inline]
+    fn counted(address: u64, _: &CountedToken) -> &Set {
+        // SAFETY: the table of sets frees none that is counted, and the writer has no others.
+        unsafe { &*ptr::with_exposed_provenance::<Set>(address as usize) }
+    }
+
+    /// The members of a set that has them in its word.
+    #[inline]
+    pub(crate) fn own_members(self) -> Members<'static> {
+        self.decode(|_| unreachable!("an object is copied"))
+    }
+
+    #[inline]
+    fn decode<'a>(self, object: impl FnOnce(u64) -> &'a Set) -> Members<'a> {
+        match self.0 & KIND {
+            MASK => Members::Mask(self.0 >> 2),
+            FEW => {
+                let mut few = [0; 3];
+                let mut n = 0;
+                for i in 0..3 {
+                    let holder = (self.0 >> (2 + FEW_BITS * i)) as u32 & FEW_NONE;
+                    if holder != FEW_NONE {
+                        few[n] = holder;
+                        n += 1;
+                    }
+                }
+                Members::Few(few, n)
+            }
+            _ if self.0 == 0 => Members::Mask(0),
+            _ => match &object(self.0).body {
+                Body::List(list) => Members::List(list),
+                Body::Bits(bits) => Members::Bits(bits),
+            },
+        }
+    }
+
+    /// The word of a set that the table of sets owns.
+    pub(crate) fn of_object(set: &Owned<Set>) -> Self {
+        Self(set.address())
+    }
+
+    /// The set of these holders (rising), if its members fit into the word.
+    pub(crate) fn of_holders(holders: &[u32]) -> Option<Self> {
+        let Some(&highest) = holders.last() else { return Some(Self::EMPTY) };
+        if highest < MASK_HOLDERS {
+            return Some(Self(holders.iter().fold(MASK, |word, h| word | 1 << (2 + h))));
+        }
+        (holders.len() <= 3 && highest < FEW_NONE).then(|| Self::of_few(holders))
+    }
+
+    /// A mask with one more holder, if this is one and it fits.
+    #[inline]
+    pub(crate) fn mask_with(self, holder: u32) -> Option<Self> {
+        let is_mask = (self.is_empty() || self.0 & KIND == MASK) && holder < MASK_HOLDERS;
+        is_mask.then(|| Self(self.0 | MASK | 1 << (2 + holder)))
+    }
+
+    /// A mask without a holder that is in it, if this is one.
+    #[inline]
+    pub(crate) fn mask_without(self, holder: u32) -> Option<Self> {
+        if self.0 & KIND != MASK {
+            return None;
+        }
+        let rest = self.0 & !(1 << (2 + holder));
+        Some(if rest == MASK { Self::EMPTY } else { Self(rest) })
+    }
+
+    fn of_few(holders: &[u32]) -> Self {
+        let mut word = FEW;
+        for i in 0..3 {
+            word |= u64::from(holders.get(i).copied().unwrap_or(FEW_NONE)) << (2 + FEW_BITS * i as u32);
+        }
+        Self(word)
+    }
+}

@@ -1,0 +1,247 @@
+//! A hash table whose every probe is one cache line and whose entries never move.
+//!
+//! **Protocol.** One writer inserts, replaces and removes by single stores of words while any number of readers probe.
+//! A line holds seven 64-bit values, a tag byte for each, and a count of the entries that wanted this line and found
+//! it full (the layout idea of folly's F14, with the overflow count instead of tombstones). Keys are not stored: the
+//! caller says whether a value is the one it means, which it must look at anyway. Because entries never move and a
+//! removal leaves no mark, readers may probe while the one writer inserts and removes: an entry that is there all the
+//! while is always found.
+//!
+//! The table does not grow by itself: its owner builds a larger one.
+//!
+//! **Invariants.** An empty slot is never offered to a reader: what it last held may be freed. A value is in its slot
+//! before its tag is in the line, and its tag is gone before the value may be freed. An overflow count is never less
+//! than the number of entries that went past its line.
+//!
+//! **Checked by** the test and the loom model below.
+
+use crate::spread::{line_after, line_of};
+use crate::sync::{AtomicU64, Ordering};
+
+const SLOTS: usize = 7;
+/// Entries a line, on average, of a full table.
+const FULL: usize = 4;
+const LOW: u64 = 0x0001_0101_0101_0101;
+const HIGH: u64 = LOW << 7;
+/// The overflow count is the top byte; once at its maximum it stays.
+const ONE_OVERFLOW: u64 = 1 << 56;
+const MAX_OVERFLOW: u64 = 255;
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Line {
+    /// Bytes 0 to 6: tags, 0 for an empty slot. Byte 7: overflow count.
+    meta: AtomicU64,
+    slots: [AtomicU64; SLOTS],
+}
+
+/// See the module's text.
+pub(crate) struct Table {
+    lines: Box<[Line]>,
+}
+
+impl Table {
+    /// Room for `entries` at a load of at most four sevenths: under churn, entries that once found their line full
+    /// stay where they went, and above that load the ways to them get long.
+    pub(crate) fn with_room_for(entries: usize) -> Self {
+        Self { lines: (0..entries.div_ceil(FULL).max(1)).map(|_| Line::default()).collect() }
+    }
+
+    /// How many entries it holds before it should grow.
+    pub(crate) fn room(&self) -> usize {
+        self.lines.len() * FULL
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val::<[Line]>(&self.lines)
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        line_of(hash, self.lines.len())
+    }
+
+    #[inline]
+    fn after(&self, line: usize) -> usize {
+        line_after(line, self.lines.len())
+    }
+
+    /// The first value under `hash` that `is_it` accepts. Values of other keys may be offered too.
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, mut is_it: impl FnMut(u64) -> bool) -> Option<u64> {
+        let tag = tag(hash);
+        let mut at = self.home(hash);
+        for _ in 0..self.lines.len() {
+            let line = &self.lines[at];
+            let meta = line.meta.load(Ordering::Acquire);
+            let mut hits = zero_bytes(meta ^ (tag * LOW));
+            while hits != 0 {
+                let value = line.slots[slot(hits)].load(Ordering::Acquire);
+                if is_it(value) {
+                    return Some(value);
+                }
+                hits &= hits - 1;
+            }
+            if meta < ONE_OVERFLOW {
+                return None;
+            }
+            at = self.after(at);
+        }
+        None
+    }
+
+    /// Adds a value. The caller keeps the number of entries below [`Self::room`].
+    pub(crate) fn insert(&self, hash: u64, value: u64) {
+        let mut at = self.home(hash);
+        loop {
+            let line = &self.lines[at];
+            let meta = line.meta.load(Ordering::Relaxed);
+            let empty = zero_bytes(meta);
+            if empty != 0 {
+                let slot = slot(empty);
+                line.slots[slot].store(value, Ordering::Release);
+                line.meta.store(meta | tag(hash) << (8 * slot), Ordering::Release);
+                return;
+            }
+            if meta >> 56 < MAX_OVERFLOW {
+                line.meta.store(meta + ONE_OVERFLOW, Ordering::Release);
+            }
+            at = self.after(at);
+        }
+    }
+
+    /// Puts `new` where `old` is; returns whether `old` was there.
+    pub(crate) fn replace(&self, hash: u64, old: u64, new: u64) -> bool {
+        self.at(hash, old).is_some_and(|(line, slot, _)| {
+            self.lines[line].slots[slot].store(new, Ordering::Release);
+            true
+        })
+    }
+
+    /// Takes `value` out; returns whether it was there.
+    pub(crate) fn remove(&self, hash: u64, value: u64) -> bool {
+        let Some((line, slot, distance)) = self.at(hash, value) else { return false };
+        let meta = &self.lines[line].meta;
+        meta.store(meta.load(Ordering::Relaxed) & !(0xff << (8 * slot)), Ordering::Release);
+        let mut at = self.home(hash);
+        for _ in 0..distance {
+            let meta = &self.lines[at].meta;
+            let now = meta.load(Ordering::Relaxed);
+            if now >> 56 < MAX_OVERFLOW {
+                meta.store(now - ONE_OVERFLOW, Ordering::Release);
+            }
+            at = self.after(at);
+        }
+        true
+    }
+
+    /// Where `value` is: line, slot, and lines from its home.
+    fn at(&self, hash: u64, value: u64) -> Option<(usize, usize, usize)> {
+        let tag = tag(hash);
+        let mut at = self.home(hash);
+        for distance in 0..self.lines.len() {
+            let line = &self.lines[at];
+            let meta = line.meta.load(Ordering::Relaxed);
+            let mut hits = zero_bytes(meta ^ (tag * LOW));
+            while hits != 0 {
+                if line.slots[slot(hits)].load(Ordering::Relaxed) == value {
+                    return Some((at, slot(hits), distance));
+                }
+                hits &= hits - 1;
+            }
+            if meta < ONE_OVERFLOW {
+                return None;
+            }
+            at = self.after(at);
+        }
+        None
+    }
+}
+
+/// The tag of a hash: its low byte, never 0.
+#[inline]
+fn tag(hash: u64) -> u64 {
+    (hash & 0xff).max(1)
+}
+
+/// The high bit of each of the seven tag bytes that is zero. Exact: the cheaper form with a borrow may mark a byte
+/// above a zero one, and an empty slot must never be offered to a reader, as what it last held may be freed.
+#[inline]
+fn zero_bytes(meta: u64) -> u64 {
+    let low_bits = HIGH - LOW; // 0x7f in each tag byte: their sums stay within the byte
+    !(((meta & low_bits) + low_bits) | meta) & HIGH
+}
+
+/// The slot of the lowest mark.
+#[inline]
+fn slot(marks: u64) -> usize {
+    marks.trailing_zeros() as usize / 8
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::spread::mix;
+
+    #[test]
+    fn behaves_as_a_set_under_churn_at_full_load() {
+        let table = Table::with_room_for(600);
+        let hash = |v: u64| mix(v, 0, 7);
+        let mut live = std::collections::VecDeque::new();
+        for v in 1..20_000u64 {
+            table.insert(hash(v), v);
+            live.push_back(v);
+            if live.len() == table.room() {
+                for _ in 0..v % 300 + 1 {
+                    let old = live.pop_front().unwrap();
+                    assert!(table.remove(hash(old), old));
+                    assert!(!table.remove(hash(old), old));
+                    assert_eq!(table.find(hash(old), |x| x == old), None);
+                }
+            }
+        }
+        for &v in &live {
+            assert_eq!(table.find(hash(v), |x| x == v), Some(v));
+            assert!(table.replace(hash(v), v, v + (1 << 40)));
+        }
+        for v in live {
+            assert!(table.remove(hash(v), v + (1 << 40)));
+        }
+        assert!(table.lines.iter().all(|l| l.meta.load(Ordering::Relaxed) << 8 == 0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A reader finds an entry that is there all the while, and of another only what has been its value.
+    #[test]
+    fn what_stays_is_found_while_others_come_and_go() {
+        loom::model(|| {
+            const STAYS: u64 = 7;
+            let table = Arc::new(Table::with_room_for(1));
+            // One tag for all, so that every probe looks at every slot that it is offered.
+            table.insert(1, 3);
+            table.insert(1, STAYS);
+            let reader = {
+                let table = table.clone();
+                loom::thread::spawn(move || {
+                    let mut offered = Vec::new();
+                    let found = table.find(1, |value| {
+                        offered.push(value);
+                        value == STAYS
+                    });
+                    assert_eq!(found, Some(STAYS));
+                    assert!(offered.iter().all(|value| [3, 4, 5, STAYS].contains(value)));
+                })
+            };
+            assert!(table.replace(1, 3, 4));
+            assert!(table.remove(1, 4));
+            table.insert(1, 5);
+            reader.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,161 @@
+//! How far holders cover runs: the levels that readers see, and the names that go with them.
+
+use super::names::{Private, shared_names};
+use super::state::Writer;
+use crate::levels;
+use crate::position::{NO_NAME, Place, Position};
+use crate::raw::{Level, Levels};
+use crate::retire::Garbage;
+
+impl Writer {
+    /// `holder` gains the positions `from..to` of a run, of which it covers the first `from`.
+    pub(super) fn raise(&mut self, holder: u32, run: u32, from: u32, to: u32) {
+        let new = self.change_levels(holder, run, from, to, true);
+        self.runs.publish(run, &new.0, &mut self.trash);
+        self.release(&new.1);
+        let it = &mut self.holders[holder as usize];
+        it.blocks += u64::from(to - from);
+        if from == 0 {
+            it.childless = None;
+            it.entered += 1;
+            it.runs.push(run);
+            if it.runs.len() > 2 * it.entered as usize + 64 {
+                self.compact_runs(holder);
+            }
+        }
+    }
+
+    /// `holder` loses the positions `to..from` of a run, of which it covers the first `from`.
+    pub(super) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
+        let new = self.change_levels(holder, run, to, from, false);
+        let left = new.0.last().map_or(0, |level| level.end);
+        self.names.remove_all(run, left, &self.runs.get(run).names()[left as usize..], &self.runs);
+        if let Some(private) = &mut self.holders[holder as usize].private {
+            private.truncate(run, to, &self.runs);
+        }
+        self.runs.publish(run, &new.0, &mut self.trash);
+        self.release(&new.1);
+        let it = &mut self.holders[holder as usize];
+        it.blocks -= u64::from(from - to);
+        if to == 0 {
+            it.entered -= 1;
+            if it.entered == 0 {
+                // Nothing regular is left, so there are no names to differ in.
+                it.runs = Vec::new();
+                if it.private.take().is_some() {
+                    self.counters.private_holders -= 1;
+                }
+            } else if it.runs.len() > 2 * it.entered as usize + 64 {
+                self.compact_runs(holder);
+            }
+        }
+        self.names.reserve(0, || shared_names(&self.runs));
+    }
+
+    /// New levels and old.
+    #[inline]
+    fn change_levels(&mut self, holder: u32, run: u32, from: u32, to: u32, gains: bool) -> (Levels, Levels) {
+        let old = self.runs.levels(run);
+        (levels::changed(&old, holder, from, to, gains, &mut self.sets), old)
+    }
+
+    fn release(&mut self, levels: &[Level]) {
+        for level in levels {
+            self.sets.release(level.set);
+        }
+        for set in self.sets.dead.drain(..) {
+            self.trash.push(Garbage::Set(set));
+        }
+    }
+
+    /// Forgets the runs that a holder has left from its list of runs entered.
+    fn compact_runs(&mut self, holder: u32) {
+        let mut runs = std::mem::take(&mut self.holders[holder as usize].runs);
+        runs.sort_unstable();
+        runs.dedup();
+        runs.retain(|&run| self.runs.is_live(run) && self.covers(holder, Position { run, offset: 0 }));
+        runs.shrink_to_fit();
+        self.holders[holder as usize].runs = runs;
+    }
+
+    /// Every run that `holder` covers some of, with its cutoff, those nearest the root first.
+    pub(super) fn runs_of(&mut self, holder: u32) -> Vec<(u32, u32)> {
+        self.compact_runs(holder);
+        let runs = &self.holders[holder as usize].runs;
+        let mut runs: Vec<_> = runs.iter().map(|&run| (run, self.cutoff(holder, run, 0))).collect();
+        runs.sort_by_key(|&(run, _)| self.runs.start(run));
+        runs
+    }
+
+    /// The block that continues `place` with `content`, made if there is none, and covered by `holder` up to it.
+    ///
+    /// `name` is the holder's for it, none if it covers it by irregular blocks alone. The holder covers what is before
+    /// `place`, and not what is after.
+    pub(super) fn cover(&mut self, holder: u32, place: Place, content: u64, name: Option<u64>) -> Position {
+        let existing = self.runs.next(place, content);
+        if let Some(name) = name
+            && self.holders[holder as usize].private.is_none()
+            && !self.may_share(name, existing)
+        {
+            self.make_private(holder);
+        }
+        let at = existing.unwrap_or_else(|| {
+            if self.runs.can_append(place, &[content]) {
+                self.runs.append(place.run, &[content], None, &mut self.trash);
+                Position { run: place.run, offset: place.blocks }
+            } else {
+                let run = self.runs.create(place, &[content], None, &mut self.trash);
+                Position { run, offset: 0 }
+            }
+        });
+        if let Some(private) = &mut self.holders[holder as usize].private {
+            private.reserve(1, &self.runs);
+            private.push(at.run, name.unwrap_or(NO_NAME), &self.runs);
+        } else if let Some(name) = name
+            && self.runs.name(at) == NO_NAME
+        {
+            self.names.reserve(1, || shared_names(&self.runs));
+            self.runs.set_name(at, name);
+            self.names.insert(name, self.runs.number(at));
+        }
+        self.raise(holder, at.run, at.offset, at.offset + 1);
+        at
+    }
+
+    /// Whether a position is or can be called `name` by everybody.
+    fn may_share(&self, name: u64, existing: Option<Position>) -> bool {
+        let current = existing.map_or(NO_NAME, |at| self.runs.name(at));
+        current == name || (current == NO_NAME && self.find_shared(name).is_none())
+    }
+
+    /// From now on `holder` has names of its own.
+    fn make_private(&mut self, holder: u32) {
+        let runs = self.runs_of(holder);
+        let it = &self.holders[holder as usize];
+        let mut private = Private::new(self.secret);
+        for (run, cutoff) in runs {
+            private.reserve(cutoff as usize, &self.runs);
+            let name = |offset| {
+                let at = Position { run, offset };
+                if it.covers_irregularly(at) { NO_NAME } else { self.runs.name(at) }
+            };
+            private.load(run, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
+        }
+        self.holders[holder as usize].private = Some(Box::new(private));
+        self.counters.private_holders += 1;
+    }
+
+    /// `holder` loses everything at once.
+    pub(super) fn clear_holder(&mut self, holder: u32) {
+        let runs = self.runs_of(holder);
+        let it = &mut self.holders[holder as usize];
+        it.irregular = None;
+        if it.private.take().is_some() {
+            self.counters.private_holders -= 1;
+        }
+        for (run, cutoff) in runs.into_iter().rev() {
+            self.lower(holder, run, cutoff, 0);
+        }
+        self.holders[holder as usize].runs = Vec::new();
+    }
+}

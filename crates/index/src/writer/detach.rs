@@ -1,0 +1,105 @@
+//! A holder loses a block that has others below it, or one that is irregular: what was below waits from then on.
+
+use hashbrown::HashMap;
+
+use super::irregular::IrregularBlock;
+use super::state::Writer;
+use crate::position::Position;
+
+impl Writer {
+    /// Takes an irregular block out; those below it stay, unreachable.
+    pub(super) fn detach_irregular(&mut self, holder: u32, name: u64) {
+        let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
+        let Some(block) = irregular.blocks.remove(&name) else { return };
+        if let Some(parent) = block.parent {
+            irregular.remove_child(parent, name);
+        }
+        if let Some(at) = block.at {
+            let (mut left, mut bare) = (vec![at], Vec::new());
+            irregular.unreach_below(name, &mut left);
+            irregular.leave(&left, &mut bare);
+            self.lower_all(holder, &bare);
+        }
+        self.tidy_irregular(holder);
+    }
+
+    /// Takes a regular block out that has blocks of its holder below it, or around which irregular ones are reachable.
+    pub(super) fn detach(&mut self, holder: u32, at: Position) {
+        let name = self.name_of(holder, at);
+        let positions = self.regular_at_and_below(holder, at);
+        let blocks: Vec<_> =
+            positions.iter().skip(1).map(|&at| (self.name_of(holder, at), self.block_at(holder, at))).collect();
+        let it = &mut self.holders[holder as usize];
+        if let Some(private) = &mut it.private {
+            positions.iter().for_each(|&at| private.unname(at, &self.runs));
+        }
+        let irregular = it.irregular.get_or_insert_default();
+        for (name, (parent, content)) in blocks {
+            irregular.blocks.insert(name, IrregularBlock { parent, content, at: None });
+            if let Some(parent) = parent {
+                irregular.add_child(parent, name);
+            }
+        }
+        let (mut left, mut bare) = (Vec::new(), Vec::new());
+        irregular.unreach_below(name, &mut left);
+        for &at in &positions {
+            // What is covered by irregular blocks besides stays covered, by them alone.
+            if let Some(cover) = irregular.at.get_mut(&at) {
+                cover.regular = false;
+            }
+        }
+        irregular.leave(&left, &mut bare);
+        bare.extend(positions.iter().copied().filter(|at| !irregular.at.contains_key(at)));
+        self.lower_all(holder, &bare);
+        self.tidy_irregular(holder);
+    }
+
+    /// The regular position `at`, and all regular ones of the holder below it.
+    fn regular_at_and_below(&self, holder: u32, at: Position) -> Vec<Position> {
+        let mut found = Vec::new();
+        let it = &self.holders[holder as usize];
+        let mut todo = vec![at];
+        while let Some(from) = todo.pop() {
+            let cutoff = self.cutoff(holder, from.run, from.offset);
+            let offsets = (from.offset..cutoff).map(|offset| Position { run: from.run, offset });
+            found.extend(offsets.filter(|&at| !it.covers_irregularly(at)));
+            self.runs.any_child_beyond(from.run, from.offset, u32::MAX, |child| {
+                if self.covers(holder, Position { run: child, offset: 0 }) {
+                    todo.push(Position { run: child, offset: 0 });
+                }
+                false
+            });
+        }
+        found
+    }
+
+    /// Lowers the holder's cutoffs so that none of these positions is covered, nor anything after them in their runs;
+    /// runs farthest from the root first.
+    fn lower_all(&mut self, holder: u32, positions: &[Position]) {
+        let mut lowest: HashMap<u32, u32> = HashMap::new();
+        for at in positions {
+            let offset = lowest.entry(at.run).or_insert(at.offset);
+            *offset = at.offset.min(*offset);
+        }
+        let mut runs: Vec<_> = lowest.into_iter().collect();
+        runs.sort_unstable_by_key(|&(run, _)| std::cmp::Reverse(self.runs.start(run)));
+        for (run, to) in runs {
+            let cutoff = self.cutoff(holder, run, to);
+            if to < cutoff {
+                self.lower(holder, run, cutoff, to);
+            }
+        }
+    }
+
+    pub(super) fn tidy_irregular(&mut self, holder: u32) {
+        let it = &mut self.holders[holder as usize];
+        let Some(irregular) = &mut it.irregular else { return };
+        if irregular.blocks.is_empty() {
+            it.irregular = None;
+        } else if irregular.blocks.capacity() > 64 && irregular.blocks.len() * 8 < irregular.blocks.capacity() {
+            irregular.blocks.shrink_to_fit();
+            irregular.children.shrink_to_fit();
+            irregular.at.shrink_to_fit();
+        }
+    }
+}

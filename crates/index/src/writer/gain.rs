@@ -1,0 +1,171 @@
+//! A holder gains blocks.
+
+use super::link::Gained;
+use super::names::shared_names;
+use super::state::Writer;
+use crate::position::{Place, ROOT};
+use crate::prefix::common_prefix;
+
+impl Writer {
+    /// `holder` holds consecutive blocks from now on. `same` gets the names of those it held already; the result is
+    /// the number of blocks that lost their name to one of these.
+    pub(super) fn gain(
+        &mut self,
+        holder: u32,
+        parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+        same: &mut Vec<u64>,
+    ) -> u64 {
+        let mut done = 0;
+        let mut replaced = 0;
+        while done < names.len() {
+            let parent = if done == 0 { parent } else { Some(names[done - 1]) };
+            // In this order: a chain without a known parent must not look at all its names for each of them.
+            if let Some(place) = self.place_after(holder, parent)
+                && let regular = self.regular_prefix(holder, &names[done..])
+                && regular > 0
+            {
+                let until = done + regular;
+                let gained = self.gain_chain(holder, place, &names[done..until], &contents[done..until], same);
+                done += gained;
+                if gained > 0 {
+                    continue;
+                }
+            }
+            match self.gain_one(holder, parent, names[done], contents[done]) {
+                Gained::New => {}
+                Gained::Same => same.push(names[done]),
+                Gained::Replaced => {
+                    replaced += 1;
+                    same.retain(|&name| name != names[done]);
+                }
+            }
+            done += 1;
+        }
+        replaced
+    }
+
+    /// Stores a chain from a place that the holder reaches, up to the first block that is not plain: a name that is
+    /// taken, or a position that is named otherwise. Returns how many were stored.
+    fn gain_chain(
+        &mut self,
+        holder: u32,
+        mut place: Place,
+        names: &[u64],
+        contents: &[u64],
+        same: &mut Vec<u64>,
+    ) -> usize {
+        let mut done = 0;
+        while done < names.len() {
+            if place.run != ROOT {
+                let (alike, agreed) = self.gain_along(holder, place, &names[done..], &contents[done..], same);
+                done += agreed;
+                place.blocks += agreed as u32;
+                if agreed < alike || done == names.len() {
+                    return done;
+                }
+            }
+            match self.runs.child(place, contents[done]) {
+                Some(run) => place = Place { run, blocks: 0 },
+                None => return done + self.gain_new(holder, place, &names[done..], &contents[done..]),
+            }
+        }
+        done
+    }
+
+    /// Stores what lies in the run itself. Returns how many blocks have the same content there, and how many of
+    /// these were stored.
+    #[inline]
+    fn gain_along(
+        &mut self,
+        holder: u32,
+        place: Place,
+        names: &[u64],
+        contents: &[u64],
+        same: &mut Vec<u64>,
+    ) -> (usize, usize) {
+        let from = place.blocks as usize;
+        let run = self.runs.get(place.run);
+        let alike = common_prefix(&run.contents()[from..], contents);
+        if alike == 0 {
+            return (0, 0);
+        }
+        let cutoff = self.cutoff(holder, place.run, place.blocks) as usize;
+        let held = (cutoff - from).min(alike);
+        let agreed = match &mut self.holders[holder as usize].private {
+            None => common_prefix(&run.names()[from..from + alike], names),
+            Some(private) => {
+                let agreed = common_prefix(&private.of_run(place.run)[from..from + held], names);
+                if agreed < held {
+                    agreed
+                } else {
+                    private.reserve(alike - held, &self.runs);
+                    held + private.push_new(place.run, cutoff as u32, &names[held..alike], &self.runs)
+                }
+            }
+        };
+        same.extend_from_slice(&names[..held.min(agreed)]);
+        if from + agreed > cutoff {
+            self.raise(holder, place.run, cutoff as u32, (from + agreed) as u32);
+        }
+        (alike, agreed)
+    }
+
+    /// Stores what nobody has: at the end of the run, or in a new one.
+    fn gain_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
+        let private = self.holders[holder as usize].private.is_some();
+        if private {
+            self.gain_new_privately(holder, place, names, contents)
+        } else {
+            self.names.reserve(names.len(), || shared_names(&self.runs));
+            let (run, start, end) = self.add_blocks(place, contents, Some(names));
+            let runs = &self.runs;
+            let name_of = |number| Some(runs.name(runs.position(number)));
+            let names = &names[..(end - start) as usize];
+            let mut taken = start;
+            for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
+                self.names.prefetch(names, i);
+                if !self.names.insert_new(name, number, name_of) {
+                    break;
+                }
+                taken += 1;
+            }
+            self.keep_blocks(holder, run, start, taken)
+        }
+    }
+
+    fn gain_new_privately(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
+        let (run, start, end) = self.add_blocks(place, contents, None);
+        let Some(private) = &mut self.holders[holder as usize].private else { return 0 };
+        private.reserve(names.len(), &self.runs);
+        let names = &names[..(end - start) as usize];
+        let gained = private.push_new(run, start, names, &self.runs);
+        self.keep_blocks(holder, run, start, start + gained as u32)
+    }
+
+    /// Adds blocks after a place: the run and the offsets they have there.
+    fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
+        if self.runs.can_append(place, contents) {
+            let n = self.runs.append(place.run, contents, names, &mut self.trash);
+            (place.run, place.blocks, place.blocks + n as u32)
+        } else {
+            let run = self.runs.create(place, contents, names, &mut self.trash);
+            (run, 0, self.runs.get(run).len() as u32)
+        }
+    }
+
+    /// The holder covers the blocks just added up to `end`; the rest are taken back. Returns how many it has gained.
+    fn keep_blocks(&mut self, holder: u32, run: u32, start: u32, end: u32) -> usize {
+        if end == 0 {
+            // A run of nothing: it goes as it would if its last holder left.
+            self.runs.publish(run, &[], &mut self.trash);
+            return 0;
+        }
+        self.runs.take_back(run, end as usize);
+        if end > start {
+            self.raise(holder, run, start, end);
+        }
+        (end - start) as usize
+    }
+}

@@ -1,0 +1,87 @@
+//! A holder gains one block, whatever the circumstances, and with it those that have waited for it.
+
+use super::irregular::{IrregularBlock, IrregularCover};
+use super::state::Writer;
+use crate::position::{Place, Position};
+
+/// What became of a block that was announced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Gained {
+    New,
+    /// It was held already, the very same.
+    Same,
+    /// Another block of that name was held, and is no more.
+    Replaced,
+}
+
+impl Writer {
+    /// Stores one block, whatever the circumstances.
+    pub(super) fn gain_one(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> Gained {
+        let result = match self.block(holder, name) {
+            Some(block) if block == (parent, content) => return Gained::Same,
+            Some(_) => {
+                self.lose_one(holder, name);
+                Gained::Replaced
+            }
+            None => Gained::New,
+        };
+        // The block, and then those that waited for it, and so on.
+        let mut todo = vec![(parent, name, content)];
+        while let Some((parent, name, content)) = todo.pop() {
+            self.link(holder, parent, name, content, &mut todo);
+        }
+        self.tidy_irregular(holder);
+        result
+    }
+
+    /// Stores a block that the holder does not hold; those that wait for it go to `todo`.
+    fn link(
+        &mut self,
+        holder: u32,
+        parent: Option<u64>,
+        name: u64,
+        content: u64,
+        todo: &mut Vec<(Option<u64>, u64, u64)>,
+    ) {
+        let regular_parent = self.place_after(holder, parent);
+        let place = regular_parent.or_else(|| self.irregular_place_after(holder, parent));
+        let Some(place) = place else {
+            return self.add_irregular(holder, parent, name, content, None);
+        };
+        let existing = self.runs.next(place, content).filter(|&at| self.covers(holder, at));
+        if regular_parent.is_some() && existing.is_none() {
+            self.cover(holder, place, content, Some(name));
+        } else {
+            let at = existing.unwrap_or_else(|| self.cover(holder, place, content, None));
+            let irregular = self.holders[holder as usize].irregular.get_or_insert_default();
+            let cover = irregular.at.entry(at).or_insert(IrregularCover { blocks: 0, regular: existing.is_some() });
+            cover.blocks += 1;
+            self.add_irregular(holder, parent, name, content, Some(at));
+        }
+        self.take_waiting(holder, name, todo);
+    }
+
+    /// The place after an irregular block that is reachable.
+    fn irregular_place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
+        let irregular = self.holders[holder as usize].irregular.as_ref()?;
+        irregular.blocks.get(&name?)?.at.map(Position::after)
+    }
+
+    fn add_irregular(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64, at: Option<Position>) {
+        let irregular = self.holders[holder as usize].irregular.get_or_insert_default();
+        irregular.blocks.insert(name, IrregularBlock { parent, content, at });
+        if let Some(parent) = parent {
+            irregular.add_child(parent, name);
+        }
+    }
+
+    /// Takes the blocks that wait for `name` out, to be stored again.
+    fn take_waiting(&mut self, holder: u32, name: u64, todo: &mut Vec<(Option<u64>, u64, u64)>) {
+        let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
+        for child in irregular.children.remove(&name).unwrap_or_default() {
+            if let Some(block) = irregular.blocks.remove(&child) {
+                todo.push((Some(name), child, block.content));
+            }
+        }
+    }
+}

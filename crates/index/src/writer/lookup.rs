@@ -1,0 +1,86 @@
+//! What a holder has: by name, and by position.
+
+use super::state::Writer;
+use crate::position::{NO_NAME, Place, Position};
+use crate::raw::Level;
+
+impl Writer {
+    /// How far `holder` covers a run, in blocks. `near`: a guess; to look at a set of holders is often a miss.
+    #[inline]
+    pub(super) fn cutoff(&self, holder: u32, run: u32, near: u32) -> u32 {
+        let levels = self.runs.levels(run);
+        let has = |level: &&Level| self.sets.contains(level.set, holder);
+        let guess = levels.iter().position(|level| level.end > near).unwrap_or(levels.len());
+        // Sets shrink with depth.
+        let (up, down) = (&levels[guess..], &levels[..guess]);
+        let within = up.iter().take_while(has).last();
+        within.or_else(|| down.iter().rev().find(has)).map_or(0, |level| level.end)
+    }
+
+    #[inline]
+    pub(super) fn covers(&self, holder: u32, at: Position) -> bool {
+        let levels = self.runs.levels(at.run);
+        let level = levels.iter().find(|level| level.end > at.offset);
+        level.is_some_and(|level| self.sets.contains(level.set, holder))
+    }
+
+    /// Where `holder` has a regular block of this name.
+    #[inline]
+    pub(super) fn find(&self, holder: u32, name: u64) -> Option<Position> {
+        let it = &self.holders[holder as usize];
+        if let Some(private) = &it.private {
+            return private.find(name, &self.runs);
+        }
+        let at = self.find_shared(name)?;
+        // The name speaks for a holder only if that covers the position, and not by irregular blocks alone.
+        (self.covers(holder, at) && !it.covers_irregularly(at)).then_some(at)
+    }
+
+    /// The position that bears this name for all who agree on it.
+    #[inline]
+    pub(super) fn find_shared(&self, name: u64) -> Option<Position> {
+        let number = self.names.find(name, |number| Some(self.runs.name(self.runs.position(number))))?;
+        Some(self.runs.position(number))
+    }
+
+    /// The name of a position that `holder` covers regularly.
+    pub(super) fn name_of(&self, holder: u32, at: Position) -> u64 {
+        match &self.holders[holder as usize].private {
+            Some(private) => private.name(at).unwrap_or(NO_NAME),
+            None => self.runs.name(at),
+        }
+    }
+
+    /// Parent and content hash of a regular block.
+    pub(super) fn block_at(&self, holder: u32, at: Position) -> (Option<u64>, u64) {
+        let parent = self.runs.parent(at).map(|parent| self.name_of(holder, parent));
+        (parent, self.runs.content(at))
+    }
+
+    /// Parent and content hash of a block, if `holder` has one of this name.
+    pub(super) fn block(&self, holder: u32, name: u64) -> Option<(Option<u64>, u64)> {
+        if let Some(block) = self.holders[holder as usize].irregular_block(name) {
+            return Some(block);
+        }
+        self.find(holder, name).map(|at| self.block_at(holder, at))
+    }
+
+    /// How many of these names concern no irregular block of the holder.
+    #[inline]
+    pub(super) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
+        match &self.holders[holder as usize].irregular {
+            None => names.len(),
+            Some(irregular) if !irregular.at.is_empty() => 0,
+            Some(irregular) => names.iter().take_while(|&&name| irregular.ignores(name)).count(),
+        }
+    }
+
+    /// The place after a regular block, or the root for none.
+    #[inline]
+    pub(super) fn place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
+        match name {
+            None => Some(Place::ROOT),
+            Some(name) => self.find(holder, name).map(Position::after),
+        }
+    }
+}

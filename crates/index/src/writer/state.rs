@@ -1,0 +1,90 @@
+//! What the writer is made of.
+
+use std::sync::Arc;
+
+use super::holder::Holder;
+use super::names::NameTable;
+use super::workers::Workers;
+use crate::raw::{Published, Readers};
+use crate::retire::{Garbage, Trash};
+use crate::roster::Roster;
+use crate::runs::Runs;
+use crate::sets::Sets;
+use crate::stats::Counters;
+
+/// All there is to know about who holds what.
+pub(crate) struct Writer {
+    pub(crate) runs: Runs,
+    pub(super) sets: Sets,
+    /// Block hash → position, for all holders that agree on it.
+    pub(super) names: NameTable,
+    pub(super) holders: Vec<Holder>,
+    pub(super) free_holders: Vec<u32>,
+    pub(super) workers: Workers,
+    /// What readers are shown; this is the newest.
+    pub(super) roster: Roster,
+    pub(super) trash: Trash,
+    pub(crate) counters: Counters,
+    pub(super) secret: u64,
+    pub(super) count_copies: bool,
+}
+
+impl Writer {
+    pub(crate) fn new(count_copies: bool, secret: u64) -> Self {
+        Self {
+            runs: Runs::new(secret),
+            sets: Sets::new(secret),
+            names: NameTable::new(secret),
+            holders: Vec::new(),
+            free_holders: Vec::new(),
+            workers: Workers::default(),
+            roster: Roster::default(),
+            trash: Trash::new(),
+            counters: Counters::default(),
+            secret,
+            count_copies,
+        }
+    }
+
+    pub(super) fn new_holder(&mut self) -> u32 {
+        self.free_holders.pop().unwrap_or_else(|| {
+            self.holders.push(Holder::default());
+            (self.holders.len() - 1) as u32
+        })
+    }
+
+    /// Shows readers the roster as it is now.
+    pub(super) fn publish_roster(&mut self, published: &Published<Arc<Roster>>) {
+        let old = published.replace(Arc::new(self.roster.clone()), &mut self.runs.token);
+        self.trash.push(Garbage::Roster(old));
+    }
+
+    /// Frees what no reader can see any more, when there is enough of it or little else is left.
+    pub(crate) fn tidy(&mut self, readers: &Readers, now: bool) {
+        if !now && !self.trash.is_full() && self.runs.len() != 0 {
+            return;
+        }
+        let Self { trash, runs, holders, free_holders, .. } = self;
+        trash.empty(readers, |number| match number {
+            Garbage::RunId(run) => runs.reuse(run),
+            Garbage::HolderId(holder) => free_holders.push(holder),
+            _ => {}
+        });
+        if !holders.is_empty() && free_holders.len() == holders.len() {
+            *holders = Vec::new();
+            *free_holders = Vec::new();
+        }
+    }
+
+    /// Bytes of all this, as allocated.
+    pub(crate) fn bytes(&self) -> usize {
+        self.runs.bytes()
+            + self.sets.bytes()
+            + self.names.bytes()
+            + self.holders.iter().map(Holder::bytes).sum::<usize>()
+            + self.holders.capacity() * size_of::<Holder>()
+            + self.workers.bytes()
+            + self.roster.bytes()
+            + self.trash.bytes()
+    }
+}

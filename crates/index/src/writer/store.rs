@@ -1,0 +1,114 @@
+//! A rank holds blocks from now on.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::state::Writer;
+use super::workers::{Rank, inner};
+use crate::error::Error;
+use crate::raw::Published;
+use crate::roster::Roster;
+use crate::types::{BlockHash, Tier};
+
+/// A store with its lists brought to their inner form.
+pub(crate) struct Chain<'a> {
+    pub(crate) parent: Option<BlockHash>,
+    pub(crate) block_hashes: &'a [BlockHash],
+    pub(crate) content_hashes: &'a [u64],
+}
+
+impl Writer {
+    /// A rank holds consecutive blocks on a tier from now on.
+    pub(crate) fn store(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        chain: &Chain<'_>,
+        roster: &Published<Arc<Roster>>,
+    ) -> Result<(), Error> {
+        if chain.block_hashes.is_empty() {
+            self.counters.stores += 1;
+            return Ok(());
+        }
+        // A block needs at most one new run for each view.
+        if !self.runs.can_number(4 * chain.block_hashes.len()) {
+            return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
+        }
+        self.counters.stores += 1;
+        let parent = chain.parent.map(inner);
+        let names: SmallVec<[u64; 64]> = chain.block_hashes.iter().map(|&name| inner(name)).collect();
+        self.add_rank(worker, rank, roster);
+        match tier {
+            Tier::Gpu => self.store_on_device(worker, rank, parent, &names, chain.content_hashes),
+            tier => {
+                self.add_view(worker, rank, tier, roster);
+                self.store_elsewhere(worker, rank, tier, parent, &names, chain.content_hashes);
+            }
+        }
+        Ok(())
+    }
+
+    fn store_on_device(&mut self, worker: &str, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let books = self.rank_mut(worker, rank);
+        let device = books.device;
+        if !books.copies.is_empty() {
+            self.end_copies_of_replaced(worker, rank, parent, names, contents);
+        }
+        let mut same = Vec::new();
+        self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
+        if self.count_copies && !same.is_empty() {
+            let copies = &mut self.rank_mut(worker, rank).copies;
+            for &name in &same {
+                let extra = copies.entry(name).or_insert(0);
+                *extra = extra.saturating_add(1);
+            }
+        }
+        self.widen(worker, rank, parent, names, contents);
+    }
+
+    /// A name that is about to mean another block has one copy of that.
+    fn end_copies_of_replaced(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+    ) {
+        for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
+            let parent = if i == 0 { parent } else { Some(names[i - 1]) };
+            let books = self.rank_mut(worker, rank);
+            let device = books.device;
+            if books.copies.contains_key(&name) && self.block(device, name) != Some((parent, content)) {
+                self.rank_mut(worker, rank).copies.remove(&name);
+            }
+        }
+    }
+
+    /// A rank holds on a tier what it holds under these names already. Returns those that mean nothing to it.
+    pub(crate) fn store_known(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        block_hashes: &[BlockHash],
+        roster: &Published<Arc<Roster>>,
+    ) -> Vec<BlockHash> {
+        let mut unknown = Vec::new();
+        for &block_hash in block_hashes {
+            let widest = self.workers.get(worker, rank).map(Rank::widest);
+            let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {
+                unknown.push(block_hash);
+                continue;
+            };
+            let parent = parent.map(BlockHash);
+            let chain = Chain { parent, block_hashes: &[block_hash], content_hashes: &[content] };
+            if self.store(worker, rank, tier, &chain, roster).is_err() {
+                unknown.push(block_hash);
+            }
+        }
+        unknown
+    }
+}

@@ -1,0 +1,160 @@
+//! The open-loop replay: plans, and replaying them against a rung of the ladder or any Python object.
+
+mod object;
+mod plan;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use kvatlas_bench::{Error, Label, Options, probe_rung, replay as by_name, run};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use crate::errors;
+use crate::files::failed;
+use crate::scalars::{describe, string};
+use object::{Methods, Object};
+use plan::Plan;
+
+/// How long Ctrl-C may go unnoticed.
+const SIGNALS: Duration = Duration::from_millis(50);
+
+/// Replays a plan against an index in an open loop, and says what came of it.
+///
+/// The interpreter is free meanwhile, and Ctrl-C ends the replay and its threads.
+///
+/// Args:
+///     plan: What happens, and when.
+///     index: A rung of the ladder by its name, or any object with the methods store(worker, parent, block_hashes,
+///         content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which returns a dict
+///         of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One thread calls the
+///         first three, each query thread find. If it has a method holdings(), pairs of worker and block hash, these
+///         are compared too. What it raises is counted and told in the result, which is not ok then.
+///     options_json: Options as a JSON object; window_ns or rate is needed.
+///
+/// Returns:
+///     The result as a JSON object. Its figures count only if its "ok" is true.
+///
+/// Raises:
+///     InvalidTypeError: An argument is of the wrong type, or the object lacks a method.
+///     InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+#[pyfunction]
+fn replay(
+    py: Python<'_>,
+    plan: &Bound<'_, PyAny>,
+    index: &Bound<'_, PyAny>,
+    options_json: &Bound<'_, PyAny>,
+) -> PyResult<String> {
+    let plan =
+        plan.cast::<Plan>().map_err(|_| errors::wrong_type(&format!("plan must be a Plan, got {}", describe(plan))))?;
+    let plan = Arc::clone(&plan.get().core);
+    let options = Options::from_json(string(options_json, "options_json")?).map_err(|error| raised(&error))?;
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&interrupt);
+    let result = if index.is_instance_of::<PyString>() {
+        let name = string(index, "index")?.to_owned();
+        supervised(py, &interrupt, move || by_name(&plan, &name, &options, &flag))?
+    } else {
+        let methods = Methods::of(index)?;
+        let label = Label {
+            name: index.get_type().fully_qualified_name()?.to_string(),
+            about: "a Python object; one thread applies, query threads take turns with it".to_owned(),
+            version: concat!("kvatlas ", env!("CARGO_PKG_VERSION")).to_owned(),
+        };
+        supervised(py, &interrupt, move || run(&plan, &options, label, &flag, || Object::new(methods)))?
+    };
+    let result = result.map_err(|error| raised(&error))?;
+    serde_json::to_string(&result).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// Builds a rung from a plan's events, then times the plan's lookups one by one, with nothing else running.
+///
+/// Args:
+///     plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
+///     index: A rung of the ladder by its name.
+///     options_json: As for replay(); what is about time in it has no say here.
+///     build_seconds: How long building may take. If it takes longer, nothing is looked up.
+///     lookup_seconds: How long looking up may take. If it takes longer, some lookups are left out.
+///
+/// Returns:
+///     A JSON object: built, build_ns, events, blocks, lookups, service (as in replay()'s), wrong, example, clock.
+///
+/// Raises:
+///     InvalidTypeError: An argument is of the wrong type.
+///     InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+#[pyfunction]
+#[pyo3(signature = (plan, index, options_json, *, build_seconds, lookup_seconds))]
+fn probe(
+    py: Python<'_>,
+    plan: &Bound<'_, PyAny>,
+    index: &Bound<'_, PyAny>,
+    options_json: &Bound<'_, PyAny>,
+    build_seconds: f64,
+    lookup_seconds: f64,
+) -> PyResult<String> {
+    let plan =
+        plan.cast::<Plan>().map_err(|_| errors::wrong_type(&format!("plan must be a Plan, got {}", describe(plan))))?;
+    let plan = Arc::clone(&plan.get().core);
+    let name = string(index, "index")?.to_owned();
+    let options = Options::parse(string(options_json, "options_json")?).map_err(|error| raised(&error))?;
+    let seconds = |name: &str, seconds: f64| {
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|_| errors::argument("options", &format!("{name} must not be negative, got {seconds}")))
+    };
+    let (build, look) = (seconds("build_seconds", build_seconds)?, seconds("lookup_seconds", lookup_seconds)?);
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&interrupt);
+    let result = supervised(py, &interrupt, move || probe_rung(&plan, &name, &options, build, look, &flag))?;
+    let result = result.map_err(|error| raised(&error))?;
+    serde_json::to_string(&result).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
+/// Does the work on a thread of its own while this one, detached, looks for signals.
+fn supervised<T: Send + 'static>(
+    py: Python<'_>,
+    interrupt: &AtomicBool,
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> PyResult<Result<T, Error>> {
+    py.detach(|| {
+        let (done, ended) = channel();
+        let thread = std::thread::Builder::new().name("kvatlas-replay".to_owned()).spawn(move || {
+            // Nobody listens any more only if this thread's own caller panicked.
+            let _ = done.send(work());
+        })?;
+        let mut signal = None;
+        let result = loop {
+            match ended.recv_timeout(SIGNALS) {
+                Ok(result) => break Some(result),
+                Err(RecvTimeoutError::Disconnected) => break None,
+                Err(RecvTimeoutError::Timeout) if signal.is_none() => {
+                    signal = Python::attach(|py| py.check_signals()).err();
+                    interrupt.store(signal.is_some(), Ordering::Relaxed);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+        };
+        let joined = thread.join();
+        match (signal, result, joined) {
+            (Some(signal), ..) => Err(signal),
+            (None, Some(result), Ok(())) => Ok(result),
+            _ => Err(PyRuntimeError::new_err("the replay panicked: this is a bug in kvatlas")),
+        }
+    })
+}
+
+/// A refusal as the exception of `kvatlas.errors`, or of Python's own if it is the system's.
+fn raised(error: &Error) -> PyErr {
+    match error {
+        Error::Io { path, source } => failed(path, source),
+        _ => errors::argument(error.code(), &error.to_string()),
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Plan>()?;
+    module.add_function(wrap_pyfunction!(probe, module)?)?;
+    module.add_function(wrap_pyfunction!(replay, module)?)
+}

@@ -1,0 +1,90 @@
+//! The answer of a rung.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::found::Ranked;
+use crate::scalars::TopK;
+use crate::text::grouped;
+
+/// Who holds how much of a query, by what the rung had applied at the moment of the find.
+///
+/// Made by Rung.find; later changes do not change it. Workers that hold none of the query's blocks are not in it. A
+/// kvatlas.types.PrefixMatch.
+#[pyclass(frozen, module = "kvatlas._native")]
+pub(crate) struct RungMatch {
+    ranked: Ranked,
+    length: usize,
+}
+
+impl RungMatch {
+    pub(super) fn new(scores: Vec<(Arc<str>, u32)>, length: usize) -> Self {
+        Self { ranked: Ranked::new(scores.into_iter().map(|(worker, depth)| (worker, depth as usize))), length }
+    }
+}
+
+#[pymethods]
+impl RungMatch {
+    /// int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block.
+    #[getter]
+    fn depth(&self) -> usize {
+        self.ranked.depth()
+    }
+
+    /// int: The blocks that were asked for: what a depth is out of.
+    #[getter]
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    /// str: What depths and length count: "blocks".
+    #[getter]
+    fn unit(&self) -> &'static str {
+        "blocks"
+    }
+
+    /// The workers grouped by depth.
+    ///
+    /// Returns:
+    ///     list of (depth in blocks, list of workers), deepest first.
+    fn levels<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.ranked.levels(py)
+    }
+
+    /// The depth of every worker.
+    ///
+    /// Returns:
+    ///     dict of worker to depth in blocks.
+    fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.ranked.scores(py)
+    }
+
+    /// The deepest workers.
+    ///
+    /// Args:
+    ///     top_k: How many, at least 0.
+    ///     among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+    ///
+    /// Returns:
+    ///     list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+    ///     InvalidArgumentError: top_k is negative.
+    #[pyo3(signature = (top_k=TopK(1), among=None), text_signature = "($self, top_k=1, among=None)")]
+    fn best<'py>(
+        &self,
+        py: Python<'py>,
+        top_k: TopK,
+        among: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.ranked.best(py, top_k, among)
+    }
+
+    fn __repr__(&self) -> String {
+        let workers = grouped(self.ranked.len() as u64);
+        format!("RungMatch(depth={}, length={}, workers={workers})", self.ranked.depth(), self.length)
+    }
+}

@@ -1,0 +1,308 @@
+//! Any rung of the ladder, with the methods of `BlockIndex`.
+
+use kvatlas_designs::{Change, Feed, OpenError, Options, Scores, open};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyString};
+
+use super::answer::RungMatch;
+use super::names::Names;
+use crate::errors;
+use crate::gil::detach_if;
+use crate::numbers::design;
+use crate::prompt::Given;
+use crate::scalars::{
+    BlockSize, EventThreads, GroupSize, JumpSize, Shards, Strict, block_hash, string, worker as name,
+};
+use crate::sequences::names;
+use crate::text::{grouped, truth};
+
+/// A rung of the ladder at work: the methods of BlockIndex, over any design.
+///
+/// Changes go through the rung's own queue and threads, as they would in a router: store(), remove(), clear() and
+/// drop() hand over and return at once, and find() answers by what has been applied by then. flush() waits for all
+/// that was handed over before. One worker's changes are applied in the order in which one thread hands them over.
+///
+/// What is wrong with an argument is raised at once, and nothing has changed then. What the design itself refuses
+/// when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
+/// stats()["refused"].
+///
+/// Made by kvatlas.lab.designs.open_rung, which says what there is and what each option means.
+///
+/// Args:
+///     name: The rung. With "-strict" behind it, strict.
+///     strict: Whether the deviations that can be mended are.
+///     event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
+///     jump_size: How far the positional rungs jump, in blocks, at least 1.
+///     shards: Actors of "radix-sharded"; 1 to 1,024.
+///     group_size: Workers in a group of "grouped", at least 1.
+///     block_size: Tokens in a block, for tokens=, at least 1.
+///
+/// Raises:
+///     InvalidTypeError: An argument is of the wrong type.
+///     InvalidArgumentError: An unknown rung, a number out of range, or a rung that cannot be strict.
+///     DesignError: The system started no more threads.
+#[pyclass(frozen, module = "kvatlas._native")]
+pub(crate) struct Rung {
+    name: String,
+    strict: bool,
+    block_size: u32,
+    feed: Box<dyn Feed>,
+    workers: Names,
+}
+
+#[pymethods]
+impl Rung {
+    #[new]
+    #[pyo3(signature = (name, *, strict=Strict(false), event_threads=EventThreads(1), jump_size=JumpSize(32),
+                        shards=Shards(2), group_size=GroupSize(64), block_size=BlockSize(16)))]
+    #[pyo3(text_signature = "(name, *, strict=False, event_threads=1, jump_size=32, shards=2, group_size=64, \
+                             block_size=16)")]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn new(
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        strict: Strict,
+        event_threads: EventThreads,
+        jump_size: JumpSize,
+        shards: Shards,
+        group_size: GroupSize,
+        block_size: BlockSize,
+    ) -> PyResult<Self> {
+        let name = string(name, "name")?;
+        let options = Options {
+            event_threads: event_threads.0,
+            jump_size: jump_size.0,
+            shards: shards.0,
+            group_size: group_size.0,
+            strict: strict.0,
+        };
+        let feed = py.detach(|| open(name, &options)).map_err(|error| refused(&error))?;
+        let (name, strict) = match name.strip_suffix("-strict") {
+            Some(name) => (name, true),
+            None => (name, strict.0),
+        };
+        Ok(Self { name: name.to_owned(), strict, block_size: block_size.0, feed, workers: Names::default() })
+    }
+
+    /// str: The rung's name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// bool: Whether its deviations are mended, as far as they can be.
+    #[getter]
+    fn strict(&self) -> bool {
+        self.strict
+    }
+
+    /// int: Tokens in a block.
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// int: Changes applied so far, refused ones included.
+    #[getter]
+    fn applied(&self) -> u64 {
+        self.feed.applied()
+    }
+
+    /// A worker has cached consecutive blocks of one chain: see BlockIndex.store.
+    ///
+    /// A block announced twice is held once.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     block_hashes: The engine's names of the blocks, shape (n,): a list of ints of any width and sign or of
+    ///         bytes, or an integer array.
+    ///     content_hashes: Content hashes of the blocks, shape (n,): a uint64 array or a list of ints.
+    ///     tokens: Token ids of the blocks, shape (n * block_size,), as content_hashes() takes them.
+    ///     parent: The engine's name of the block before the first; None at the beginning of a prompt.
+    ///     lora: Name of the LoRA adapter, with tokens only.
+    ///     salt: Cache salt, with tokens only.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, or a
+    ///         number out of range.
+    #[pyo3(signature = (worker, *, block_hashes, content_hashes=None, tokens=None, parent=None, lora=None, salt=None))]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn store(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        block_hashes: &Bound<'_, PyAny>,
+        content_hashes: Option<&Bound<'_, PyAny>>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        parent: Option<&Bound<'_, PyAny>>,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let worker = name(worker)?;
+        let parent = parent.map(|parent| block_hash(parent, || "parent".to_owned())).transpose()?;
+        let names = names(block_hashes)?;
+        let given = Given::new("store", tokens, content_hashes, lora, salt)?.own();
+        let prompt = given.prompt();
+        prompt.fills(&names, self.block_size)?;
+        let contents = detach_if(py, prompt.is_long(), || prompt.hashes(self.block_size).into_owned());
+        self.feed.send(Change::Store {
+            worker: self.workers.number(worker),
+            parent,
+            block_hashes: names.into(),
+            content_hashes: contents.into(),
+        });
+        Ok(())
+    }
+
+    /// A worker has evicted blocks.
+    ///
+    /// A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     block_hashes: The engine's names of the blocks, in any order, shape (n,), as store() takes them.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    #[pyo3(signature = (worker, *, block_hashes))]
+    fn remove(&self, worker: &Bound<'_, PyAny>, block_hashes: &Bound<'_, PyAny>) -> PyResult<()> {
+        let worker = name(worker)?;
+        let block_hashes = names(block_hashes)?.into();
+        self.feed.send(Change::Remove { worker: self.workers.number(worker), block_hashes });
+        Ok(())
+    }
+
+    /// A worker has lost everything. An unknown worker changes nothing.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: worker is not a str.
+    fn clear(&self, worker: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Some(worker) = self.workers.known(name(worker)?) {
+            self.feed.send(Change::Clear { worker });
+        }
+        Ok(())
+    }
+
+    /// A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: worker is not a str.
+    fn drop(&self, worker: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Some(worker) = self.workers.known(name(worker)?) {
+            self.feed.send(Change::Drop { worker });
+        }
+        Ok(())
+    }
+
+    /// Returns when everything handed over before has been applied.
+    ///
+    /// Raises:
+    ///     DesignError: A change broke the design.
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.feed.flush());
+        self.sound()
+    }
+
+    /// Who holds how many leading blocks of a prompt, by what has been applied so far.
+    ///
+    /// The prompt is given by exactly one of tokens and content_hashes.
+    ///
+    /// Args:
+    ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is
+    ///         left out.
+    ///     content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
+    ///         (read in place) or a list of ints.
+    ///     lora: Name of the LoRA adapter, with tokens only; None and "" mean none.
+    ///     salt: Cache salt, with tokens only; None and "" mean none.
+    ///
+    /// Returns:
+    ///     RungMatch
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
+    ///         number out of range, or an array of more than one dimension.
+    ///     DesignError: A change broke the design.
+    #[pyo3(signature = (*, tokens=None, content_hashes=None, lora=None, salt=None))]
+    fn find(
+        &self,
+        py: Python<'_>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        content_hashes: Option<&Bound<'_, PyAny>>,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<RungMatch> {
+        let given = Given::new("find", tokens, content_hashes, lora, salt)?;
+        let prompt = given.prompt();
+        // Detached whatever the rung: an actor's answer comes from another thread.
+        let scores = py.detach(|| {
+            let mut scores = Scores::new();
+            self.feed.find(&prompt.hashes(self.block_size), &mut scores);
+            self.workers.resolve(scores)
+        });
+        self.sound()?;
+        Ok(RungMatch::new(scores, prompt.blocks(self.block_size)))
+    }
+
+    /// Numbers about the contents and the changes so far. Flushes.
+    ///
+    /// Returns:
+    ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" of the design's own kind (keys,
+    ///     nodes, positions, runs), stores "refused", "unknown_removals", and "messages" between the parts of a
+    ///     design that has several.
+    ///
+    /// Raises:
+    ///     DesignError: A change broke the design.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let stats = py.detach(|| self.feed.stats());
+        self.sound()?;
+        design(py, &stats)
+    }
+
+    /// The workers that hold anything. Flushes.
+    ///
+    /// Returns:
+    ///     dict of worker to blocks held.
+    ///
+    /// Raises:
+    ///     DesignError: A change broke the design.
+    fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let holdings = py.detach(|| self.feed.holdings());
+        self.sound()?;
+        let workers = holdings.chunk_by(|one, next| one.0 == next.0).map(|blocks| (blocks[0].0, blocks.len()));
+        let counts = PyDict::new(py);
+        for (worker, blocks) in self.workers.resolve(workers) {
+            counts.set_item(&*worker, blocks)?;
+        }
+        Ok(counts)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let name = PyString::new(py, &self.name).repr()?;
+        let (strict, block_size, applied) = (truth(self.strict), self.block_size, grouped(self.applied()));
+        Ok(format!("Rung({name}, strict={strict}, block_size={block_size}, applied={applied})"))
+    }
+}
+
+impl Rung {
+    fn sound(&self) -> PyResult<()> {
+        match self.feed.broken() {
+            None => Ok(()),
+            Some(said) => Err(errors::rung("broken", &format!("the rung is broken, make a new one: {said}"))),
+        }
+    }
+}
+
+fn refused(error: &OpenError) -> PyErr {
+    match error {
+        OpenError::Threads(_) => errors::rung(error.code(), &error.to_string()),
+        _ => errors::argument(error.code(), &error.to_string()),
+    }
+}

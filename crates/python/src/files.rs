@@ -1,0 +1,39 @@
+//! Files that are there whole or not at all.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::exceptions::PyOSError;
+use pyo3::prelude::*;
+
+/// Writes a file, which appears under its name only when it is whole and on the disk.
+pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let mut aside = OsString::from(path);
+    aside.push(format!(".{}-{}.part", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+    let written = (|| {
+        let mut file = File::create_new(&aside)?;
+        file.write_all(contents)?;
+        file.sync_all()?;
+        std::fs::rename(&aside, path)
+    })();
+    written.inspect_err(|_| {
+        // What is left aside is of no use; that it may not even exist is no second error.
+        let _ = std::fs::remove_file(&aside);
+    })
+}
+
+/// The exception that Python itself raises for this.
+pub(crate) fn failed(path: &str, error: &io::Error) -> PyErr {
+    let text = error.to_string();
+    match error.raw_os_error() {
+        Some(number) => {
+            let text = text.split(" (os error").next().unwrap_or_default().to_owned();
+            PyOSError::new_err((number, text, path.to_owned()))
+        }
+        None => PyOSError::new_err(format!("{path}: {text}")),
+    }
+}

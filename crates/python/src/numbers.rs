@@ -1,0 +1,54 @@
+//! Sizes and counts as dicts.
+
+use kvatlas_designs::LadderStats;
+use kvatlas_index::Stats;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// What `BlockIndex.stats` says.
+pub(crate) fn index<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
+    dict(
+        py,
+        [
+            ("workers", stats.workers),
+            ("holders", stats.holders),
+            ("blocks", stats.blocks),
+            ("unlinked", stats.unlinked),
+            ("copies", stats.copies),
+            ("positions", stats.positions),
+            ("runs", stats.runs),
+            ("sets", stats.sets),
+            ("bytes", stats.bytes),
+            ("private_holders", stats.private_holders),
+            ("stores", stats.stores),
+            ("removes", stats.removes),
+            ("clears", stats.clears),
+            ("drops", stats.drops),
+            ("replaced", stats.replaced),
+            ("unknown_removals", stats.unknown_removals),
+        ],
+    )
+}
+
+/// What the designs say.
+pub(crate) fn design<'py>(py: Python<'py>, stats: &LadderStats) -> PyResult<Bound<'py, PyDict>> {
+    dict(
+        py,
+        [
+            ("workers", stats.workers),
+            ("blocks", stats.blocks),
+            ("entries", stats.entries),
+            ("refused", stats.refused),
+            ("unknown_removals", stats.unknown_removals),
+            ("messages", stats.messages),
+        ],
+    )
+}
+
+fn dict<'py, const N: usize>(py: Python<'py>, numbers: [(&str, u64); N]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, number) in numbers {
+        dict.set_item(name, number)?;
+    }
+    Ok(dict)
+}

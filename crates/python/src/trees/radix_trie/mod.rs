@@ -1,0 +1,391 @@
+//! `RadixTrie` and `TrieNode`.
+//!
+//! Blocks are objects of the caller's, and letting go of one may run code of the caller's, which may use the trie. So
+//! nothing that could run Python code happens while the trie is locked: no object is made or let go of there, only
+//! references are counted up and moved.
+
+mod blocks;
+mod node;
+mod words;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvatlas_trees::radix_trie::{Error, NodeId, RadixTrie as Core};
+use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+use pyo3::types::{PyInt, PyList, PySet};
+
+use blocks::{Insert, Match, copies, given, list, objects};
+pub(crate) use node::TrieNode;
+use words::{Symbols, Token, Words};
+
+use crate::errors;
+use crate::scalars::{describe, int};
+use crate::text::grouped;
+
+fn refused(error: &Error) -> PyErr {
+    errors::argument(error.code(), &error.to_string())
+}
+
+/// Which cached pages a prompt can use, for an allocator of paged attention inside an engine.
+///
+/// A radix trie over whole pages of tokens with one block for each page. Blocks are whatever the caller gives (slot
+/// numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays; the rest is
+/// evicted when blocks are wanted, least recently made or released first, from the tail, children before parents.
+/// Matching does not make anything more recent.
+///
+/// Any number of threads may use a trie at once. A refused call has changed nothing.
+///
+/// Args:
+///     page_size: Tokens in a page, at least 1.
+///
+/// Raises:
+///     InvalidTypeError: page_size is not an int.
+///     InvalidArgumentError: page_size is less than 1.
+#[pyclass(frozen, weakref, module = "kvatlas._native")]
+pub(crate) struct RadixTrie {
+    page_size: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    trie: Core<Py<PyAny>>,
+    symbols: Symbols,
+}
+
+/// Depth, tokens and blocks of a node, to be turned into Python's own when the trie is not locked any more.
+type Seen = (usize, Vec<Token>, Vec<Py<PyAny>>);
+
+#[pymethods]
+impl RadixTrie {
+    #[new]
+    #[pyo3(signature = (page_size=None), text_signature = "(page_size=1)")]
+    fn new(page_size: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let page_size = match page_size {
+            None => 1,
+            Some(given) => {
+                let given = int(given, || "page_size".to_owned())?;
+                given.extract::<usize>().ok().filter(|&size| size > 0).ok_or_else(|| {
+                    errors::argument("invalid_page_size", &format!("page_size must be at least 1, got {given}"))
+                })?
+            }
+        };
+        let trie = Core::new(page_size).map_err(|error| refused(&error))?;
+        Ok(Self { page_size, state: Mutex::new(State { trie, symbols: Symbols::default() }) })
+    }
+
+    /// int: Tokens in a page.
+    #[getter]
+    fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    /// TrieNode: Where every sequence begins.
+    #[getter]
+    fn root(slf: &Bound<'_, Self>) -> TrieNode {
+        let root = slf.get().lock(slf.py()).trie.root();
+        TrieNode::new(slf, root)
+    }
+
+    /// Keeps a block for each page of tokens.
+    ///
+    /// Pages that are there already keep the blocks they have; the caller's blocks for those pages are not taken
+    /// (insert_with_count says how many). A new leaf is evictable until it is marked. O(tokens).
+    ///
+    /// Args:
+    ///     tokens: Tokens of whole pages, shape (n * page_size,): an integer array, read in place, or a list of ints or
+    ///         strs.
+    ///     blocks: One for each page: a list, or anything that can be gone through.
+    ///     node: The node whose end the tokens follow; None is the root.
+    ///
+    /// Returns:
+    ///     TrieNode: The end of the sequence, for the next suffix and for marking.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: Tokens that are not whole pages, not one block for each, or none; a node that was
+    ///         evicted or is another trie's.
+    #[pyo3(signature = (tokens, blocks, node=None))]
+    fn insert(
+        slf: &Bound<'_, Self>,
+        tokens: &Bound<'_, PyAny>,
+        blocks: &Bound<'_, PyAny>,
+        node: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<TrieNode> {
+        Self::insert_with_count(slf, tokens, blocks, node).map(|(node, _)| node)
+    }
+
+    /// Like insert, and says how many of the pages were there already.
+    ///
+    /// Args:
+    ///     tokens: As insert() takes them.
+    ///     blocks: As insert() takes them.
+    ///     node: As insert() takes it.
+    ///
+    /// Returns:
+    ///     tuple[TrieNode, int]: The end of the sequence, and how many of the given blocks, the first ones, were not
+    ///     taken and are still the caller's.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: As insert().
+    ///     InvalidArgumentError: As insert().
+    #[pyo3(signature = (tokens, blocks, node=None))]
+    fn insert_with_count(
+        slf: &Bound<'_, Self>,
+        tokens: &Bound<'_, PyAny>,
+        blocks: &Bound<'_, PyAny>,
+        node: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(TrieNode, usize)> {
+        let words = Words::new(tokens)?;
+        let blocks = objects(blocks)?;
+        let node = Self::own(slf, node)?;
+        let count = blocks.len();
+        let mut state = slf.get().lock(slf.py());
+        let State { trie, symbols } = &mut *state;
+        let inserted = trie.can_insert(words.len(), count, node).and_then(|()| {
+            let raw = symbols.hold(&words);
+            let inserted = words.give(&raw, Insert { trie, blocks: &blocks, node });
+            let known = inserted.as_ref().map_or(count, |&(_, known)| known);
+            symbols.release(raw.get(..known * slf.get().page_size).unwrap_or_default());
+            inserted
+        });
+        drop(state);
+        let (end, known) = inserted.map_err(|error| refused(&error))?;
+        Ok((TrieNode::new(slf, end), known))
+    }
+
+    /// The longest cached prefix of tokens, in whole pages.
+    ///
+    /// A match that ends inside a node splits the node, so that the returned node has just this end. Nothing becomes
+    /// more recently used. O(tokens).
+    ///
+    /// Args:
+    ///     tokens: Tokens, at least one; a partial page at the end is not looked at.
+    ///     node: The node whose end the tokens follow; None is the root.
+    ///
+    /// Returns:
+    ///     tuple[TrieNode, list]: Where the match ends (node itself if nothing matches), and the blocks of what
+    ///     matched, in order.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: No tokens; a node that was evicted or is another trie's.
+    #[pyo3(signature = (tokens, node=None))]
+    fn match_prefix<'py>(
+        slf: &Bound<'py, Self>,
+        tokens: &Bound<'py, PyAny>,
+        node: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(TrieNode, Bound<'py, PyList>)> {
+        let py = slf.py();
+        let words = Words::new(tokens)?;
+        let node = Self::own(slf, node)?;
+        let mut blocks = Vec::new();
+        let mut state = slf.get().lock(py);
+        let State { trie, symbols } = &mut *state;
+        let end = words.give(&symbols.find(&words), Match { py, trie, blocks: &mut blocks, node });
+        drop(state);
+        let end = end.map_err(|error| refused(&error))?;
+        Ok((TrieNode::new(slf, end), given(py, blocks)?))
+    }
+
+    /// A sequence uses a node and all above it: nothing of that is evicted until it is released.
+    ///
+    /// Mark the deepest node as the sequence grows. Marking twice is marking once; marking the root does nothing.
+    /// O(nodes up to the root).
+    ///
+    /// Args:
+    ///     node: A node of this trie.
+    ///     seq_id: The sequence's number, from -2**63 to 2**63 - 1.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: A node that was evicted or is another trie's; a number out of range.
+    fn mark_in_use_by(slf: &Bound<'_, Self>, node: &Bound<'_, PyAny>, seq_id: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (node, sequence) = (Self::own_node(slf, node)?, sequence(seq_id)?);
+        let marked = slf.get().lock(slf.py()).trie.mark_in_use_by(node, sequence);
+        marked.map_err(|error| refused(&error))
+    }
+
+    /// A sequence no longer uses a node and what is above it: all of that is now the most recently used.
+    ///
+    /// Release once, from the deepest marked node. O(nodes up to the root).
+    ///
+    /// Args:
+    ///     node: A node of this trie.
+    ///     seq_id: The sequence's number.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: The sequence does not use the node; a node that was evicted or is another trie's; a
+    ///         number out of range.
+    fn mark_not_in_use_by(slf: &Bound<'_, Self>, node: &Bound<'_, PyAny>, seq_id: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (node, sequence) = (Self::own_node(slf, node)?, sequence(seq_id)?);
+        let released = slf.get().lock(slf.py()).trie.mark_not_in_use_by(node, sequence);
+        released.map_err(|error| refused(&error))
+    }
+
+    /// Takes blocks out of the trie: they are the caller's now.
+    ///
+    /// The least recently made or released leaf that nobody uses goes first, from its tail; then the next, and parents
+    /// once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
+    /// its old end are refused from then on. O(evicted * log leaves).
+    ///
+    /// Args:
+    ///     desired_num_evicted: How many; 0 or less is none.
+    ///
+    /// Returns:
+    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the
+    ///     rest is in use.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: desired_num_evicted is not an int.
+    fn evict_blocks<'py>(
+        &self,
+        py: Python<'py>,
+        desired_num_evicted: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let wanted: Bound<'_, PyInt> = int(desired_num_evicted, || "desired_num_evicted".to_owned())?;
+        let wanted = if wanted.lt(0)? { 0 } else { wanted.extract().unwrap_or(usize::MAX) };
+        let mut evicted = Vec::new();
+        let mut state = self.lock(py);
+        let State { trie, symbols } = &mut *state;
+        trie.evict_with(wanted, |words, blocks| {
+            symbols.release(words);
+            evicted.extend(blocks);
+        });
+        drop(state);
+        given(py, evicted)
+    }
+
+    /// All blocks in the trie. O(blocks).
+    ///
+    /// Returns:
+    ///     set: A new one.
+    ///
+    /// Raises:
+    ///     TypeError: A block cannot be hashed.
+    fn get_all_blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PySet>> {
+        let blocks: Vec<_> = self.lock(py).trie.all_blocks().map(|block| block.clone_ref(py)).collect();
+        PySet::new(py, blocks)
+    }
+
+    /// The blocks that evict_blocks() could return now. O(nodes).
+    ///
+    /// Returns:
+    ///     set: A new one.
+    ///
+    /// Raises:
+    ///     TypeError: A block cannot be hashed.
+    fn get_evictable_blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PySet>> {
+        let blocks: Vec<_> = self.lock(py).trie.evictable_blocks().map(|block| block.clone_ref(py)).collect();
+        PySet::new(py, blocks)
+    }
+
+    /// The trie as text: a line for each node, depth first, children in the order of their coming.
+    ///
+    /// Args:
+    ///     print_blocks: Whether the blocks stand behind the tokens.
+    ///
+    /// Returns:
+    ///     list[str]: Two dashes for each level, the tokens, and with blocks " : " and them.
+    #[pyo3(signature = (print_blocks=false))]
+    fn pretty_format(&self, py: Python<'_>, print_blocks: bool) -> PyResult<Vec<String>> {
+        let mut nodes: Vec<Seen> = Vec::new();
+        let state = self.lock(py);
+        state.trie.visit(|depth, words, blocks| {
+            let blocks = if print_blocks { copies(py, blocks) } else { Vec::new() };
+            nodes.push((depth, state.symbols.tokens(words), blocks));
+        });
+        drop(state);
+        let line = |(depth, tokens, blocks): Seen| {
+            let dashes = "--".repeat(depth);
+            let tokens = list(py, &tokens)?.repr()?.to_string();
+            let blocks = if print_blocks { format!(" : {}", PyList::new(py, blocks)?.repr()?) } else { String::new() };
+            Ok(format!("{dashes}{tokens}{blocks}"))
+        };
+        nodes.into_iter().map(line).collect()
+    }
+
+    /// Prints what pretty_format() gives.
+    ///
+    /// Args:
+    ///     print_blocks: Whether the blocks stand behind the tokens.
+    #[pyo3(signature = (print_blocks=true))]
+    fn pretty_print(&self, py: Python<'_>, print_blocks: bool) -> PyResult<()> {
+        let print = py.import("builtins")?.getattr(intern!(py, "print"))?;
+        self.pretty_format(py, print_blocks)?.into_iter().try_for_each(|line| print.call1((line,)).map(|_| ()))
+    }
+
+    fn __len__(&self, py: Python<'_>) -> usize {
+        self.lock(py).trie.len()
+    }
+
+    /// A trie is a trie even when it is empty.
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let (blocks, nodes) = {
+            let state = self.lock(py);
+            (state.trie.len(), state.trie.node_count() - 1)
+        };
+        let [blocks, nodes] = [blocks, nodes].map(|number| grouped(number as u64));
+        format!("RadixTrie(page_size={}, blocks={blocks}, nodes={nodes})", self.page_size)
+    }
+
+    /// Blocks may lead back to the trie: the collector must see them. Who is just using the trie holds it, so that
+    /// seeing nothing then is right.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.state.try_lock() {
+            Ok(state) => state.trie.all_blocks().try_for_each(|block| visit.call(block)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            let blocks = state.trie.clear();
+            state.symbols = Symbols::default();
+            drop(state);
+            drop(blocks);
+        }
+    }
+}
+
+impl RadixTrie {
+    fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
+        self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own(slf: &Bound<'_, Self>, node: Option<&Bound<'_, PyAny>>) -> PyResult<Option<NodeId>> {
+        node.map(|node| Self::own_node(slf, node)).transpose()
+    }
+
+    /// The name of one of this trie's nodes.
+    fn own_node(slf: &Bound<'_, Self>, node: &Bound<'_, PyAny>) -> PyResult<NodeId> {
+        let node = node
+            .cast::<TrieNode>()
+            .map_err(|_| errors::wrong_type(&format!("node must be a TrieNode, got {}", describe(node))))?;
+        node.get().of(slf).ok_or_else(|| errors::argument("foreign_node", "the node is another trie's"))
+    }
+
+    /// Looks at a node with the trie locked.
+    fn look<T>(&self, py: Python<'_>, look: impl FnOnce(&State) -> Result<T, Error>) -> PyResult<T> {
+        let looked = look(&self.lock(py));
+        looked.map_err(|error| refused(&error))
+    }
+}
+
+fn sequence(value: &Bound<'_, PyAny>) -> PyResult<i64> {
+    let value = int(value, || "seq_id".to_owned())?;
+    let wrong = |_| errors::argument("out_of_range", &format!("seq_id must be from -2**63 to 2**63 - 1, got {value}"));
+    value.extract().map_err(wrong)
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<RadixTrie>()?;
+    module.add_class::<TrieNode>()
+}

@@ -1,0 +1,160 @@
+//! What the trees answer: one tenant with counts, or every tenant with its depth.
+
+use std::sync::Arc;
+
+use kvatlas_trees::tree::PrefixMatch;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+
+use crate::found::Ranked;
+use crate::scalars::TopK;
+use crate::text::grouped;
+
+/// Whose prefix is the longest, and how long it is. Made by the matches of StringTree and TokenTree.
+///
+/// Lengths count the characters of a text (Unicode scalar values) or tokens.
+#[pyclass(frozen, eq, hash, module = "kvatlas._native")]
+#[derive(PartialEq, Eq, Hash)]
+pub(crate) struct TreeMatch {
+    tenant: Option<Arc<str>>,
+    matched: usize,
+    input: usize,
+    paged: usize,
+}
+
+impl From<&PrefixMatch> for TreeMatch {
+    fn from(found: &PrefixMatch) -> Self {
+        Self { tenant: found.tenant.clone(), matched: found.matched, input: found.input, paged: found.paged }
+    }
+}
+
+#[pymethods]
+impl TreeMatch {
+    /// str or None: Who has held the deepest matched node for longest; None if nothing matched.
+    #[getter]
+    fn tenant(&self) -> Option<&str> {
+        self.tenant.as_deref()
+    }
+
+    /// int: The length of the longest prefix that anybody has.
+    #[getter]
+    fn matched(&self) -> usize {
+        self.matched
+    }
+
+    /// int: The length of what was asked for.
+    #[getter]
+    fn input(&self) -> usize {
+        self.input
+    }
+
+    /// int: What could have matched: the input cut down to whole pages. Of a text, all of it.
+    #[getter]
+    fn paged(&self) -> usize {
+        self.paged
+    }
+
+    /// float: matched / input; 0.0 for an empty input.
+    #[getter]
+    fn hit_ratio(&self) -> f64 {
+        ratio(self.matched, self.input)
+    }
+
+    /// float: matched / paged: 1.0 if everything that could match did; 0.0 if nothing could.
+    #[getter]
+    fn paged_ratio(&self) -> f64 {
+        ratio(self.matched, self.paged)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        let tenant = self.tenant().into_pyobject(py)?.repr()?;
+        Ok(format!("TreeMatch(tenant={tenant}, matched={}, input={}, paged={})", self.matched, self.input, self.paged))
+    }
+}
+
+fn ratio(part: usize, whole: usize) -> f64 {
+    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
+}
+
+/// How much of a prompt each tenant has. Made by StringTree.find and TokenTree.find; a kvatlas.types.PrefixMatch.
+///
+/// Lengths count the characters of a text (Unicode scalar values) or tokens, these in whole pages; `unit` says which.
+#[pyclass(frozen, module = "kvatlas._native")]
+pub(crate) struct TreeDepths {
+    ranked: Ranked,
+    length: usize,
+    unit: &'static str,
+}
+
+impl TreeDepths {
+    pub(super) fn new(depths: Vec<(Arc<str>, usize)>, length: usize, unit: &'static str) -> Self {
+        Self { ranked: Ranked::new(depths), length, unit }
+    }
+}
+
+#[pymethods]
+impl TreeDepths {
+    /// int: The greatest depth of any tenant; 0 if nobody has anything.
+    #[getter]
+    fn depth(&self) -> usize {
+        self.ranked.depth()
+    }
+
+    /// int: What a depth is out of: the length of the prompt, in whole pages.
+    #[getter]
+    fn length(&self) -> usize {
+        self.length
+    }
+
+    /// str: What depths and length count: "characters" of a StringTree, "tokens" of a TokenTree.
+    #[getter]
+    fn unit(&self) -> &'static str {
+        self.unit
+    }
+
+    /// The tenants grouped by depth.
+    ///
+    /// Returns:
+    ///     list of (depth, list of tenants by name), deepest first.
+    fn levels<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        self.ranked.levels(py)
+    }
+
+    /// The depth of every tenant that has anything.
+    ///
+    /// Returns:
+    ///     dict of tenant to depth, deepest first, equals by name.
+    pub(super) fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.ranked.scores(py)
+    }
+
+    /// The deepest tenants.
+    ///
+    /// Args:
+    ///     top_k: How many, at least 0.
+    ///     among: Only these tenants, an iterable of str; None for all. Names that are not in the answer are ignored.
+    ///
+    /// Returns:
+    ///     list of (tenant, depth), at most top_k, deepest first, equals by name.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.
+    ///     InvalidArgumentError: top_k is negative.
+    #[pyo3(signature = (top_k=TopK(1), among=None), text_signature = "($self, top_k=1, among=None)")]
+    fn best<'py>(
+        &self,
+        py: Python<'py>,
+        top_k: TopK,
+        among: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.ranked.best(py, top_k, among)
+    }
+
+    fn __repr__(&self) -> String {
+        let (depth, length, unit) = (self.ranked.depth(), self.length, self.unit);
+        format!(
+            "TreeDepths(depth={depth}, length={length}, unit='{unit}', tenants={})",
+            grouped(self.ranked.len() as u64)
+        )
+    }
+}

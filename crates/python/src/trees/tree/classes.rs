@@ -1,0 +1,190 @@
+//! The two classes: what they are made of, and the methods that only one of them has.
+
+use std::sync::{Mutex, PoisonError};
+
+use kvatlas_trees::{string_tree, token_tree};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyString, PyType};
+
+use super::answers::{TreeDepths, TreeMatch};
+use super::arguments::{
+    PageSize, Policy, Priority, Select, budget, own_tokens_key, path_hash, refused, size, text_key, tokens_key,
+};
+use super::entries::{StringEntries, TokenEntries};
+use super::methods::{Reduced, is_long, name, quoted, sizes, to_dict, tree};
+use super::sizes::with_sizes;
+use crate::gil::Writers;
+use crate::sequences::bytes;
+
+tree! {
+    /// Who was sent which texts: a radix tree over characters, for routers that see text.
+    ///
+    /// It is told what was sent to whom, and answers who has the longest prefix of a text: a guess at what engines have
+    /// cached. Characters are Unicode scalar values; nothing is normalized.
+    ///
+    /// Any number of threads may use it at once. A refused call has changed nothing.
+    ///
+    /// Args:
+    ///     policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
+    ///     budget_bytes: The bytes that the tree may take; None for no limit.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: policy is not a str, or budget_bytes not an int.
+    ///     InvalidArgumentError: An unknown policy, or budget_bytes is negative.
+    StringTree(string_tree::StringTree, StringEntries),
+    key: text by text_key, owned by text_key, in "characters",
+    about: "     text: The prompt.",
+    insert: insert_text by insert_text_with_priority as "($self, text, tenant, *, priority=0)",
+    sizes: tenant_char_size, get_tenant_char_count,
+
+    #[new]
+    #[pyo3(signature = (*, policy=Policy::default(), budget_bytes=None))]
+    #[pyo3(text_signature = "(*, policy='lru', budget_bytes=None)")]
+    fn new(policy: Policy, budget_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        Ok(Self::with(string_tree::StringTree::with_policy(policy.0), budget(budget_bytes)?))
+    }
+
+    /// The longest prefix as text, and its tenant: match_prefix_with_counts() as it once was.
+    ///
+    /// Returns:
+    ///     (what matched, the tenant or None)
+    ///
+    /// Raises:
+    ///     InvalidTypeError: text is not a str.
+    ///     InvalidArgumentError: A str with a lone surrogate in it.
+    fn prefix_match_legacy<'py>(
+        &self,
+        py: Python<'py>,
+        text: &Bound<'py, PyAny>,
+    ) -> PyResult<(Bound<'py, PyString>, Option<String>)> {
+        let text = text_key(text)?;
+        let (matched, tenant) = self.writers.write(py, is_long(text), || self.core.prefix_match_legacy(text));
+        Ok((PyString::new(py, matched), tenant.map(|tenant| tenant.as_ref().to_owned())))
+    }
+
+    /// The longest prefix that this tenant has. It has then used it.
+    ///
+    /// Returns:
+    ///     str: What it has of the text; "" if nothing.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is not a str.
+    ///     InvalidArgumentError: A str with a lone surrogate in it.
+    fn prefix_match_tenant<'py>(
+        &self,
+        py: Python<'py>,
+        text: &Bound<'py, PyAny>,
+        tenant: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyString>> {
+        let (text, tenant) = (text_key(text)?, name(tenant)?);
+        let depth = self.writers.write(py, is_long(text), || self.core.prefix_match_tenant(text, tenant));
+        let end = text.char_indices().nth(depth).map_or(text.len(), |(at, _)| at);
+        Ok(PyString::new(py, &text[..end]))
+    }
+
+    /// evict_tenant() under the name that the original gave it.
+    fn evict_by_tenant(
+        &self,
+        py: Python<'_>,
+        tenant: &Bound<'_, PyAny>,
+        max_size: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        self.evict_tenant(py, tenant, max_size)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        format!("StringTree(policy={}, {})", quoted(self.core.eviction_policy()), self.contents(py))
+    }
+}
+
+tree! {
+    /// Who was sent which tokens: a radix tree over pages of tokens, for routers that have a tokenizer.
+    ///
+    /// It is told what was sent to whom, and answers who has the longest prefix of a prompt: a guess at what engines
+    /// have cached. Keys are cut down to whole pages, and match in whole pages.
+    ///
+    /// Any number of threads may use it at once. A refused call has changed nothing.
+    ///
+    /// Args:
+    ///     page_size: Tokens in a page: a power of two from 1 to 128. Best the block size of the engines.
+    ///     policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
+    ///     budget_bytes: The bytes that the tree may take; None for no limit.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: page_size is not an int, policy not a str, or budget_bytes not an int.
+    ///     InvalidArgumentError: Another page size, an unknown policy, or budget_bytes is negative.
+    TokenTree(token_tree::TokenTree, TokenEntries),
+    key: tokens by tokens_key, owned by own_tokens_key, in "tokens",
+    about: "     tokens: The prompt, shape (n,), as content_hashes() takes tokens.",
+    insert: insert_tokens by insert_tokens_with_priority as "($self, tokens, tenant, *, priority=0)",
+    sizes: tenant_token_size, get_tenant_token_counts,
+
+    #[new]
+    #[pyo3(signature = (page_size=PageSize(16), *, policy=Policy::default(), budget_bytes=None))]
+    #[pyo3(text_signature = "(page_size=16, *, policy='lru', budget_bytes=None)")]
+    fn new(page_size: PageSize, policy: Policy, budget_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let core = token_tree::TokenTree::with_config(page_size.0, policy.0).map_err(|error| refused(&error))?;
+        Ok(Self::with(core, budget(budget_bytes)?))
+    }
+
+    /// int: Tokens in a page.
+    #[getter]
+    fn page_size(&self) -> usize {
+        self.core.page_size()
+    }
+
+    /// The longest prefix as tokens, and its tenant: match_prefix_with_counts() as it once was.
+    ///
+    /// Returns:
+    ///     (list of the tokens that matched, the tenant or None)
+    ///
+    /// Raises:
+    ///     InvalidTypeError: Not tokens.
+    ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
+    fn prefix_match_legacy(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+    ) -> PyResult<(Vec<u32>, Option<String>)> {
+        let tokens = tokens_key(tokens)?;
+        let tokens = &*tokens;
+        let (matched, tenant) = self.writers.write(py, is_long(tokens), || self.core.prefix_match_legacy(tokens));
+        Ok((matched.to_vec(), tenant.map(|tenant| tenant.as_ref().to_owned())))
+    }
+
+    /// The longest prefix that this tenant has. It has then used it.
+    ///
+    /// Returns:
+    ///     int: How many of the tokens it has, in whole pages.
+    ///
+    /// Raises:
+    ///     InvalidTypeError: Not tokens, or tenant is not a str.
+    ///     InvalidArgumentError: A token out of range, or an array of more than one dimension.
+    fn prefix_match_tenant(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        tenant: &Bound<'_, PyAny>,
+    ) -> PyResult<usize> {
+        let (tokens, tenant) = (tokens_key(tokens)?, name(tenant)?);
+        let tokens = &*tokens;
+        Ok(self.writers.write(py, is_long(tokens), || self.core.prefix_match_tenant(tokens, tenant)))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let policy = quoted(self.core.eviction_policy());
+        format!("TokenTree(page_size={}, policy={policy}, {})", self.core.page_size(), self.contents(py))
+    }
+}
+
+impl StringTree {
+    fn paged(&self, text: &str) -> usize {
+        text.chars().count()
+    }
+}
+
+impl TokenTree {
+    fn paged(&self, tokens: &[u32]) -> usize {
+        tokens.len() / self.core.page_size() * self.core.page_size()
+    }
+}

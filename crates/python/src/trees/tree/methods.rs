@@ -1,0 +1,259 @@
+//! The methods that both classes have, said once: the classes differ in their keys and in a few names that the originals
+//! gave them.
+
+use kvatlas_trees::tree::EvictionPolicy;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+
+use crate::scalars::string;
+use crate::text::grouped;
+
+/// Bytes of a key that take about 10 µs to match or insert.
+const LONG_KEY: usize = 1 << 15;
+
+pub(super) fn is_long<K: ?Sized>(key: &K) -> bool {
+    size_of_val(key) >= LONG_KEY
+}
+
+/// A tenant's name.
+pub(super) fn name<'a>(value: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    string(value, "tenant")
+}
+
+pub(super) fn quoted(policy: EvictionPolicy) -> String {
+    format!("'{}'", policy.as_str())
+}
+
+pub(super) fn to_dict<'py>(py: Python<'py>, sizes: &[(std::sync::Arc<str>, usize)]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (tenant, size) in sizes {
+        dict.set_item(&**tenant, size)?;
+    }
+    Ok(dict)
+}
+
+/// What `__reduce__` gives: who makes it, of what, and the attributes to be set.
+pub(super) type Reduced = (Py<PyAny>, (Py<PyBytes>,), (Option<()>, Py<PyDict>));
+
+/// The sizes in a repr.
+pub(super) fn sizes(tenants: usize, nodes: usize, size: usize) -> String {
+    let [tenants, nodes, size] = [tenants, nodes, size].map(|number| grouped(number as u64));
+    format!("tenants={tenants}, nodes={nodes}, size={size}")
+}
+
+macro_rules! tree {
+    (
+        $(#[$about:meta])*
+        $name:ident($core:ty, $entries:ident),
+        key: $key:ident by $read:path, owned by $own:path, in $unit:literal,
+        about: $about_key:literal,
+        insert: $insert:ident by $insert_by:ident as $insert_signature:literal,
+        sizes: $size:ident, $sizes:ident,
+        $($methods:tt)*
+    ) => {
+        $(#[$about])*
+        #[pyclass(frozen, module = "kvatlas._native")]
+        pub(crate) struct $name {
+            pub(super) core: $core,
+            pub(super) writers: Writers,
+        }
+
+        impl $name {
+            fn with(core: $core, budget: Option<usize>) -> Self {
+                core.set_budget_bytes(budget);
+                Self { core, writers: Writers::default() }
+            }
+
+            /// The sizes in the repr.
+            fn contents(&self, py: Python<'_>) -> String {
+                let core = &self.core;
+                let [tenants, nodes, size] =
+                    self.writers.write(py, false, || [core.tenant_count(), core.node_count(), core.total_size()]);
+                sizes(tenants, nodes, size)
+            }
+
+            fn add(&self, py: Python<'_>, key: &Bound<'_, PyAny>, tenant: &str, priority: i32) -> PyResult<()> {
+                let key = $own(key)?;
+                let key = &*key;
+                self.writers.write(py, is_long(key), || self.core.$insert_by(key, tenant, priority));
+                Ok(())
+            }
+        }
+
+        with_sizes! {
+            $name($core, $entries), sizes: $size, $sizes,
+            $($methods)*
+
+            /// str: The order in which leaves are evicted.
+            #[getter]
+            fn policy(&self) -> &'static str {
+                self.core.eviction_policy().as_str()
+            }
+
+            /// int or None: The bytes that the tree may take, enforced at the end of every insert. Setting it evicts at
+            /// once what is too much, over all tenants by the policy; then an insert evicts when there is too much.
+            #[getter]
+            fn budget_bytes(&self) -> Option<usize> {
+                self.core.budget_bytes()
+            }
+
+            #[setter]
+            fn set_budget_bytes(&self, py: Python<'_>, budget_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+                let budget = budget(budget_bytes)?;
+                self.writers.write(py, true, || self.core.set_budget_bytes(budget));
+                Ok(())
+            }
+
+            /// A tenant has been sent this prompt, and so has what it begins with. What it has already is not counted again.
+            ///
+            /// An empty key, or one shorter than a page, changes nothing.
+            ///
+            /// Args:
+            #[doc = $about_key]
+            ///     tenant: The tenant's name. The first insert makes it known.
+            ///     priority: What it is worth: of the policy "priority", lower ones are evicted first. A node keeps the
+            ///         greatest of the inserts of its tenant that went through it.
+            ///
+            /// Raises:
+            ///     InvalidTypeError: An argument is of the wrong type.
+            ///     InvalidArgumentError: A str with a lone surrogate in it, or a number out of range.
+            #[pyo3(signature = ($key, tenant, *, priority=Priority(0)))]
+            #[pyo3(text_signature = $insert_signature)]
+            fn $insert(
+                &self,
+                py: Python<'_>,
+                $key: &Bound<'_, PyAny>,
+                tenant: &Bound<'_, PyAny>,
+                priority: Priority,
+            ) -> PyResult<()> {
+                self.add(py, $key, name(tenant)?, priority.0)
+            }
+
+            /// The same under the name that both trees have.
+            #[pyo3(signature = (key, tenant, *, priority=Priority(0)))]
+            #[pyo3(text_signature = "($self, key, tenant, *, priority=0)")]
+            fn insert(
+                &self,
+                py: Python<'_>,
+                key: &Bound<'_, PyAny>,
+                tenant: &Bound<'_, PyAny>,
+                priority: Priority,
+            ) -> PyResult<()> {
+                self.add(py, key, name(tenant)?, priority.0)
+            }
+
+            /// How much every tenant has of a prompt. Asking changes nothing, not even who was used last.
+            ///
+            /// Args:
+            #[doc = $about_key]
+            ///
+            /// Returns:
+            ///     TreeDepths
+            ///
+            /// Raises:
+            ///     InvalidTypeError: The key is of the wrong type.
+            ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+            #[pyo3(signature = (*, $key))]
+            fn find(&self, py: Python<'_>, $key: &Bound<'_, PyAny>) -> PyResult<TreeDepths> {
+                let key = $read($key)?;
+                let key = &*key;
+                let depths = self.writers.write(py, is_long(key), || self.core.match_all(key));
+                Ok(TreeDepths::new(depths, self.paged(key), $unit))
+            }
+
+            /// find(...).scores(): how much every tenant has of a prompt.
+            ///
+            /// Returns:
+            ///     dict of tenant to depth, deepest first, equals by name; only tenants that have anything.
+            ///
+            /// Raises:
+            ///     InvalidTypeError: The key is of the wrong type.
+            ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+            fn depths<'py>(&self, py: Python<'py>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+                self.find(py, key)?.scores(py)
+            }
+
+            /// Whose prefix of this prompt is the longest. That tenant has then used it.
+            ///
+            /// Returns:
+            ///     TreeMatch
+            ///
+            /// Raises:
+            ///     InvalidTypeError: The key is of the wrong type.
+            ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+            fn match_prefix_with_counts(&self, py: Python<'_>, $key: &Bound<'_, PyAny>) -> PyResult<TreeMatch> {
+                let key = $read($key)?;
+                let key = &*key;
+                let found = self.writers.write(py, is_long(key), || self.core.match_prefix_with_counts(key));
+                Ok(TreeMatch::from(&found))
+            }
+
+            /// match_prefix_with_counts(key).tenant: None if nothing matched.
+            ///
+            /// Raises:
+            ///     InvalidTypeError: The key is of the wrong type.
+            ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+            fn prefix_match(&self, py: Python<'_>, $key: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+                let key = $read($key)?;
+                let key = &*key;
+                let tenant = self.writers.write(py, is_long(key), || self.core.prefix_match(key));
+                Ok(tenant.map(|tenant| tenant.as_ref().to_owned()))
+            }
+
+            /// match_prefix_with_counts(), then an insert for this tenant, in one call.
+            ///
+            /// Args:
+            #[doc = $about_key]
+            ///     tenant: For whom to insert.
+            ///
+            /// Returns:
+            ///     TreeMatch: The match as of before the insert.
+            ///
+            /// Raises:
+            ///     InvalidTypeError: An argument is of the wrong type.
+            ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+            fn match_and_insert(
+                &self,
+                py: Python<'_>,
+                $key: &Bound<'_, PyAny>,
+                tenant: &Bound<'_, PyAny>,
+            ) -> PyResult<TreeMatch> {
+                let (key, tenant) = ($own($key)?, name(tenant)?);
+                let key = &*key;
+                let found = self.writers.write(py, is_long(key), || self.core.match_and_insert(key, tenant));
+                Ok(TreeMatch::from(&found))
+            }
+
+            /// match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
+            ///
+            /// `select` is called once, with no lock held: it may use the tree, and so may others meanwhile. What it
+            /// raises is passed on, and nothing is inserted; that the match was a use of its tenant stays.
+            ///
+            /// Args:
+            #[doc = $about_key]
+            ///     select: Takes the TreeMatch, and returns the tenant to insert for, or None to insert nothing.
+            ///
+            /// Returns:
+            ///     TreeMatch: The match that `select` was given.
+            ///
+            /// Raises:
+            ///     InvalidTypeError: An argument is of the wrong type, or what `select` returned.
+            ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
+            fn match_and_insert_with(
+                &self,
+                py: Python<'_>,
+                $key: &Bound<'_, PyAny>,
+                select: &Bound<'_, PyAny>,
+            ) -> PyResult<TreeMatch> {
+                let (key, select) = ($own($key)?, Select::new(select)?);
+                let key = &*key;
+                let choose = |found: &_| select.call(found);
+                let found =
+                    self.writers.write(py, is_long(key), || self.core.try_match_and_insert_with(key, choose))?;
+                Ok(TreeMatch::from(&found))
+            }
+        }
+    };
+}
+
+pub(super) use tree;

@@ -1,0 +1,179 @@
+//! What a service is told when it starts. Its JSON form is what `kvatlas serve` hands over, already checked there;
+//! durations are in seconds.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::error::Error;
+use crate::log::LogConfig;
+
+/// Everything.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Queries.
+    pub http: HttpConfig,
+    /// Engines.
+    pub streams: StreamConfig,
+    /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
+    /// [`Fleet::release`](crate::fleet::Fleet::release).
+    pub holds: Vec<String>,
+    /// How much is logged. The first service of a process decides.
+    pub log: LogConfig,
+}
+
+/// How queries come in.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HttpConfig {
+    /// Where to listen; port 0 lets the system choose.
+    pub bind: SocketAddr,
+    /// Threads that answer; 0 for one a core.
+    pub threads: usize,
+    /// The bearer key that clients must show; none for no check.
+    pub key: Option<String>,
+    /// Certificate and key of the server; none for plain HTTP.
+    pub tls: Option<TlsConfig>,
+    /// Bytes of a request's body at most.
+    pub max_body: usize,
+    /// Connections at most; more wait to be accepted.
+    pub max_connections: usize,
+    /// From the first byte of a request's head to its last byte, and from there to the answer.
+    #[serde(with = "seconds")]
+    pub request_timeout: Duration,
+    /// Without a request, until a connection is closed.
+    #[serde(with = "seconds")]
+    pub idle_timeout: Duration,
+    /// Whether answers leave out workers that are not trusted, or only list them.
+    pub untrusted: UntrustedPolicy,
+}
+
+/// Files in PEM.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The chain, the server's own certificate first.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// What answers do with workers whose holdings may not be what the engine holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum UntrustedPolicy {
+    /// Their depths are left out, and the answer lists them.
+    #[default]
+    LeaveOut,
+    /// Their depths are in, and the answer lists them.
+    Flag,
+}
+
+/// How engines are followed.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct StreamConfig {
+    /// Threads that apply events.
+    pub threads: usize,
+    /// Silence, without an answer from the replay socket either, after which a stream is not trusted any more.
+    #[serde(with = "seconds")]
+    pub stale_after: Duration,
+    /// Silence after which an engine is asked whether anything is missing.
+    #[serde(with = "seconds")]
+    pub probe_interval: Duration,
+    /// Within which a replay must bring its next batch.
+    #[serde(with = "seconds")]
+    pub replay_timeout: Duration,
+    /// Replays asked for one gap before it is given up.
+    pub replay_attempts: u32,
+    /// How long a gap may be mere disorder, where there is no replay.
+    #[serde(with = "seconds")]
+    pub reorder_grace: Duration,
+    /// First wait before a connection is tried again; it doubles up to `reconnect_max`.
+    #[serde(with = "seconds")]
+    pub reconnect_min: Duration,
+    /// Longest wait before a connection is tried again.
+    #[serde(with = "seconds")]
+    pub reconnect_max: Duration,
+    /// How long an engine that was never heard holds back readiness.
+    #[serde(with = "seconds")]
+    pub settle_timeout: Duration,
+    /// Batches kept while a replay runs, a stream.
+    pub buffer_batches: usize,
+    /// Bytes of them.
+    pub buffer_bytes: usize,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            bind: SocketAddr::from(([127, 0, 0, 1], 8090)),
+            threads: 0,
+            key: None,
+            tls: None,
+            max_body: 8 << 20,
+            max_connections: 4096,
+            request_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+            untrusted: UntrustedPolicy::LeaveOut,
+        }
+    }
+}
+
+impl Default for StreamConfig {
+    fn default() -> Self {
+        Self {
+            threads: 2,
+            stale_after: Duration::from_secs(30),
+            probe_interval: Duration::from_secs(5),
+            replay_timeout: Duration::from_secs(2),
+            replay_attempts: 3,
+            reorder_grace: Duration::from_millis(100),
+            reconnect_min: Duration::from_millis(100),
+            reconnect_max: Duration::from_secs(5),
+            settle_timeout: Duration::from_secs(30),
+            buffer_batches: 100_000,
+            buffer_bytes: 256 << 20,
+        }
+    }
+}
+
+impl Config {
+    /// From JSON. Missing fields have their defaults.
+    ///
+    /// # Errors
+    /// [`Error::Config`] names the field that is unknown or wrong.
+    pub fn from_json(json: &str) -> Result<Self, Error> {
+        let config: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
+        for (name, zero) in [
+            ("http.max_body", config.http.max_body == 0),
+            ("http.max_connections", config.http.max_connections == 0),
+            ("http.request_timeout", config.http.request_timeout.is_zero()),
+            ("streams.threads", config.streams.threads == 0),
+            ("streams.replay_attempts", config.streams.replay_attempts == 0),
+            ("streams.replay_timeout", config.streams.replay_timeout.is_zero()),
+            ("streams.probe_interval", config.streams.probe_interval.is_zero()),
+            ("streams.buffer_batches", config.streams.buffer_batches == 0),
+        ] {
+            if zero {
+                return Err(Error::config(format!("{name} must be above 0")));
+            }
+        }
+        Ok(config)
+    }
+}
+
+mod seconds {
+    use std::time::Duration;
+
+    use serde::de::{Deserialize, Deserializer, Error};
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+        let seconds = f64::deserialize(from)?;
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|_| D::Error::custom(format!("a duration is a number of seconds from 0 on, got {seconds}")))
+    }
+}

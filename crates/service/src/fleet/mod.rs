@@ -1,0 +1,134 @@
+//! Who is registered: workers, the tasks that follow their streams, the keyspaces that they share.
+//!
+//! Changes go one at a time and whole: a registration is checked against all others and made under one lock, and an
+//! unregistration ends when the stream's task has ended and its blocks are gone, even if whoever asked has left.
+//! Queries take none of these locks. `registry` has the changes themselves, `readiness` what the service waits for.
+
+mod readiness;
+mod registry;
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use tokio::runtime::Handle;
+
+pub use self::readiness::Waiting;
+use self::registry::Registry;
+pub use self::registry::{Registering, WorkerView};
+use crate::config::StreamConfig;
+use crate::error::Error;
+use crate::state::{Keyspace, Registration, lock};
+
+/// All that is registered.
+pub struct Fleet {
+    runtime: Handle,
+    /// Held over a whole change.
+    changing: tokio::sync::Mutex<()>,
+    registry: Registry,
+    holds: Mutex<BTreeSet<String>>,
+    draining: AtomicBool,
+}
+
+impl Fleet {
+    /// An empty fleet, whose streams run on `runtime`. `holds`: what readiness waits for besides the streams.
+    #[must_use]
+    pub fn new(config: StreamConfig, holds: &[String], runtime: Handle) -> Arc<Self> {
+        Arc::new(Self {
+            registry: Registry::new(config, runtime.clone()),
+            runtime,
+            changing: tokio::sync::Mutex::default(),
+            holds: Mutex::new(holds.iter().cloned().collect()),
+            draining: AtomicBool::new(false),
+        })
+    }
+
+    /// The keyspace of a model and routing group, if anybody ever registered one.
+    #[must_use]
+    pub fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
+        self.registry.keyspace(model, routing_group)
+    }
+
+    /// All keyspaces, by model and routing group.
+    #[must_use]
+    pub fn keyspaces(&self) -> Vec<Arc<Keyspace>> {
+        self.registry.keyspaces()
+    }
+
+    /// All workers, by name.
+    #[must_use]
+    pub fn workers(&self) -> Vec<WorkerView> {
+        self.registry.workers()
+    }
+
+    /// What readiness waits for.
+    #[must_use]
+    pub fn waiting(&self) -> Waiting {
+        Waiting {
+            holds: lock(&self.holds).iter().cloned().collect(),
+            streams: readiness::unsettled(self.workers()),
+            draining: self.draining.load(Relaxed),
+        }
+    }
+
+    /// Readiness does not wait for this any more. False if it did not.
+    pub fn release(&self, hold: &str) -> bool {
+        lock(&self.holds).remove(hold)
+    }
+
+    /// Says from now on that the service is not ready.
+    pub fn drain(&self) {
+        self.draining.store(true, Relaxed);
+    }
+
+    /// Starts to follow an engine. Saying the same twice is fine.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a block size of 0 and empty names; [`Error::Conflict`] if the rank is registered with
+    /// another endpoint or fed by another stream, the worker belongs to another keyspace, or the keyspace has another
+    /// block size.
+    pub async fn register(self: &Arc<Self>, registration: Registration) -> Result<Registering, Error> {
+        let fleet = self.clone();
+        self.whole(async move { fleet.registry.register(registration) }).await
+    }
+
+    /// Stops to follow a worker, or one rank of it, and forgets what it held. Returns the number of streams ended.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the worker is not registered, not in that keyspace, or has no such rank.
+    pub async fn unregister(
+        self: &Arc<Self>,
+        worker: &str,
+        keyspace: Option<(&str, Option<&str>)>,
+        rank: Option<u32>,
+    ) -> Result<usize, Error> {
+        let fleet = self.clone();
+        let worker = worker.to_owned();
+        let keyspace = keyspace.map(|(model, group)| (model.to_owned(), group.map(str::to_owned)));
+        self.whole(async move {
+            let keyspace = keyspace.as_ref().map(|(model, group)| (model.as_str(), group.as_deref()));
+            fleet.registry.unregister(&worker, keyspace, rank).await
+        })
+        .await
+    }
+
+    /// Ends all streams. Holdings stay, so that queries still running have their answers.
+    pub async fn stop(self: &Arc<Self>) {
+        self.drain();
+        let _whole = self.changing.lock().await;
+        self.registry.stop().await;
+    }
+
+    /// Runs a change to its end, one at a time, whatever becomes of the caller.
+    async fn whole<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let fleet = self.clone();
+        let task = self.runtime.spawn(async move {
+            let _whole = fleet.changing.lock().await;
+            change.await
+        });
+        task.await.map_err(|_| Error::Closed)?
+    }
+}

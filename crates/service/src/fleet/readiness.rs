@@ -1,0 +1,33 @@
+//! What readiness waits for.
+
+use std::sync::Arc;
+
+use super::registry::WorkerView;
+
+/// What readiness waits for; nothing if ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Names that nobody has released.
+    pub holds: Vec<String>,
+    /// Streams whose first replay is still running: worker, rank, state.
+    pub streams: Vec<(Arc<str>, u32, &'static str)>,
+    /// Whether the service is shutting down.
+    pub draining: bool,
+}
+
+impl Waiting {
+    /// Whether there is nothing to wait for.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.holds.is_empty() && self.streams.is_empty() && !self.draining
+    }
+}
+
+/// The streams whose first replay has neither finished nor been given up.
+pub(super) fn unsettled(workers: Vec<WorkerView>) -> Vec<(Arc<str>, u32, &'static str)> {
+    let streams = workers.into_iter().flat_map(|worker| worker.streams);
+    streams
+        .filter(|(_, stream)| !stream.status.is_settled())
+        .map(|(rank, stream)| (stream.worker.clone(), rank, stream.status.state().name()))
+        .collect()
+}

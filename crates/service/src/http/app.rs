@@ -1,0 +1,36 @@
+//! What every request may need.
+
+use std::sync::Arc;
+use std::thread::available_parallelism;
+
+use tokio::sync::Semaphore;
+
+use super::counts::Counts;
+use super::health::Pulses;
+use crate::config::HttpConfig;
+use crate::fleet::Fleet;
+
+/// What every request may need.
+pub(crate) struct App {
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) config: HttpConfig,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) pulses: Pulses,
+    /// For the one dump that may run at a time.
+    pub(super) dumps: Arc<Semaphore>,
+}
+
+impl App {
+    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig) -> Arc<Self> {
+        let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
+        Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), dumps })
+    }
+
+    /// How many threads answer.
+    pub(crate) fn threads(&self) -> usize {
+        match self.config.threads {
+            0 => available_parallelism().map_or(1, Into::into),
+            threads => threads,
+        }
+    }
+}

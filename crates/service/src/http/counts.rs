@@ -1,0 +1,68 @@
+//! What the HTTP side counts: plain atomics, since each request pays for them.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use super::routes::Route;
+
+/// Upper bounds of the buckets for durations, in seconds.
+pub(crate) const SECONDS: [f64; 16] = [
+    5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3, 1.28e-2, 2.56e-2, 5.12e-2, 0.1024, 0.2048, 0.4096, 1.6, 10.0,
+];
+
+/// Statuses by their first digit; 2xx, 4xx and 5xx occur.
+pub(crate) const CLASSES: [&str; 3] = ["2xx", "4xx", "5xx"];
+
+/// Requests of one route.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    pub(crate) by_class: [AtomicU64; CLASSES.len()],
+    pub(crate) nanoseconds: AtomicU64,
+    /// By [`SECONDS`], and beyond.
+    pub(crate) buckets: [AtomicU64; SECONDS.len() + 1],
+}
+
+/// Counts of the HTTP side.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    /// In the order of [`Route::ALL`].
+    pub(crate) requests: Vec<Requests>,
+    /// Open connections.
+    pub(crate) connections: AtomicI64,
+    /// Prompts looked up.
+    pub(crate) queries: AtomicU64,
+    /// Those that matched.
+    pub(crate) queries_matched: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn new() -> Self {
+        Self {
+            requests: Route::ALL.iter().map(|_| Requests::default()).collect(),
+            connections: AtomicI64::new(0),
+            queries: AtomicU64::new(0),
+            queries_matched: AtomicU64::new(0),
+        }
+    }
+
+    /// A request was answered.
+    pub(crate) fn answered(&self, route: Route, status: u16, took: Duration) {
+        let Some(requests) = self.requests.get(route as usize) else { return };
+        let class = match status {
+            500.. => 2,
+            400.. => 1,
+            _ => 0,
+        };
+        requests.by_class[class].fetch_add(1, Relaxed);
+        requests.nanoseconds.fetch_add(took.as_nanos() as u64, Relaxed);
+        let seconds = took.as_secs_f64();
+        let bucket = SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(SECONDS.len());
+        requests.buckets[bucket].fetch_add(1, Relaxed);
+    }
+
+    /// Prompts were looked up, and so many of them matched.
+    pub(crate) fn queried(&self, prompts: u64, matched: u64) {
+        self.queries.fetch_add(prompts, Relaxed);
+        self.queries_matched.fetch_add(matched, Relaxed);
+    }
+}

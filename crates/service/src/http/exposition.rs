@@ -1,0 +1,205 @@
+//! `/metrics`: the counts of requests, and what streams and indexes say of themselves, as Prometheus reads it.
+//! The names are listed in `docs/reference/metrics.md`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvatlas_index::Stats;
+use kvatlas_wire::Reason;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use super::counts::{CLASSES, Counts, SECONDS};
+use super::routes::Route;
+use crate::fleet::Fleet;
+use crate::state::{Counters, State, Stream};
+
+/// The text that Prometheus reads.
+pub(crate) fn text(counts: &Arc<Counts>, fleet: &Arc<Fleet>) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("kvatlas");
+    registry.register_collector(Box::new(Scrape { counts: counts.clone(), fleet: fleet.clone() }));
+    let mut out = String::with_capacity(16 << 10);
+    encode(&mut out, &registry)?;
+    Ok(out)
+}
+
+struct Scrape {
+    counts: Arc<Counts>,
+    fleet: Arc<Fleet>,
+}
+
+impl std::fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+type Done = Result<(), std::fmt::Error>;
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
+        self.requests(&mut encoder)?;
+        self.queries(&mut encoder)?;
+        self.fleet(&mut encoder)?;
+        self.keyspaces(&mut encoder)?;
+        self.streams(&mut encoder)
+    }
+}
+
+impl Scrape {
+    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.counts.requests);
+        let mut family = describe(encoder, "http_requests", "HTTP requests answered", MetricType::Counter)?;
+        for (route, requests) in routes() {
+            for (class, count) in CLASSES.iter().zip(&requests.by_class) {
+                count_of(&mut family, &[("route", route), ("status", *class)], count.load(Relaxed))?;
+            }
+        }
+        let help = "Seconds from the end of a request's headers until its answer is ready to send";
+        let mut family = describe(encoder, "http_request_duration_seconds", help, MetricType::Histogram)?;
+        for (route, requests) in routes() {
+            let bounds = SECONDS.iter().copied().chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> =
+                bounds.zip(requests.buckets.iter().map(|count| count.load(Relaxed))).collect();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
+            family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        let open = self.counts.connections.load(Relaxed);
+        gauge(encoder, "http_connections", "Open HTTP connections", open)
+    }
+
+    fn queries(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let help = "Prompts looked up, each prompt of a batch counted";
+        counter(encoder, "queries", help, self.counts.queries.load(Relaxed))?;
+        let help = "Prompts of which at least one eligible worker held at least one block";
+        counter(encoder, "queries_matched", help, self.counts.queries_matched.load(Relaxed))
+    }
+
+    fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.fleet.waiting().is_over()))?;
+        gauge(encoder, "workers", "Registered workers", self.fleet.workers().len() as i64)
+    }
+
+    fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let all: Vec<_> =
+            self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index.stats(), keyspace)).collect();
+        type Read = fn(&Stats) -> u64;
+        let gauges: [(&str, &str, Read); 5] = [
+            ("index_blocks", "Blocks held, on all tiers, summed over ranks", |stats| stats.blocks),
+            ("index_unlinked_blocks", "Blocks on devices that do not count because an ancestor is missing", |stats| {
+                stats.unlinked
+            }),
+            ("index_positions", "Distinct prefixes over all ranks and tiers", |stats| stats.positions),
+            ("index_copies", "Physical copies of blocks on devices beyond the first", |stats| stats.copies),
+            ("index_bytes", "Memory used by the index, in bytes", |stats| stats.bytes),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for (stats, keyspace) in &all {
+                let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
+                gauge_of(&mut family, &labels, read(stats) as i64)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let streams: Vec<(String, Arc<Stream>)> = self
+            .fleet
+            .workers()
+            .into_iter()
+            .flat_map(|worker| worker.streams.into_iter().map(|(rank, stream)| (rank.to_string(), stream)))
+            .collect();
+        let mut family = describe(encoder, "streams", "Streams, by state", MetricType::Gauge)?;
+        for state in State::ALL {
+            let count = streams.iter().filter(|(_, stream)| stream.status.state() == state).count();
+            gauge_of(&mut family, &[("state", state.name())], count as i64)?;
+        }
+        let untrusted = streams.iter().filter(|(_, stream)| !stream.status.is_trusted()).count();
+        gauge(encoder, "streams_untrusted", "Streams that are not trusted at present", untrusted as i64)?;
+        let partial = streams.iter().filter(|(_, stream)| stream.status.partial.load(Relaxed)).count();
+        let help = "Streams that may have missed blocks because batches could not be replayed";
+        gauge(encoder, "streams_partial", help, partial as i64)?;
+
+        type Read = fn(&Stream) -> Option<f64>;
+        let gauges: [(&str, &str, Read); 5] = [
+            (
+                "stream_lag_seconds",
+                "Seconds from the engine's timestamp in the last live batch until the batch was visible to queries",
+                |stream| stream.status.lag().map(|lag| lag.as_secs_f64()),
+            ),
+            ("stream_lag_max_seconds", "Longest lag so far, in seconds", |stream| {
+                Some(stream.status.lag_max().as_secs_f64())
+            }),
+            ("stream_silence_seconds", "Seconds since the engine was last heard from", |stream| {
+                stream.status.silence().map(|silence| silence.as_secs_f64())
+            }),
+            ("stream_buffered_batches", "Batches waiting for a replay to finish", |stream| {
+                Some(stream.status.buffered.load(Relaxed) as f64)
+            }),
+            ("stream_epoch", "Number of the epoch: 0 at first, one more with each restart of the engine", |stream| {
+                Some(stream.status.epoch.load(Relaxed) as f64)
+            }),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for (rank, stream) in &streams {
+                if let Some(value) = read(stream) {
+                    family.encode_family(&[("worker", &*stream.worker), ("rank", rank)])?.encode_gauge(&value)?;
+                }
+            }
+        }
+        let counts: Vec<Vec<u64>> = streams.iter().map(|(_, stream)| stream.status.counters.values()).collect();
+        for (at, (name, help)) in Counters::NAMES.iter().enumerate() {
+            let help = help.trim().trim_end_matches('.');
+            let name = format!("stream_{name}");
+            let mut family = describe(encoder, &name, help, MetricType::Counter)?;
+            for ((rank, stream), counts) in streams.iter().zip(&counts) {
+                count_of(&mut family, &[("worker", &*stream.worker), ("rank", rank)], counts[at])?;
+            }
+        }
+        let help = "Events or blocks refused, by reason";
+        let mut family = describe(encoder, "stream_refused", help, MetricType::Counter)?;
+        for (rank, stream) in &streams {
+            for (reason, count) in Reason::ALL.iter().zip(stream.status.refused()) {
+                // A thousand streams times all reasons would be a long text about nothing.
+                if count > 0 {
+                    let labels = [("worker", &*stream.worker), ("rank", rank), ("reason", reason.code())];
+                    count_of(&mut family, &labels, count)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn describe<'e>(
+    encoder: &'e mut DescriptorEncoder<'_>,
+    name: &'e str,
+    help: &'e str,
+    kind: MetricType,
+) -> Result<MetricEncoder<'e>, std::fmt::Error> {
+    encoder.encode_descriptor(name, help, None, kind)
+}
+
+fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Done {
+    ConstCounter::new(value).encode(describe(encoder, name, help, MetricType::Counter)?)
+}
+
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> Done {
+    ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)
+}
+
+fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: u64) -> Done {
+    ConstCounter::new(value).encode(family.encode_family(labels)?)
+}
+
+fn gauge_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: i64) -> Done {
+    ConstGauge::new(value).encode(family.encode_family(labels)?)
+}

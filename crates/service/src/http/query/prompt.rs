@@ -1,0 +1,114 @@
+//! Reads one prompt: its tokens or content hashes, its LoRA adapter and its salt.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::super::json::Reader;
+use super::super::refusal::Refusal;
+use super::scratch::Scratch;
+use super::seen::{Seen, given_twice, missing};
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+const TOKEN_IDS: &str = "token_ids";
+const CONTENT_HASHES: &str = "content_hashes";
+/// What the dialect calls [`CONTENT_HASHES`].
+const BLOCK_HASHES: &str = "block_hashes";
+
+/// How a query names its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Tokens,
+    Hashes,
+}
+
+impl Kind {
+    /// The member that names the blocks.
+    pub(super) fn member(self) -> &'static str {
+        match self {
+            Self::Tokens => TOKEN_IDS,
+            Self::Hashes => CONTENT_HASHES,
+        }
+    }
+}
+
+/// One prompt.
+#[derive(Debug)]
+pub(super) struct Prompt<'a> {
+    pub(super) kind: Kind,
+    /// In the scratch memory of its kind.
+    pub(super) range: Range<usize>,
+    pub(super) lora: Option<Cow<'a, str>>,
+    pub(super) salt: Option<Cow<'a, str>>,
+}
+
+/// A prompt while it is read.
+#[derive(Default)]
+pub(super) struct Reading<'a> {
+    seen: Seen,
+    /// How its blocks are named, and by which member.
+    named: Option<(Kind, &'static str)>,
+    range: Range<usize>,
+    lora: Option<Cow<'a, str>>,
+    salt: Option<Cow<'a, str>>,
+}
+
+impl<'a> Reading<'a> {
+    /// Reads a member of a prompt, if this is one. The other kind's member is not: nobody knows it.
+    pub(super) fn member(
+        &mut self,
+        reader: &mut Reader<'a>,
+        key: &str,
+        only: Option<Kind>,
+        scratch: &mut Scratch,
+    ) -> Result<bool> {
+        match key {
+            "token_ids" if only != Some(Kind::Hashes) => {
+                self.names_blocks(Kind::Tokens, TOKEN_IDS)?;
+                let start = scratch.tokens.len();
+                reader.tokens(key, &mut scratch.tokens)?;
+                self.range = start..scratch.tokens.len();
+            }
+            "content_hashes" | "block_hashes" if only != Some(Kind::Tokens) => {
+                let key = if key == CONTENT_HASHES { CONTENT_HASHES } else { BLOCK_HASHES };
+                self.names_blocks(Kind::Hashes, key)?;
+                let start = scratch.hashes.len();
+                reader.hashes(key, &mut scratch.hashes)?;
+                self.range = start..scratch.hashes.len();
+            }
+            "lora_name" => {
+                self.seen.note(0, key)?;
+                self.lora = reader.string_or_null(key)?;
+            }
+            "cache_salt" => {
+                self.seen.note(1, key)?;
+                self.salt = reader.string_or_null(key)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Notes the member that says which blocks are asked for: there is exactly one.
+    fn names_blocks(&mut self, kind: Kind, key: &'static str) -> Result<()> {
+        match self.named.replace((kind, key)) {
+            None => Ok(()),
+            Some((_, same)) if same == key => Err(given_twice(key)),
+            Some((_, other)) => {
+                let message = format!("{other} and {key} are both given; a query has one of them");
+                Err(Refusal::invalid("ambiguous_query", message))
+            }
+        }
+    }
+
+    pub(super) fn done(self, otherwise: &'static str) -> Result<Prompt<'a>> {
+        let Self { named, range, lora, salt, .. } = self;
+        let (kind, blocks) = named.ok_or_else(|| missing(otherwise))?;
+        if kind == Kind::Hashes && (lora.is_some() || salt.is_some()) {
+            let key = if salt.is_some() { "cache_salt" } else { "lora_name" };
+            let message = format!("{key} cannot be combined with {blocks}: it is part of the hashes already");
+            return Err(Refusal::invalid("salted_hashes", message));
+        }
+        Ok(Prompt { kind, range, lora, salt })
+    }
+}

@@ -1,0 +1,106 @@
+//! Where a query looks, and what it wants to be told.
+
+use std::borrow::Cow;
+
+use super::super::json::Reader;
+use super::super::refusal::Refusal;
+use super::name::instance_id;
+use super::seen::{Seen, missing};
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+/// The routing group of those who name none.
+pub(crate) const DEFAULT_ROUTING_GROUP: &str = "default";
+
+/// Where to look, and what to say of it.
+#[derive(Debug, Default)]
+pub(crate) struct Scope<'a> {
+    pub(crate) model: Cow<'a, str>,
+    pub(crate) routing_group: Option<Cow<'a, str>>,
+    pub(crate) top_k: Option<usize>,
+    /// The only workers to consider.
+    pub(crate) among: Option<Vec<String>>,
+    /// Whether levels are wanted too.
+    pub(crate) levels: bool,
+    /// Whether the age of what is known is wanted too.
+    pub(crate) age: bool,
+}
+
+impl Scope<'_> {
+    pub(crate) fn routing_group(&self) -> &str {
+        self.routing_group.as_deref().unwrap_or(DEFAULT_ROUTING_GROUP)
+    }
+}
+
+/// A scope while it is read.
+#[derive(Default)]
+pub(super) struct Reading<'a> {
+    seen: Seen,
+    scope: Scope<'a>,
+    model: Option<Cow<'a, str>>,
+}
+
+impl<'a> Reading<'a> {
+    /// Reads a member that single queries and batches have, if this is one.
+    pub(super) fn member(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
+        let Self { seen, scope, model } = self;
+        match key {
+            "model_name" => {
+                seen.note(0, key)?;
+                *model = Some(reader.string(key)?);
+            }
+            "routing_group" => {
+                seen.note(1, key)?;
+                scope.routing_group = reader.string_or_null(key)?;
+            }
+            "top_k" => {
+                seen.note(2, key)?;
+                if !reader.null()? {
+                    scope.top_k = Some(top_k(reader)?);
+                }
+            }
+            "among" => {
+                seen.note(3, key)?;
+                if !reader.null()? {
+                    let mut names = Vec::new();
+                    reader.array(key, |reader, _| {
+                        names.push(instance_id(reader, "an item of among")?);
+                        Ok(())
+                    })?;
+                    scope.among = Some(names);
+                }
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Reads a member that only single queries have, if this is one.
+    pub(super) fn detail(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
+        match key {
+            "levels" => {
+                self.seen.note(4, key)?;
+                self.scope.levels = reader.boolean(key)?;
+            }
+            "age" => {
+                self.seen.note(5, key)?;
+                self.scope.age = reader.boolean(key)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    pub(super) fn done(self) -> Result<Scope<'a>> {
+        let model = self.model.ok_or_else(|| missing("model_name"))?;
+        Ok(Scope { model, ..self.scope })
+    }
+}
+
+fn top_k(reader: &mut Reader<'_>) -> Result<usize> {
+    let wanted = reader.unsigned("top_k")?;
+    if wanted == 0 {
+        return Err(Refusal::invalid("invalid_top_k", "top_k must be at least 1; omit it to get all workers"));
+    }
+    Ok(usize::try_from(wanted).unwrap_or(usize::MAX))
+}

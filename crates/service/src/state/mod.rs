@@ -1,0 +1,24 @@
+//! What is known of the fleet: written by streams and registrations, read by queries. No sockets, no tasks.
+//!
+//! ```text
+//! Registration ──▶ Stream (with its StreamStatus) ──▶ Untrusted ──▶ Keyspace (with its index)
+//! ```
+
+mod keyspace;
+mod registration;
+mod status;
+mod stream;
+mod untrusted;
+
+pub use keyspace::Keyspace;
+pub use registration::Registration;
+pub use status::{Counters, State, StreamStatus};
+pub use stream::Stream;
+pub use untrusted::Untrusted;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The lock, also after a thread panicked while it held it: nothing in this crate is left half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

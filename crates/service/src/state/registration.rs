@@ -1,0 +1,61 @@
+//! What somebody says who registers an engine.
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+
+/// An engine rank to follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registration {
+    /// The worker's name.
+    pub worker: String,
+    /// The model's name.
+    pub model: String,
+    /// The routing group.
+    pub routing_group: String,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// The data-parallel rank, unless the batches name another one that no other stream feeds.
+    pub rank: u32,
+    /// Where the events are published.
+    pub endpoint: Endpoint,
+    /// Where the engine answers for lost ones.
+    pub replay_endpoint: Option<Endpoint>,
+    /// The prefix of the topics to subscribe to; empty for all.
+    pub topic: String,
+    /// Who said so: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
+    pub source: String,
+}
+
+impl Registration {
+    /// Whether it makes sense by itself.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.block_size == 0 {
+            let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
+            return Err(Error::invalid("invalid_block_size", message));
+        }
+        for (what, name) in
+            [("worker", &self.worker), ("model_name", &self.model), ("routing_group", &self.routing_group)]
+        {
+            if name.is_empty() {
+                return Err(Error::invalid("empty_name", format!("{what} must not be empty")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether another one for the same rank says the same.
+    pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
+        if (&self.endpoint, &self.replay_endpoint, &self.topic)
+            == (&other.endpoint, &other.replay_endpoint, &other.topic)
+        {
+            return Ok(());
+        }
+        let replay =
+            self.replay_endpoint.as_ref().map_or_else(String::new, |replay| format!(" with replay at {replay}"));
+        let message = format!(
+            "rank {} of worker {:?} is registered at {}{replay}; unregister it first",
+            self.rank, self.worker, self.endpoint
+        );
+        Err(Error::conflict("already_registered", message))
+    }
+}

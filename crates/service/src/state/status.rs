@@ -1,0 +1,261 @@
+//! What is known about a stream: written by its task alone, read by `/workers`, `/metrics` and readiness.
+//!
+//! Numbers are atomics without order among them: a reader may see one of them a batch ahead of another.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kvatlas_wire::Reason;
+
+/// Where a stream is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    /// Not connected, or connected and nothing known yet.
+    Connecting,
+    /// The holdings are being read from the engine's replay buffer.
+    Replaying,
+    /// Batches are applied as they come.
+    Live,
+    /// Batches are missing and asked for.
+    Gap,
+    /// Silent for too long.
+    Stale,
+    /// Being removed.
+    Stopped,
+}
+
+impl State {
+    /// All, in order of their numbers.
+    pub const ALL: [Self; 6] = [Self::Connecting, Self::Replaying, Self::Live, Self::Gap, Self::Stale, Self::Stopped];
+
+    /// The name in answers and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connecting => "connecting",
+            Self::Replaying => "replaying",
+            Self::Live => "live",
+            Self::Gap => "gap",
+            Self::Stale => "stale",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
+        /// Counts of one stream since it was registered.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $($(#[doc = $doc])* pub $name: AtomicU64,)*
+        }
+
+        impl Counters {
+            /// Names, with what each counts.
+            pub const NAMES: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),*))),*];
+
+            /// The counts, in the order of `NAMES`.
+            #[must_use]
+            pub fn values(&self) -> Vec<u64> {
+                vec![$(self.$name.load(Relaxed)),*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Batches applied.
+    batches,
+    /// Bytes of the batches applied.
+    bytes,
+    /// Events applied.
+    events,
+    /// Blocks stored.
+    stored_blocks,
+    /// Blocks removed.
+    removed_blocks,
+    /// Times that the engine announced that it had cleared its cache.
+    clears,
+    /// Times that one or more batches were missing.
+    gaps,
+    /// Missing batches that came later, by replay or out of order.
+    recovered_batches,
+    /// Missing batches that never came, as far as their number is known.
+    lost_batches,
+    /// Times that the stream's blocks were cleared because missing batches could not be recovered.
+    resets,
+    /// Batches that arrived twice.
+    duplicate_batches,
+    /// Live batches that did not fit into the full buffer; they are replayed later.
+    overflowed_batches,
+    /// Replays requested.
+    replays,
+    /// Replays that brought nothing in time.
+    failed_replays,
+    /// Replays that began later than requested.
+    truncated_replays,
+    /// Reconnections after a lost connection.
+    reconnects,
+    /// Reconnections without a replay to prove that the engine had not restarted.
+    unverified_reconnects,
+    /// Messages that are not three frames: topic, 8-byte sequence number, payload.
+    malformed_messages,
+    /// Payloads that could not be decoded as a batch.
+    undecodable_batches,
+    /// Batches that name a rank that another stream feeds, or more ranks than one stream may feed.
+    rank_conflicts,
+    /// Times that the stream's task failed and was started again.
+    task_restarts,
+}
+
+const NEVER: u64 = u64::MAX;
+
+/// The status of a stream.
+#[derive(Debug)]
+pub struct StreamStatus {
+    started: Instant,
+    state: AtomicU8,
+    /// Whether the holdings are what the engine announced up to `last_seq`.
+    trusted: AtomicBool,
+    settled: AtomicBool,
+    /// Whether the engine may hold more than is known, because it began or lost something without a replay.
+    pub partial: AtomicBool,
+    /// Whether depths are upper bounds only, as for hybrid models.
+    pub upper_bound: AtomicBool,
+    /// The number of the epoch: 0 at first, one more with each restart of the engine.
+    pub epoch: AtomicU64,
+    last_seq: AtomicU64,
+    heard: AtomicU64,
+    lag: AtomicU64,
+    lag_max: AtomicU64,
+    /// Batches waiting in the buffer.
+    pub buffered: AtomicU64,
+    /// What happened how often.
+    pub counters: Counters,
+    refused: Vec<AtomicU64>,
+    last_error: Mutex<Option<String>>,
+}
+
+impl Default for StreamStatus {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            state: AtomicU8::new(State::Connecting as u8),
+            trusted: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+            partial: AtomicBool::new(false),
+            upper_bound: AtomicBool::new(false),
+            epoch: AtomicU64::new(0),
+            last_seq: AtomicU64::new(NEVER),
+            heard: AtomicU64::new(NEVER),
+            lag: AtomicU64::new(NEVER),
+            lag_max: AtomicU64::new(0),
+            buffered: AtomicU64::new(0),
+            counters: Counters::default(),
+            refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
+            last_error: Mutex::new(None),
+        }
+    }
+}
+
+impl StreamStatus {
+    /// Where the stream is.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State::ALL[usize::from(self.state.load(Relaxed))]
+    }
+
+    /// Whether its holdings are what the engine announced.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.trusted.load(Relaxed)
+    }
+
+    /// Whether its first replay is through or given up.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Relaxed)
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Relaxed);
+    }
+
+    pub(crate) fn set_trusted(&self, trusted: bool) {
+        self.trusted.store(trusted, Relaxed);
+    }
+
+    pub(crate) fn settle(&self) {
+        self.settled.store(true, Relaxed);
+    }
+
+    /// The number of the last batch applied; none in this epoch yet.
+    #[must_use]
+    pub fn last_seq(&self) -> Option<u64> {
+        some(self.last_seq.load(Relaxed))
+    }
+
+    pub(crate) fn set_last_seq(&self, seq: Option<u64>) {
+        self.last_seq.store(seq.unwrap_or(NEVER), Relaxed);
+    }
+
+    /// How long ago the engine was heard, by a batch or an answer; none if never.
+    #[must_use]
+    pub fn silence(&self) -> Option<Duration> {
+        let heard = some(self.heard.load(Relaxed))?;
+        Some(self.started.elapsed().saturating_sub(Duration::from_millis(heard)))
+    }
+
+    pub(crate) fn hear(&self) {
+        self.heard.store(self.started.elapsed().as_millis() as u64, Relaxed);
+    }
+
+    /// From the engine's time in the last live batch to its being visible here. None if the engine's clock is no
+    /// wall clock, or nothing live came.
+    #[must_use]
+    pub fn lag(&self) -> Option<Duration> {
+        some(self.lag.load(Relaxed)).map(Duration::from_micros)
+    }
+
+    /// The longest lag so far.
+    #[must_use]
+    pub fn lag_max(&self) -> Duration {
+        Duration::from_micros(self.lag_max.load(Relaxed))
+    }
+
+    pub(crate) fn set_lag(&self, lag: Duration) {
+        let micros = lag.as_micros() as u64;
+        self.lag.store(micros, Relaxed);
+        self.lag_max.fetch_max(micros, Relaxed);
+    }
+
+    pub(crate) fn refuse(&self, reason: usize, count: u64) {
+        if let Some(counter) = self.refused.get(reason) {
+            counter.fetch_add(count, Relaxed);
+        }
+    }
+
+    /// Events left out, by reason, in the order of [`Reason::ALL`].
+    #[must_use]
+    pub fn refused(&self) -> Vec<u64> {
+        self.refused.iter().map(|counter| counter.load(Relaxed)).collect()
+    }
+
+    /// What went wrong last, in words.
+    #[must_use]
+    pub fn last_error(&self) -> Option<String> {
+        self.last_error.lock().ok()?.clone()
+    }
+
+    pub(crate) fn set_error(&self, error: String) {
+        if let Ok(mut last) = self.last_error.lock() {
+            *last = Some(error);
+        }
+    }
+}
+
+fn some(number: u64) -> Option<u64> {
+    (number != NEVER).then_some(number)
+}

@@ -1,0 +1,50 @@
+//! One engine rank's event stream, as everybody sees it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use super::lock;
+use super::registration::Registration;
+use super::status::StreamStatus;
+
+/// So many ranks one stream may feed: more than any engine has behind one socket.
+const MOST_RANKS: usize = 1024;
+
+/// One engine rank's events.
+pub struct Stream {
+    /// The worker's name.
+    pub worker: Arc<str>,
+    /// As registered.
+    pub registration: Registration,
+    /// What is known about it.
+    pub status: StreamStatus,
+    /// Ranks that it feeds.
+    ranks: Mutex<BTreeSet<u32>>,
+}
+
+impl Stream {
+    pub(crate) fn new(worker: Arc<str>, registration: Registration) -> Self {
+        let ranks = Mutex::new(BTreeSet::from([registration.rank]));
+        Self { worker, registration, status: StreamStatus::default(), ranks }
+    }
+
+    /// The ranks that it feeds: the registered one, and those that its batches name.
+    #[must_use]
+    pub fn ranks(&self) -> BTreeSet<u32> {
+        lock(&self.ranks).clone()
+    }
+
+    pub(crate) fn feeds(&self, rank: u32) -> bool {
+        lock(&self.ranks).contains(&rank)
+    }
+
+    /// Feeds one rank more. False if it feeds too many already.
+    pub(super) fn feed(&self, rank: u32) -> bool {
+        let mut ranks = lock(&self.ranks);
+        let room = ranks.len() < MOST_RANKS;
+        if room {
+            ranks.insert(rank);
+        }
+        room
+    }
+}

@@ -1,0 +1,106 @@
+//! Streams that begin: late, during a burst, before their engine.
+
+use std::time::Duration;
+
+use kvatlas_service::config::StreamConfig;
+
+use crate::bench::{Bench, impatient, registration, with_blocks, with_engine};
+
+#[test]
+fn a_late_joiner_knows_what_was_before() {
+    with_engine(10_000, async |engine| {
+        engine.publish(500);
+        let bench = Bench::of(engine).await;
+        bench.whole(1, 500).await;
+        assert!(!bench.is_partial() && bench.is_settled());
+        engine.publish(100);
+        bench.whole(1, 600).await;
+        assert!(bench.stream.status.lag().is_some_and(|lag| lag < Duration::from_secs(30)));
+        bench.leaves_nothing(engine, 1, 600).await;
+    });
+}
+
+#[test]
+fn a_late_joiner_without_replay_says_that_it_is_partial() {
+    with_engine(10_000, async |engine| {
+        engine.publish(5);
+        let bench = Bench::without_replay(engine).await;
+        bench.until("live", Bench::is_trusted).await;
+        bench.hears(engine).await;
+        assert!(bench.is_partial() && bench.is_trusted());
+        assert_eq!(bench.depth(1, 5), 0);
+    });
+}
+
+#[test]
+fn a_burst_leaves_nothing_missing() {
+    with_blocks(0, async |engine, bench| {
+        bench.until("live", Bench::is_trusted).await;
+        engine.publish(100_000);
+        bench.whole(1, 100_000).await;
+        assert!(!bench.is_partial());
+        bench.leaves_nothing(engine, 1, 100_000).await;
+    });
+}
+
+#[test]
+fn a_burst_during_the_connection_leaves_nothing_missing() {
+    with_engine(200_000, async |engine| {
+        engine.publish(20_000);
+        let bench = Bench::of(engine).await;
+        engine.publish(100_000);
+        bench.whole(1, 120_000).await;
+        assert!(!bench.is_partial());
+        bench.leaves_nothing(engine, 1, 120_000).await;
+    });
+}
+
+#[test]
+fn a_small_buffer_is_made_up_for_by_replays() {
+    with_engine(200_000, async |engine| {
+        engine.publish(20_000);
+        let config = StreamConfig { buffer_batches: 10, ..impatient() };
+        let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
+        engine.publish(20_000);
+        bench.whole(1, 40_000).await;
+        bench.leaves_nothing(engine, 1, 40_000).await;
+    });
+}
+
+#[test]
+fn an_engine_can_come_after_its_registration() {
+    with_engine(10_000, async |engine| {
+        engine.down();
+        let bench = Bench::of(engine).await;
+        bench.until("refused", |bench| bench.stream.status.last_error().is_some()).await;
+        assert!(!bench.is_trusted() && !bench.is_settled());
+        engine.restart();
+        engine.publish(3);
+        bench.whole(2, 3).await;
+        assert!(bench.is_settled());
+    });
+}
+
+#[test]
+fn an_engine_that_never_comes_holds_back_readiness_for_a_while_only() {
+    with_engine(10_000, async |engine| {
+        engine.down();
+        let config = StreamConfig { settle_timeout: Duration::from_millis(300), ..impatient() };
+        let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
+        bench.until("settled", |bench| bench.is_settled()).await;
+        assert!(!bench.is_trusted());
+    });
+}
+
+#[test]
+fn names_and_files_are_addresses_too() {
+    with_engine(10_000, async |engine| {
+        engine.publish(3);
+        let named = |address: &str| address.replace("127.0.0.1", "localhost");
+        let registration = registration(&named(&engine.events), Some(&named(&engine.replay)));
+        let bench = Bench::new(registration, impatient()).await;
+        bench.whole(1, 3).await;
+        engine.publish(3);
+        bench.whole(1, 6).await;
+    });
+}

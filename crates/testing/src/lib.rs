@@ -1,0 +1,51 @@
+//! What the tests of several crates share: random numbers, and how many random streams to try.
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+pub struct Random(
+    /// The seed.
+    pub u64,
+);
+
+impl Random {
+    /// Any word.
+    #[expect(clippy::should_implement_trait, reason = "it never ends")]
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    /// An index of a list of `n`.
+    pub fn index(&mut self, n: usize) -> usize {
+        self.below(n as u64) as usize
+    }
+
+    /// True so many times in a hundred.
+    pub fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// One of a list.
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.index(from.len())]
+    }
+}
+
+/// SplitMix64's mixing step.
+#[must_use]
+pub fn mix(x: u64) -> u64 {
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// So many seeds, or more or fewer by the environment: KVATLAS_SEEDS says what 600 are to become.
+#[must_use]
+pub fn seeds(usual: u64) -> u64 {
+    let scale = std::env::var("KVATLAS_SEEDS").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(600);
+    (usual * scale / 600).max(1)
+}

@@ -1,0 +1,22 @@
+//! Prefix trees and tables that routers and engines already use, under the names and methods people know.
+//!
+//! The index of `kvatlas-index` is told what engines cache; these are told what a router decided or an allocator did.
+//!
+//! | structure | answers | fed by |
+//! |---|---|---|
+//! | [`string_tree::StringTree`] | which tenant has the longest prefix of a text | the router's own decisions |
+//! | [`token_tree::TokenTree`] | the same of token ids, in pages | the router's own decisions |
+//! | [`radix_trie::RadixTrie`] | which cached pages a prompt can use, inside one engine | the engine's allocator |
+//! | [`prefix_table::SyncPrefixHashTable`] | what share of a prompt each pod has | engines' events, routing decisions |
+
+#[macro_use]
+#[path = "tree/methods.rs"]
+mod tree_methods;
+
+pub mod prefix_table;
+pub mod radix_trie;
+pub mod string_tree;
+pub mod token_tree;
+pub mod tree;
+
+pub use tree::{EvictionPolicy, GLOBAL_EVICTION_HASH, PathHasher, TreeError, hash_node_path, hash_token_path};

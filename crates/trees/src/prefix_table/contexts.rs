@@ -1,0 +1,198 @@
+//! The contexts of a table and their locks: who may look at which and change it, and when one goes.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use hashbrown::{Equivalent, HashMap};
+
+use super::context::{Context, Rules};
+use super::settings::Settings;
+
+/// A tenth of a second: times are kept in these, 13 years of them from when the table is made.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A model and a LoRA adapter of it, -1 for none.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ModelContext {
+    /// The model's name.
+    pub model: Box<str>,
+    /// The adapter's number.
+    pub lora_id: i64,
+}
+
+/// The same, borrowed.
+#[derive(Hash)]
+pub(super) struct Key<'a> {
+    pub(super) model: &'a str,
+    pub(super) lora_id: i64,
+}
+
+impl Equivalent<ModelContext> for Key<'_> {
+    fn equivalent(&self, key: &ModelContext) -> bool {
+        self.lora_id == key.lora_id && *self.model == *key.model
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) unknown_parents: AtomicU64,
+    pub(super) unknown_removals: AtomicU64,
+    pub(super) evicted_by_age: AtomicU64,
+    pub(super) evicted_by_limit: AtomicU64,
+    pub(super) evicted_contexts: AtomicU64,
+}
+
+pub(super) fn count(counter: &AtomicU64, by: usize) {
+    if by > 0 {
+        counter.fetch_add(by as u64, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    used: AtomicU32,
+    context: RwLock<Context>,
+}
+
+impl Shared {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, Context> {
+        self.context.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Context> {
+        self.context.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes only what changes: all lookups of a model come by here.
+    pub(super) fn use_now(&self, now: u32) {
+        if self.used.load(Ordering::Relaxed) != now {
+            self.used.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+pub(super) type Contexts = HashMap<ModelContext, Shared>;
+
+/// A table but for its thread.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) settings: Settings,
+    pub(super) seed: u64,
+    pub(super) start: Instant,
+    /// What a test adds to the time.
+    #[cfg(test)]
+    pub(super) later: AtomicU32,
+    /// Whoever is in a context has this for reading, so that no context goes while something is written to it.
+    pub(super) contexts: RwLock<Contexts>,
+    pub(super) counters: Counters,
+}
+
+impl Inner {
+    /// No contexts yet.
+    pub(super) fn new(settings: Settings, seed: u64) -> Self {
+        Self {
+            seed,
+            settings,
+            start: Instant::now(),
+            #[cfg(test)]
+            later: AtomicU32::new(0),
+            contexts: RwLock::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    pub(super) fn now(&self) -> u32 {
+        let ticks = self.start.elapsed().as_millis() / TICK.as_millis();
+        #[cfg(test)]
+        let ticks = ticks + u128::from(self.later.load(Ordering::Relaxed));
+        u32::try_from(ticks).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, Contexts> {
+        self.contexts.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn exclusive(&self) -> RwLockWriteGuard<'_, Contexts> {
+        self.contexts.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a context; a new one if `create`, else `None` if there is none.
+    pub(super) fn write<T>(
+        &self,
+        model: &str,
+        lora_id: i64,
+        create: bool,
+        change: impl FnOnce(&mut Context, u32, Rules) -> T,
+    ) -> Option<T> {
+        let key = Key { model, lora_id };
+        let Settings { block_size, max_prefixes_per_context: max_prefixes, .. } = self.settings;
+        loop {
+            let now = self.now();
+            let contexts = self.read();
+            if let Some(shared) = contexts.get(&key) {
+                shared.use_now(now);
+                let rules = Rules { seed: self.seed, block_size, max_prefixes };
+                return Some(change(&mut shared.write(), now, rules));
+            }
+            drop(contexts);
+            if !create {
+                return None;
+            }
+            // Found on the next turn, unless others make so many at once that it must go again before.
+            drop(self.create(&key, now));
+        }
+    }
+
+    /// Makes a context, and takes the least recently used one out if there are too many. O(contexts).
+    fn create(&self, key: &Key<'_>, now: u32) -> Option<(ModelContext, Shared)> {
+        let mut contexts = self.exclusive();
+        if contexts.contains_key(key) {
+            return None;
+        }
+        let mut gone = None;
+        if contexts.len() >= self.settings.max_contexts {
+            let oldest = contexts.iter().min_by_key(|(_, shared)| shared.used.load(Ordering::Relaxed));
+            let oldest = oldest.map(|(key, _)| key.clone());
+            gone = oldest.and_then(|oldest| contexts.remove_entry(&oldest));
+            count(&self.counters.evicted_contexts, 1);
+        }
+        let shared = Shared { used: AtomicU32::new(now), context: RwLock::new(Context::new()) };
+        contexts.insert(ModelContext { model: key.model.into(), lora_id: key.lora_id }, shared);
+        gone
+    }
+
+    /// Takes out the contexts that have nothing.
+    pub(super) fn drop_empty(&self) {
+        let mut contexts = self.exclusive();
+        contexts.retain(|_, shared| shared.context.get_mut().unwrap_or_else(PoisonError::into_inner).len() > 0);
+        let few = contexts.len() * 2;
+        if few == 0 {
+            *contexts = HashMap::new();
+        } else if contexts.capacity() / 4 > few {
+            contexts.shrink_to(few);
+        }
+    }
+
+    pub(super) fn evict_expired(&self) -> usize {
+        let ticks = self.settings.eviction_duration.as_millis() / TICK.as_millis();
+        let since = u128::from(self.now()).saturating_sub(ticks) as u32;
+        let (mut evicted, mut empty) = (0, false);
+        let keys: Vec<ModelContext> = self.read().keys().cloned().collect();
+        for key in keys {
+            // Looking at all of it keeps no reader out, and whoever wants a new context waits for one context only.
+            let contexts = self.read();
+            let Some(shared) = contexts.get(&key) else { continue };
+            let old = shared.read().older(since);
+            for some in old.chunks(4096) {
+                evicted += shared.write().evict(some, since);
+            }
+            empty |= shared.read().len() == 0;
+        }
+        if empty {
+            self.drop_empty();
+        }
+        count(&self.counters.evicted_by_age, evicted);
+        evicted
+    }
+}

@@ -1,0 +1,294 @@
+//! The prefixes of one context, 32 bytes each, and two tables of 7 to 13 bytes each that lead to them (`lines.rs`).
+//!
+//! An entry is one prefix hash, with everybody who holds it. Of the names that engines give to a block the first
+//! stands in the entry; all engines that agree on it share it. Other names for the same prefix, as of engines that
+//! seed their hashes differently, are beside, 24 bytes each (`Other`).
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+
+use super::hash::mix;
+use super::lines::Lines;
+use super::sets::EMPTY;
+
+/// No other name.
+pub(super) const NONE: u32 = u32::MAX;
+/// The depth is below this; deeper ones count as just below it.
+const DEPTHS: u32 = 1 << 30;
+const HAS_NAME: u32 = 1 << 31;
+const IS_LAST: u32 = 1 << 30;
+
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) prefix: u64,
+    /// Means something if `is_named`.
+    engine: u64,
+    /// Who holds it and how; empty for a vacant place.
+    pub(super) pods: u32,
+    /// When it was last stored, added or matched.
+    seen: AtomicU32,
+    /// The first of the other names.
+    pub(super) others: u32,
+    /// Blocks before it, and whether it has a name and is the last block of what the name means.
+    place: u32,
+}
+
+impl Entry {
+    fn new(prefix: u64, depth: u32, now: u32) -> Self {
+        let place = depth.min(DEPTHS - 1);
+        Self { prefix, engine: 0, pods: EMPTY, seen: AtomicU32::new(now), others: NONE, place }
+    }
+
+    /// The name in the entry, and whether this is the last block of what it means.
+    #[inline]
+    pub(super) fn name(&self) -> Option<(u64, bool)> {
+        (self.place & HAS_NAME != 0).then_some((self.engine, self.place & IS_LAST != 0))
+    }
+
+    pub(super) fn depth(&self) -> u32 {
+        self.place & (DEPTHS - 1)
+    }
+
+    pub(super) fn seen(&self) -> u32 {
+        self.seen.load(Ordering::Relaxed)
+    }
+
+    /// Writes only what changes, so that readers do not fight for the line.
+    #[inline]
+    pub(super) fn see(&self, now: u32) {
+        if self.seen() != now {
+            self.seen.store(now, Ordering::Relaxed);
+        }
+    }
+}
+
+/// One more name for a prefix.
+#[derive(Debug)]
+pub(super) struct Other {
+    pub(super) engine: u64,
+    pub(super) entry: u32,
+    /// The pods that use it; empty for a vacant place.
+    pub(super) pods: u32,
+    pub(super) next: u32,
+    pub(super) last: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Entries {
+    pub(super) all: Vec<Entry>,
+    vacant: Vec<u32>,
+    by_prefix: Lines,
+    by_engine: Lines,
+    pub(super) others: Vec<Other>,
+    vacant_others: Vec<u32>,
+    by_other: HashTable<u32>,
+    /// Hashes that others choose must not meet in one place.
+    secret: u64,
+}
+
+impl Entries {
+    pub(super) fn new(secret: u64) -> Self {
+        Self {
+            all: Vec::new(),
+            vacant: Vec::new(),
+            by_prefix: Lines::default(),
+            by_engine: Lines::default(),
+            others: Vec::new(),
+            vacant_others: Vec::new(),
+            by_other: HashTable::new(),
+            secret,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_prefix.len()
+    }
+
+    pub(super) fn other_names(&self) -> usize {
+        self.by_other.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.all.capacity() * size_of::<Entry>()
+            + self.others.capacity() * size_of::<Other>()
+            + (self.vacant.capacity() + self.vacant_others.capacity()) * size_of::<u32>()
+            + self.by_prefix.bytes()
+            + self.by_engine.bytes()
+            + self.by_other.allocation_size()
+    }
+
+    #[inline]
+    fn hash(&self, key: u64) -> u64 {
+        mix(key, self.secret)
+    }
+
+    #[inline]
+    pub(super) fn place(&self, prefix: u64) -> Option<u32> {
+        self.by_prefix.of(self.hash(prefix)).find(|&at| self.all[at as usize].prefix == prefix)
+    }
+
+    #[inline]
+    pub(super) fn find(&self, prefix: u64) -> Option<&Entry> {
+        self.place(prefix).map(|at| &self.all[at as usize])
+    }
+
+    /// Has everything near that an event speaks of, so that the waits for memory overlap: none of these depends on
+    /// another, while what is done with each block afterwards does. First the lines of the tables, then, where there are
+    /// too many to be near anyway, the entries they lead to.
+    pub(super) fn warm(&self, names: &[u64], prefixes: &[u64]) {
+        const MANY: usize = 1 << 13;
+        let lines = prefixes.iter().map(|&prefix| self.by_prefix.touch(self.hash(prefix)));
+        let lines = lines.chain(names.iter().map(|&name| self.by_engine.touch(self.hash(name))));
+        black_box(lines.fold(0, |all, one| all | one));
+        if self.len() > MANY {
+            let entries = prefixes.iter().filter_map(|&prefix| self.by_prefix.of(self.hash(prefix)).next());
+            let entries = entries.chain(names.iter().filter_map(|&name| self.by_engine.of(self.hash(name)).next()));
+            black_box(entries.fold(0, |all, at| all | self.all[at as usize].place));
+        }
+    }
+
+    /// A table with half as much room more. The entries are gone through in their order instead of the table's, which would
+    /// wait for memory at each, and some at a time.
+    fn larger(&self, table: &Lines, key: impl Fn(&Entry) -> Option<u64>) -> Lines {
+        let mut new = Lines::with_capacity((table.capacity() * 3 / 2).max(4));
+        let mut some: SmallVec<[(u64, u32); 32]> = SmallVec::new();
+        for (first, entries) in self.all.chunks(32).enumerate().map(|(at, entries)| (at as u32 * 32, entries)) {
+            let live = entries.iter().zip(first..).filter(|(entry, _)| entry.pods != EMPTY);
+            some.extend(live.filter_map(|(entry, at)| Some((self.hash(key(entry)?), at))));
+            black_box(some.iter().fold(0, |all, &(hash, _)| all | new.touch(hash)));
+            some.drain(..).for_each(|(hash, at)| new.insert(hash, at));
+        }
+        new
+    }
+
+    /// The place of a prefix, a new one without holders if need be.
+    #[inline]
+    pub(super) fn find_or_add(&mut self, prefix: u64, depth: u32, now: u32) -> u32 {
+        if let Some(at) = self.place(prefix) {
+            self.all[at as usize].see(now);
+            return at;
+        }
+        if self.by_prefix.len() == self.by_prefix.capacity() {
+            self.by_prefix = self.larger(&self.by_prefix, |entry| Some(entry.prefix));
+        }
+        let at = put(&mut self.all, &mut self.vacant, Entry::new(prefix, depth, now));
+        self.by_prefix.insert(mix(prefix, self.secret), at);
+        at
+    }
+
+    /// Takes an entry out whose holders and names are gone.
+    pub(super) fn remove(&mut self, at: u32) {
+        let prefix = self.all[at as usize].prefix;
+        self.by_prefix.remove(self.hash(prefix), at);
+        self.vacant.push(at);
+    }
+
+    /// The entries in which this name stands.
+    #[inline]
+    pub(super) fn named(&self, engine: u64) -> impl Iterator<Item = u32> {
+        self.by_engine.of(self.hash(engine)).filter(move |&at| self.all[at as usize].engine == engine)
+    }
+
+    #[inline]
+    pub(super) fn set_name(&mut self, at: u32, engine: u64, last: bool) {
+        if self.by_engine.len() == self.by_engine.capacity() {
+            self.by_engine = self.larger(&self.by_engine, |entry| entry.name().map(|(name, _)| name));
+        }
+        let entry = &mut self.all[at as usize];
+        entry.engine = engine;
+        entry.place |= HAS_NAME | if last { IS_LAST } else { 0 };
+        self.by_engine.insert(mix(engine, self.secret), at);
+    }
+
+    pub(super) fn clear_name(&mut self, at: u32) {
+        let entry = &mut self.all[at as usize];
+        entry.place &= !(HAS_NAME | IS_LAST);
+        let hash = mix(entry.engine, self.secret);
+        self.by_engine.remove(hash, at);
+    }
+
+    /// The other names that are this one.
+    pub(super) fn others_of(&self, engine: u64) -> impl Iterator<Item = u32> {
+        let named = move |at: &u32| self.others[*at as usize].engine == engine;
+        self.by_other.iter_hash(self.hash(engine)).copied().filter(named)
+    }
+
+    /// Gives an entry one more name, which nobody uses yet.
+    pub(super) fn add_other(&mut self, at: u32, engine: u64, last: bool) -> u32 {
+        let next = self.all[at as usize].others;
+        let other = Other { engine, entry: at, pods: EMPTY, next, last };
+        let other = put(&mut self.others, &mut self.vacant_others, other);
+        self.all[at as usize].others = other;
+        let (others, secret) = (&self.others, self.secret);
+        self.by_other.insert_unique(mix(engine, secret), other, |&at| mix(others[at as usize].engine, secret));
+        other
+    }
+
+    /// Takes a name out that nobody uses.
+    pub(super) fn remove_other(&mut self, other: u32) {
+        let Other { engine, entry, next, .. } = self.others[other as usize];
+        let mut before = self.all[entry as usize].others;
+        if before == other {
+            self.all[entry as usize].others = next;
+        } else {
+            while self.others[before as usize].next != other {
+                before = self.others[before as usize].next;
+            }
+            self.others[before as usize].next = next;
+        }
+        if let Ok(found) = self.by_other.find_entry(self.hash(engine), |&at| at == other) {
+            found.remove();
+        }
+        self.vacant_others.push(other);
+    }
+
+    /// Moves what is left together once more than half of it has gone, so that the memory goes back.
+    pub(super) fn compact(&mut self) {
+        const FEW: usize = 64;
+        let sparse = |all: usize, live: usize| all > FEW && live < all / 2;
+        if !sparse(self.all.len(), self.len()) && !sparse(self.others.len(), self.other_names()) {
+            return;
+        }
+        let mut new = Self::new(self.secret);
+        new.all.reserve_exact(self.len() + self.len() / 8);
+        new.others.reserve_exact(self.other_names() + self.other_names() / 8);
+        new.by_prefix = Lines::with_capacity(self.len());
+        new.by_engine = Lines::with_capacity(self.by_engine.len());
+        new.by_other.reserve(self.by_other.len(), |_| 0);
+        let mut vacant = vec![false; self.all.len()];
+        self.vacant.iter().for_each(|&at| vacant[at as usize] = true);
+        let entries = std::mem::take(&mut self.all).into_iter().zip(vacant);
+        for mut entry in entries.filter(|(_, vacant)| !vacant).map(|(entry, _)| entry) {
+            let at = new.all.len() as u32;
+            let mut other = std::mem::replace(&mut entry.others, NONE);
+            new.by_prefix.insert(new.hash(entry.prefix), at);
+            if entry.name().is_some() {
+                new.by_engine.insert(new.hash(entry.engine), at);
+            }
+            new.all.push(entry);
+            while other != NONE {
+                let Other { engine, pods, next, last, .. } = self.others[other as usize];
+                let kept = new.add_other(at, engine, last);
+                new.others[kept as usize].pods = pods;
+                other = next;
+            }
+        }
+        *self = new;
+    }
+}
+
+/// Puts an item into a vacant place, or at the end of a vector that grows by an eighth.
+fn put<T>(all: &mut Vec<T>, vacant: &mut Vec<u32>, item: T) -> u32 {
+    if let Some(at) = vacant.pop() {
+        all[at as usize] = item;
+        return at;
+    }
+    if all.len() == all.capacity() {
+        all.reserve_exact(all.len() / 8 + 16);
+    }
+    all.push(item);
+    (all.len() - 1) as u32
+}

@@ -1,0 +1,59 @@
+//! What can be wrong with a call to a prefix table, or with its settings.
+
+/// Why a call was refused. A refused call has changed nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A setting that is of no use.
+    #[error("{name} must be a whole number from 1 to {most}, got {got}")]
+    Setting {
+        /// The argument or the environment variable.
+        name: &'static str,
+        /// The greatest good value.
+        most: u64,
+        /// What was given.
+        got: String,
+    },
+    /// The two lists of a stored event do not go together.
+    #[error(
+        "{block_hashes} block hashes but tokens of {blocks} blocks: an event needs the tokens of each block it names"
+    )]
+    LengthMismatch {
+        /// Number of block hashes.
+        block_hashes: usize,
+        /// Number of blocks that have tokens.
+        blocks: usize,
+    },
+    /// The tokens of an engine's block are not whole blocks of this table.
+    #[error(
+        "block {block} of the event has {bytes} bytes of tokens, and the blocks of this table have {block_size}: an engine's \
+         block must be a multiple; set block_size (AIBRIX_PREFIX_CACHE_BLOCK_SIZE) to 4 times the tokens in its blocks"
+    )]
+    BlockBytes {
+        /// Which block of the event.
+        block: usize,
+        /// How many bytes its tokens have.
+        bytes: usize,
+        /// Bytes in a block of this table.
+        block_size: usize,
+    },
+    /// The background thread could not be started.
+    #[error("the thread that evicts could not be started: {why}")]
+    Thread {
+        /// What the system says.
+        why: String,
+    },
+}
+
+impl Error {
+    /// A name that stays the same in every release, for programs to test.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Setting { .. } => "invalid_config",
+            Self::LengthMismatch { .. } => "length_mismatch",
+            Self::BlockBytes { .. } => "token_bytes",
+            Self::Thread { .. } => "no_thread",
+        }
+    }
+}

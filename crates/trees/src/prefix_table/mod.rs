@@ -1,0 +1,310 @@
+//! `SyncPrefixHashTable`: which pod has how much of a prompt, by chained hashes of its blocks of bytes.
+//!
+//! A table has a context for each model and LoRA adapter; a context has entries, one for each prefix hash, with the
+//! set of pods that hold it. It learns from engines' events (blocks stored and removed, a pod's cache cleared) and from
+//! the router's decisions ([`add_prefix`](SyncPrefixHashTable::add_prefix)), which are expectations until an event
+//! confirms or ends them.
+//!
+//! The names, the hash and the limits are those of AIBrix's `syncprefixcacheindexer`. What is different on purpose:
+//!
+//! | there | here |
+//! |---|---|
+//! | all blocks of an event hang from the event's parent | each from the one before it |
+//! | a block of an unknown parent is taken for a first block | it is not indexed, and counted (`unknown_parents`) |
+//! | a pod that holds a late block gets the percent of the whole way | a pod counts up to its first missing block |
+//! | one pod's removal takes the prefix from all pods, and the name from all | from that pod, one copy |
+//! | a name keeps the prefix it first meant | the newest announcement of a pod wins |
+//! | clearing does nothing | clears a pod, in one context or in all |
+//! | limits are not enforced, counts go below zero | no call ends with more than a limit allows; counts are lengths |
+//! | the percent of a short match rounds to 0 | it is at least 1 |
+//! | times are those of contexts, and events do not count as use | of each prefix; stores, additions and matches count |
+//! | a seed from the clock | a random one, or the caller's |
+//!
+//! An engine's block may be a multiple of the table's: it is then several entries under one name. An entry takes 32
+//! bytes and a part of two tables (`entries.rs`); sets of pods are kept once each (`sets.rs`).
+//!
+//! ```
+//! use kvatlas_trees::prefix_table::{Settings, SyncPrefixHashTable};
+//!
+//! let table = SyncPrefixHashTable::new(Settings::default())?;
+//! let prompt: Vec<u8> = (0..48).collect();
+//! let blocks: Vec<&[u8]> = prompt.chunks(16).collect();
+//! table.process_block_stored("llama", -1, "pod-a", None, &[71, 72, 73], &blocks)?;
+//! table.process_block_stored("llama", -1, "pod-b", None, &[71], &blocks[..1])?;
+//! let (pods, hashes) = table.match_prefix("llama", -1, &prompt, None);
+//! assert_eq!(pods, [("pod-b".into(), 33), ("pod-a".into(), 100)]);
+//! assert_eq!(hashes.len(), 3);
+//! # Ok::<(), kvatlas_trees::prefix_table::Error>(())
+//! ```
+
+mod context;
+mod contexts;
+mod entries;
+mod error;
+mod hash;
+mod lines;
+mod pods;
+mod sets;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use context::Stored;
+pub use contexts::ModelContext;
+use contexts::{Inner, Key, count};
+pub use error::Error;
+pub use settings::{BLOCK_SIZE, DURATION, INTERVAL, MAX_CONTEXTS, MAX_PREFIXES, Settings};
+use worker::Worker;
+
+/// Sizes and counts of a table.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Contexts.
+    pub contexts: usize,
+    /// Entries of all contexts: prefix hashes that some pod holds.
+    pub prefixes: usize,
+    /// Names of a prefix beyond its first.
+    pub other_names: usize,
+    /// Different sets of pods.
+    pub pod_sets: usize,
+    /// Pods, counted once in each context.
+    pub pods: usize,
+    /// Bytes that all of it takes.
+    pub bytes: usize,
+    /// Stored events whose pod did not hold the parent.
+    pub unknown_parents: u64,
+    /// Removals of a block that the pod did not hold.
+    pub unknown_removals: u64,
+    /// Prefixes evicted because of their age.
+    pub evicted_by_age: u64,
+    /// Prefixes evicted because their context had too many.
+    pub evicted_by_limit: u64,
+    /// Contexts evicted because there were too many.
+    pub evicted_contexts: u64,
+}
+
+/// See the module's text. Any number of threads may use one at once.
+#[derive(Debug)]
+pub struct SyncPrefixHashTable {
+    inner: Arc<Inner>,
+    worker: Worker,
+}
+
+impl SyncPrefixHashTable {
+    /// An empty table, and a thread that evicts what is too old until [`Self::close`] or the table's end.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] that names a setting of no use, and [`Error::Thread`].
+    pub fn new(settings: Settings) -> Result<Self, Error> {
+        settings.check()?;
+        let interval = settings.eviction_interval;
+        let seed = settings.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+        let inner = Arc::new(Inner::new(settings, seed));
+        let worker = Worker::start(Arc::downgrade(&inner), interval, |inner| _ = inner.evict_expired())?;
+        Ok(Self { inner, worker })
+    }
+
+    /// What it was made with.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.inner.settings
+    }
+
+    /// The seed of the prefix hashes. Tables with the same seed and block size name prefixes alike.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.inner.seed
+    }
+
+    /// The prefix hash of each full block of `tokens`.
+    #[must_use]
+    pub fn get_prefix_hashes(&self, tokens: &[u8]) -> Vec<u64> {
+        let Inner { seed, settings: Settings { block_size, .. }, .. } = *self.inner;
+        let mut hashes = Vec::with_capacity(tokens.len() / block_size);
+        hash::extend(seed, seed, tokens, block_size, &mut hashes);
+        hashes
+    }
+
+    /// What share of a prompt each ready pod has, in percent of its full blocks, and the prompt's prefix hashes.
+    ///
+    /// A pod's share ends at the first block it does not hold. It is rounded down, but at least 1; pods that do not
+    /// hold the first block are not in the answer. All pods are ready if `ready` is `None`. What is matched counts as
+    /// used. The pods come in no particular order.
+    #[must_use]
+    pub fn match_prefix(
+        &self,
+        model: &str,
+        lora_id: i64,
+        tokens: &[u8],
+        ready: Option<&[&str]>,
+    ) -> (Vec<(Arc<str>, u32)>, Vec<u64>) {
+        let hashes = self.get_prefix_hashes(tokens);
+        let found = self.match_hashes(model, lora_id, &hashes, ready);
+        let percent = |(pod, depth): (_, usize)| (pod, (depth * 100 / hashes.len()).max(1) as u32);
+        (found.into_iter().map(percent).collect(), hashes)
+    }
+
+    /// How many leading prefixes of a prompt each ready pod has, by the prompt's prefix hashes.
+    #[must_use]
+    pub fn match_hashes(
+        &self,
+        model: &str,
+        lora_id: i64,
+        hashes: &[u64],
+        ready: Option<&[&str]>,
+    ) -> Vec<(Arc<str>, usize)> {
+        let now = self.inner.now();
+        let contexts = self.inner.read();
+        let Some(shared) = contexts.get(&Key { model, lora_id }) else { return Vec::new() };
+        shared.use_now(now);
+        shared.read().find(hashes, ready, now)
+    }
+
+    /// A pod's engine has cached blocks, named `block_hashes`, each after the one before it and the first after
+    /// `parent` (at the beginning of a prompt if `None`). Returns how many of them are now known.
+    ///
+    /// That is none if the pod does not hold the parent, and fewer than all if one event has more prefixes than a
+    /// context may. A name that the pod announced before and has not removed means one copy more if it means the
+    /// same, and the new content if not.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LengthMismatch`], and [`Error::BlockBytes`] if the tokens of a block are not one or more whole blocks
+    /// of this table.
+    pub fn process_block_stored(
+        &self,
+        model: &str,
+        lora_id: i64,
+        pod: &str,
+        parent: Option<u64>,
+        block_hashes: &[u64],
+        tokens: &[&[u8]],
+    ) -> Result<usize, Error> {
+        let block_size = self.inner.settings.block_size;
+        if block_hashes.len() != tokens.len() {
+            return Err(Error::LengthMismatch { block_hashes: block_hashes.len(), blocks: tokens.len() });
+        }
+        let whole = |bytes: &[u8]| !bytes.is_empty() && bytes.len().is_multiple_of(block_size);
+        if let Some(block) = tokens.iter().position(|bytes| !whole(bytes)) {
+            return Err(Error::BlockBytes { block, bytes: tokens[block].len(), block_size });
+        }
+        if tokens.is_empty() {
+            return Ok(0);
+        }
+        let stored = self.inner.write(model, lora_id, parent.is_none(), |context, now, rules| {
+            context.store(pod, parent, block_hashes, tokens, rules, now)
+        });
+        match stored {
+            Some(Stored::Blocks { blocks, evicted }) => {
+                count(&self.inner.counters.evicted_by_limit, evicted);
+                Ok(blocks)
+            }
+            Some(Stored::UnknownParent) | None => {
+                count(&self.inner.counters.unknown_parents, 1);
+                Ok(0)
+            }
+        }
+    }
+
+    /// A pod's engine has evicted blocks: one copy of each. Other pods keep theirs.
+    ///
+    /// What the router added for the pod ends with the last copy. A name that the pod does not hold is counted and
+    /// changes nothing.
+    pub fn process_block_removed(&self, model: &str, lora_id: i64, pod: &str, block_hashes: &[u64]) {
+        let unknown = self.inner.write(model, lora_id, false, |context, _, _| {
+            let unknown = context.remove(pod, block_hashes);
+            (unknown, context.len() == 0)
+        });
+        let (unknown, empty) = unknown.unwrap_or((block_hashes.len(), false));
+        count(&self.inner.counters.unknown_removals, unknown);
+        if empty {
+            self.inner.drop_empty();
+        }
+    }
+
+    /// A pod's engine has dropped its whole cache: of one model and adapter, or of all if `context` is `None`.
+    pub fn process_all_blocks_cleared(&self, context: Option<(&str, i64)>, pod: &str) {
+        if let Some((model, lora_id)) = context {
+            self.remove_prefix(model, lora_id, pod);
+            return;
+        }
+        self.inner.read().values().for_each(|shared| _ = shared.write().remove_pod(pod));
+        self.inner.drop_empty();
+    }
+
+    /// The router sent a prompt with these prefixes to a pod.
+    ///
+    /// The pod counts as holding them until its engine removes them or they are too old.
+    pub fn add_prefix(&self, model: &str, lora_id: i64, pod: &str, prefix_hashes: &[u64]) {
+        if prefix_hashes.is_empty() {
+            return;
+        }
+        let evicted = self.inner.write(model, lora_id, true, |context, now, rules| {
+            context.add(pod, prefix_hashes, rules.max_prefixes, now)
+        });
+        count(&self.inner.counters.evicted_by_limit, evicted.unwrap_or(0));
+    }
+
+    /// Forgets a pod in one context: prefixes, names and copies. O(prefixes of the context).
+    pub fn remove_prefix(&self, model: &str, lora_id: i64, pod: &str) {
+        let empty = self.inner.write(model, lora_id, false, |context, _, _| {
+            context.remove_pod(pod);
+            context.len() == 0
+        });
+        if empty == Some(true) {
+            self.inner.drop_empty();
+        }
+    }
+
+    /// Evicts now what is too old, as the background thread does; returns how many prefixes that was. O(prefixes).
+    pub fn evict_expired(&self) -> usize {
+        self.inner.evict_expired()
+    }
+
+    /// Sizes and counts. O(contexts and different sets of pods).
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.inner.counters;
+        let contexts = self.inner.read();
+        let mut stats = Stats {
+            contexts: contexts.len(),
+            bytes: contexts.allocation_size(),
+            unknown_parents: get(&counters.unknown_parents),
+            unknown_removals: get(&counters.unknown_removals),
+            evicted_by_age: get(&counters.evicted_by_age),
+            evicted_by_limit: get(&counters.evicted_by_limit),
+            evicted_contexts: get(&counters.evicted_contexts),
+            ..Stats::default()
+        };
+        for (key, shared) in contexts.iter() {
+            let context = shared.read();
+            let (sets, pods) = context.counts();
+            stats.prefixes += context.len();
+            stats.other_names += context.other_names();
+            stats.pod_sets += sets;
+            stats.pods += pods;
+            stats.bytes += context.bytes() + key.model.len();
+        }
+        stats
+    }
+
+    /// Ends the background thread and waits for its end. The table can still be used: its other limits hold without
+    /// the thread, and [`Self::evict_expired`] does what the thread did. Closing again is nothing.
+    pub fn close(&self) {
+        self.worker.stop();
+    }
+
+    /// Whether it was closed.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.worker.is_stopped()
+    }
+}

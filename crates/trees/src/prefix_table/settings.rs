@@ -1,0 +1,133 @@
+//! Limits and times: from arguments, or from the environment variables that AIBrix reads.
+
+use std::time::Duration;
+
+use super::error::Error;
+
+/// The variable for [`Settings::max_contexts`].
+pub const MAX_CONTEXTS: &str = "AIBRIX_SYNC_MAX_CONTEXTS";
+/// The variable for [`Settings::max_prefixes_per_context`].
+pub const MAX_PREFIXES: &str = "AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT";
+/// The variable for [`Settings::eviction_interval`].
+pub const INTERVAL: &str = "AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS";
+/// The variable for [`Settings::eviction_duration`].
+pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
+/// The variable for [`Settings::block_size`].
+pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
+
+/// More than any machine has room for.
+const MOST: u64 = 1 << 31;
+/// A year: longer than any time that is worth waiting for.
+const MOST_SECONDS: u64 = 366 * 24 * 60 * 60;
+
+/// What a table keeps, for how long, and how it names prefixes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// How many contexts at most, from 1 on. Beyond, the least recently used one goes.
+    pub max_contexts: usize,
+    /// How many prefixes a context at most, from 1 on. Beyond, the least recently used ones go, the deepest first.
+    pub max_prefixes_per_context: usize,
+    /// How often the background thread looks for what is too old.
+    pub eviction_interval: Duration,
+    /// How long a prefix or a context lives without being stored, added or matched.
+    pub eviction_duration: Duration,
+    /// Bytes of tokens in a block, from 1 on.
+    pub block_size: usize,
+    /// The seed of the prefix hashes; random if `None`.
+    pub seed: Option<u64>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_contexts: 1000,
+            max_prefixes_per_context: 10_000,
+            eviction_interval: Duration::from_secs(60),
+            eviction_duration: Duration::from_secs(20 * 60),
+            block_size: 16,
+            seed: None,
+        }
+    }
+}
+
+impl Settings {
+    /// The defaults, with what the environment says instead.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] that names a variable which is set to something else than a whole number from 1 on.
+    pub fn from_env() -> Result<Self, Error> {
+        Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// The same with any source of variables.
+    pub(crate) fn from_variables(get: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
+        let mut settings = Self::default();
+        let number = |name, most| match get(name) {
+            None => Ok(None),
+            Some(text) => match text.trim().parse() {
+                Ok(number) if (1..=most).contains(&number) => Ok(Some(number)),
+                _ => Err(Error::Setting { name, most, got: format!("{text:?}") }),
+            },
+        };
+        let set = |place: &mut usize, found: Option<u64>| {
+            if let Some(found) = found {
+                *place = found as usize;
+            }
+        };
+        set(&mut settings.max_contexts, number(MAX_CONTEXTS, MOST)?);
+        set(&mut settings.max_prefixes_per_context, number(MAX_PREFIXES, MOST)?);
+        set(&mut settings.block_size, number(BLOCK_SIZE, MOST)?);
+        if let Some(seconds) = number(INTERVAL, MOST_SECONDS)? {
+            settings.eviction_interval = Duration::from_secs(seconds);
+        }
+        if let Some(minutes) = number(DURATION, MOST_SECONDS / 60)? {
+            settings.eviction_duration = Duration::from_secs(minutes * 60);
+        }
+        Ok(settings)
+    }
+
+    /// Refuses what is of no use, by name.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let number = |name, value: usize| {
+            let good = (1..=MOST).contains(&(value as u64));
+            if good { Ok(()) } else { Err(Error::Setting { name, most: MOST, got: value.to_string() }) }
+        };
+        number("max_contexts", self.max_contexts)?;
+        number("max_prefixes_per_context", self.max_prefixes_per_context)?;
+        number("block_size", self.block_size)?;
+        for (name, time) in
+            [("eviction_interval", self.eviction_interval), ("eviction_duration", self.eviction_duration)]
+        {
+            if time.is_zero() || time.as_secs() > MOST_SECONDS {
+                return Err(Error::Setting {
+                    name,
+                    most: MOST_SECONDS,
+                    got: format!("{} seconds", time.as_secs_f64()),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_read_or_refused_by_name() {
+        assert_eq!(Settings::from_variables(|_| None).unwrap(), Settings::default());
+        let all = Settings::from_variables(|name| Some(name.len().to_string())).unwrap();
+        assert_eq!((all.max_contexts, all.max_prefixes_per_context, all.block_size), (24, 36, 30));
+        assert_eq!((all.eviction_interval.as_secs(), all.eviction_duration.as_secs()), (37, 37 * 60));
+        for name in [MAX_CONTEXTS, MAX_PREFIXES, INTERVAL, DURATION, BLOCK_SIZE] {
+            for wrong in ["", "abc", "0", "-1", "1.5", "99999999999999999999"] {
+                let error = Settings::from_variables(|asked| (asked == name).then(|| wrong.to_owned())).unwrap_err();
+                assert!(error.to_string().starts_with(name), "{error}");
+                assert!(error.to_string().ends_with(&format!("got {wrong:?}")), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! `RadixTrie`: which cached pages a prompt can use, inside one engine with paged attention.
+//!
+//! A radix trie over whole pages of tokens, one block for each page. The engine's allocator inserts what was computed,
+//! matches new prompts, marks what running sequences use, and evicts when its pool is dry: the least recently used
+//! leaf that nobody uses, from its tail.
+//!
+//! The names and what they do are those of MAX's `RadixTrie`; what is different on purpose is said at each method.
+//!
+//! | call | time |
+//! |---|---|
+//! | [`insert`](RadixTrie::insert), [`match_prefix`](RadixTrie::match_prefix) | O(tokens), and O(length of the node) if one is split |
+//! | [`mark_in_use_by`](RadixTrie::mark_in_use_by), [`mark_not_in_use_by`](RadixTrie::mark_not_in_use_by) | O(nodes up to the root) |
+//! | [`evict_blocks`](RadixTrie::evict_blocks) | O(evicted · log leaves); nothing else is looked at |
+//!
+//! Children are found in one hash table by parent and first page. The leaves that nobody uses are kept in the order of
+//! their stamps as things change. A parent is not among them while it has a child, so that children go before parents
+//! follows from the structure and not from times. Times are a counter: no ties, and no clock that steps.
+//!
+//! ```
+//! use kvatlas_trees::radix_trie::RadixTrie;
+//!
+//! let mut trie = RadixTrie::new(2)?;
+//! let end = trie.insert([1, 2, 3, 4].as_slice(), &mut vec!["a", "b"], None)?;
+//! let (node, blocks) = trie.match_prefix([1, 2, 3, 9].as_slice(), None)?;
+//! assert_eq!(blocks, ["a"]);
+//! trie.mark_in_use_by(node, 7)?;
+//! assert_eq!(trie.evict_blocks(10), ["b"]);
+//! assert!(trie.tokens(end).is_err());
+//! # Ok::<(), kvatlas_trees::radix_trie::Error>(())
+//! ```
+
+mod error;
+mod evict;
+mod look;
+mod node;
+mod sequences;
+#[cfg(test)]
+mod tests;
+mod tokens;
+mod trie;
+
+pub use error::Error;
+pub use node::NodeId;
+pub use tokens::{Tokens, Wide};
+pub use trie::RadixTrie;

@@ -1,0 +1,183 @@
+//! Sequences come into the trie, are found in it, and use it.
+
+use super::error::Error;
+use super::node::{NONE, NodeId, ROOT};
+use super::tokens::Tokens;
+use super::trie::RadixTrie;
+
+impl<B> RadixTrie<B> {
+    /// Keeps a block for each page of `tokens`, which follow the end of `node` (the root if `None`).
+    ///
+    /// Pages that are there already keep the blocks they have. Taken blocks are taken out of `blocks`: what is left
+    /// in it belongs to pages that were there, its first ones, and the caller may use those blocks for something
+    /// else. Returns the end of the sequence. Times of nodes on the way do not change; a new leaf is evictable until
+    /// it is marked.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unaligned`], [`Error::BlockCount`], [`Error::Empty`], [`Error::EvictedNode`] and [`Error::Full`];
+    /// `blocks` is as it was.
+    pub fn insert(
+        &mut self,
+        tokens: &(impl Tokens + ?Sized),
+        blocks: &mut Vec<B>,
+        node: Option<NodeId>,
+    ) -> Result<NodeId, Error> {
+        self.insert_from(tokens, blocks.len(), node, |start| blocks.split_off(start)).map(|(end, _)| end)
+    }
+
+    /// [`Self::insert`] that asks for the blocks once it knows how many of the `count` it needs: those from the number
+    /// given to `blocks` on. Returns the end and that number.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::insert`]; [`Error::BlockCount`] also if `blocks` gives another number of blocks.
+    pub fn insert_from(
+        &mut self,
+        tokens: &(impl Tokens + ?Sized),
+        count: usize,
+        node: Option<NodeId>,
+        blocks: impl FnOnce(usize) -> Vec<B>,
+    ) -> Result<(NodeId, usize), Error> {
+        let length = tokens.len();
+        let start = self.check_insert(length, count, node)?;
+        let (node, at) = self.descend(tokens, length, start, |_| {});
+        if at == length {
+            return Ok((self.name(node), count));
+        }
+        let known = at / self.page_size;
+        let taken = blocks(known);
+        if taken.len() != count - known {
+            return Err(Error::BlockCount { tokens: length, page_size: self.page_size, blocks: known + taken.len() });
+        }
+        let mut kept = Vec::with_capacity(length - at);
+        tokens.copy(at, length, &mut kept);
+        self.blocks += taken.len();
+        self.clock += 1;
+        let was = (self.nodes[node as usize].stamp, node);
+        let key = self.key(node, &kept[..self.page_size]);
+        let leaf = self.add(node, key, kept, taken, self.clock);
+        self.link_last(node, leaf);
+        self.children.insert_unique(key, leaf, |&child| self.nodes[child as usize].key);
+        self.order.remove(&was);
+        self.order.insert((self.clock, leaf));
+        Ok((self.name(leaf), known))
+    }
+
+    /// Whether [`Self::insert`] would refuse so many tokens and blocks below a node.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::insert`].
+    pub fn can_insert(&self, tokens: usize, blocks: usize, node: Option<NodeId>) -> Result<(), Error> {
+        self.check_insert(tokens, blocks, node).map(|_| ())
+    }
+
+    fn check_insert(&self, tokens: usize, blocks: usize, node: Option<NodeId>) -> Result<u32, Error> {
+        if !tokens.is_multiple_of(self.page_size) {
+            return Err(Error::Unaligned { tokens, page_size: self.page_size });
+        }
+        if tokens / self.page_size != blocks {
+            return Err(Error::BlockCount { tokens, page_size: self.page_size, blocks });
+        }
+        if tokens == 0 {
+            return Err(Error::Empty);
+        }
+        // A split and a leaf, and NONE is no index.
+        if self.vacant.len() < 2 && self.nodes.len() >= NONE as usize - 2 {
+            return Err(Error::Full { nodes: self.nodes.len() });
+        }
+        self.start(node)
+    }
+
+    /// The longest cached prefix of `tokens`, in whole pages, below `node` (the root if `None`): where it ends, and
+    /// its blocks.
+    ///
+    /// A match that ends inside a node splits the node, so that there is a node with just this end. Nothing becomes
+    /// more recently used by it: only making and releasing do that.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::match_prefix_with`].
+    pub fn match_prefix(
+        &mut self,
+        tokens: &(impl Tokens + ?Sized),
+        node: Option<NodeId>,
+    ) -> Result<(NodeId, Vec<B>), Error>
+    where
+        B: Clone,
+    {
+        let mut blocks = Vec::new();
+        let node = self.match_prefix_with(tokens, node, |more| blocks.extend_from_slice(more))?;
+        Ok((node, blocks))
+    }
+
+    /// [`Self::match_prefix`] that shows the blocks, node by node, instead of copying them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Empty`], [`Error::EvictedNode`], and [`Error::Full`] if a node can no longer be split.
+    pub fn match_prefix_with(
+        &mut self,
+        tokens: &(impl Tokens + ?Sized),
+        node: Option<NodeId>,
+        show: impl FnMut(&[B]),
+    ) -> Result<NodeId, Error> {
+        if tokens.is_empty() {
+            return Err(Error::Empty);
+        }
+        if self.vacant.is_empty() && self.nodes.len() >= NONE as usize - 2 {
+            return Err(Error::Full { nodes: self.nodes.len() });
+        }
+        let start = self.start(node)?;
+        let (node, _) = self.descend(tokens, tokens.len() - tokens.len() % self.page_size, start, show);
+        Ok(self.name(node))
+    }
+
+    /// A sequence uses the node and everything above it: none of that is evicted until it is released. Marking twice
+    /// is marking once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::EvictedNode`].
+    pub fn mark_in_use_by(&mut self, node: NodeId, sequence: i64) -> Result<(), Error> {
+        let mut at = self.index(node)?;
+        while at != ROOT {
+            let node = &mut self.nodes[at as usize];
+            if !node.take(sequence) {
+                break;
+            }
+            self.order.remove(&(node.stamp, at));
+            at = node.parent;
+        }
+        Ok(())
+    }
+
+    /// A sequence uses the node and what is above it no longer; all of that is now the most recently used.
+    ///
+    /// Mark the deepest node as a sequence grows, and release once, from the deepest marked node. A mark left deeper
+    /// still protects, and can still be released.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::EvictedNode`], and [`Error::NotInUse`] if the sequence has not marked this node.
+    pub fn mark_not_in_use_by(&mut self, node: NodeId, sequence: i64) -> Result<(), Error> {
+        let mut at = self.index(node)?;
+        if at != ROOT && self.nodes[at as usize].users.binary_search(&sequence).is_err() {
+            return Err(Error::NotInUse { sequence });
+        }
+        self.clock += 1;
+        while at != ROOT {
+            let node = &mut self.nodes[at as usize];
+            node.release(sequence);
+            let was = (node.stamp, at);
+            node.stamp = self.clock;
+            if node.is_leaf() && node.users.is_empty() {
+                self.order.remove(&was);
+                self.order.insert((self.clock, at));
+            }
+            at = node.parent;
+        }
+        Ok(())
+    }
+}

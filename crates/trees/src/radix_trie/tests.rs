@@ -1,0 +1,207 @@
+//! Random operations against a map from whole sequences to blocks, with a recount of everything after each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kvatlas_testing::Random;
+
+use super::node::{NONE, ROOT};
+use super::*;
+
+impl<B> RadixTrie<B> {
+    /// Everything that can be counted again is.
+    fn recount(&self) {
+        let (mut nodes, mut blocks, mut free) = (1, 0, BTreeSet::new());
+        for (index, node) in self.nodes.iter().enumerate() {
+            let index = index as u32;
+            if node.generation == 0 {
+                assert!(self.vacant.contains(&index) && node.blocks.capacity() == 0);
+                continue;
+            }
+            let mut previous = NONE;
+            let mut child = node.first_child;
+            while child != NONE {
+                let below = &self.nodes[child as usize];
+                assert_eq!((below.parent, below.previous), (index, previous));
+                assert!(below.users.iter().all(|user| index == ROOT || node.users.contains(user)));
+                assert_eq!(below.key, self.key(index, &below.tokens[..self.page_size]));
+                assert!(self.children.find(below.key, |&other| other == child).is_some());
+                (previous, child) = (child, below.next);
+            }
+            assert_eq!(node.last_child, previous);
+            if index != ROOT {
+                (nodes, blocks) = (nodes + 1, blocks + node.blocks.len());
+                assert!(!node.blocks.is_empty() && node.tokens.len() == node.blocks.len() * self.page_size);
+                if node.is_leaf() && node.users.is_empty() {
+                    free.insert((node.stamp, index));
+                }
+            }
+        }
+        assert_eq!((nodes, blocks, &free), (self.node_count(), self.len(), &self.order));
+        assert_eq!(self.children.len(), nodes - 1);
+        assert_eq!(self.vacant.len() + nodes, self.nodes.len());
+    }
+}
+
+fn random_run(seed: u64) {
+    let mut random = Random(seed);
+    let page = [1, 1, 2, 3, 16][random.index(5)];
+    let mut trie = RadixTrie::new(page).unwrap();
+    let mut model: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
+    let mut marks: Vec<(NodeId, i64, Vec<u32>)> = Vec::new();
+    let mut next = 0;
+    for _ in 0..300 {
+        let length = (1 + random.index(8)) * page;
+        let tokens: Vec<u32> = (0..length).map(|_| random.index(2) as u32).collect();
+        match random.index(10) {
+            0..4 => {
+                let mut blocks: Vec<u64> = (next..).take(length / page).collect();
+                next += blocks.len() as u64;
+                let given = blocks.clone();
+                let end = trie.insert(tokens.as_slice(), &mut blocks, None).unwrap();
+                let known =
+                    given.iter().enumerate().take_while(|&(at, _)| model.contains_key(&tokens[..(at + 1) * page]));
+                assert_eq!(blocks.len(), known.count());
+                for (at, block) in given.into_iter().enumerate() {
+                    model.entry(tokens[..(at + 1) * page].to_vec()).or_insert(block);
+                }
+                let path: Vec<u32> = trie.path(end).unwrap().iter().flat_map(|(tokens, _)| *tokens).copied().collect();
+                assert_eq!(path, tokens);
+            }
+            4..7 => {
+                let query = &tokens[..1 + random.index(length)];
+                let wide: Vec<u64> = query.iter().map(|&token| token.into()).collect();
+                let (node, blocks) = if random.index(2) == 0 {
+                    trie.match_prefix(query, None).unwrap()
+                } else {
+                    trie.match_prefix(&Wide(&wide), None).unwrap()
+                };
+                let expected = (1..=query.len() / page).map_while(|pages| model.get(&query[..pages * page]));
+                assert_eq!(blocks, expected.copied().collect::<Vec<_>>());
+                if node != trie.root() && random.index(2) == 0 {
+                    let sequence = next as i64;
+                    next += 1;
+                    trie.mark_in_use_by(node, sequence).unwrap();
+                    marks.push((node, sequence, query[..blocks.len() * page].to_vec()));
+                }
+            }
+            7 if !marks.is_empty() => {
+                let (node, sequence, _) = marks.swap_remove(random.index(marks.len()));
+                trie.mark_not_in_use_by(node, sequence).unwrap();
+                assert_eq!(trie.mark_not_in_use_by(node, sequence), Err(Error::NotInUse { sequence }));
+            }
+            _ => {
+                let wanted = random.index(20);
+                let used = |key: &Vec<u32>| marks.iter().any(|(_, _, used)| used.starts_with(key));
+                let free = model.keys().filter(|key| !used(key)).count();
+                assert_eq!(trie.evictable_blocks().count(), free);
+                let evicted = trie.evict_blocks(wanted);
+                assert_eq!(evicted.len(), wanted.min(free));
+                for block in evicted {
+                    let key = model.iter().find(|&(_, &held)| held == block).map(|(key, _)| key.clone()).unwrap();
+                    assert!(!used(&key));
+                    model.remove(&key);
+                }
+                // Children went before parents.
+                assert!(model.keys().all(|key| key.len() == page || model.contains_key(&key[..key.len() - page])));
+            }
+        }
+        trie.recount();
+        assert_eq!(trie.len(), model.len());
+    }
+    for (node, sequence, _) in marks {
+        trie.mark_not_in_use_by(node, sequence).unwrap();
+    }
+    assert_eq!(trie.evict_blocks(usize::MAX).len(), model.len());
+    trie.recount();
+    assert_eq!((trie.nodes.len(), trie.is_empty()), (1, true));
+}
+
+#[test]
+fn random_operations_are_those_of_a_map() {
+    for seed in 0..400 {
+        println_on_panic(seed, || random_run(seed));
+    }
+}
+
+fn println_on_panic(seed: u64, run: impl FnOnce() + std::panic::UnwindSafe) {
+    if let Err(panic) = std::panic::catch_unwind(run) {
+        panic!("seed {seed}: {}", panic.downcast_ref::<String>().map_or("see above", |text| text));
+    }
+}
+
+#[test]
+fn a_million_levels_are_walked_and_dropped() {
+    let mut trie = RadixTrie::new(1).unwrap();
+    let mut end = None;
+    for token in 0..1_000_000_u32 {
+        end = Some(trie.insert([token].as_slice(), &mut vec![token], end).unwrap());
+    }
+    let end = end.unwrap();
+    let tokens: Vec<u32> = (0..1_000_000).collect();
+    assert_eq!(trie.match_prefix(tokens.as_slice(), None).unwrap(), (end, tokens));
+    trie.mark_in_use_by(end, 1).unwrap();
+    assert_eq!(trie.evict_blocks(5), []);
+    trie.mark_not_in_use_by(end, 1).unwrap();
+    let mut deepest = 0;
+    trie.visit(|depth, _, _| deepest = deepest.max(depth));
+    assert_eq!(deepest, 999_999);
+    assert_eq!(trie.evict_blocks(400_000).len(), 400_000);
+    assert_eq!(trie.len(), 600_000);
+    drop(trie);
+}
+
+#[test]
+fn a_name_means_its_end_or_nothing() {
+    let mut trie = RadixTrie::new(1).unwrap();
+    let end = trie.insert([1, 2, 3, 4].as_slice(), &mut vec![1, 2, 3, 4], None).unwrap();
+    let (upper, _) = trie.match_prefix([1, 2].as_slice(), None).unwrap();
+    assert_eq!(trie.tokens(end).unwrap(), [3, 4]);
+    assert_eq!(trie.evict_blocks(1), [4]);
+    // The node is there, but its end is not: a suffix below it would follow the wrong tokens.
+    assert_eq!(trie.insert([5].as_slice(), &mut vec![5], Some(end)), Err(Error::EvictedNode));
+    assert_eq!(trie.evict_blocks(1), [3]);
+    assert_eq!(trie.tokens(upper).unwrap(), [1, 2]);
+    let other = trie.insert([9].as_slice(), &mut vec![9], None).unwrap();
+    assert_eq!((other.index, trie.tokens(end)), (end.index, Err(Error::EvictedNode)));
+    trie.mark_in_use_by(other, 1).unwrap();
+    assert_eq!(trie.clear().len(), 3);
+    trie.recount();
+    let newer = trie.insert([9].as_slice(), &mut vec![9], None).unwrap();
+    assert!(newer != other && trie.tokens(other).is_err() && trie.users(newer).unwrap().is_empty());
+}
+
+#[test]
+fn refused_calls_change_nothing() {
+    assert_eq!(RadixTrie::<u8>::new(0).unwrap_err(), Error::PageSize { got: 0 });
+    let mut trie = RadixTrie::new(2).unwrap();
+    let mut refused = |tokens: &[u32], blocks: usize| {
+        let mut given = vec![0; blocks];
+        let error = trie.insert(tokens, &mut given, None).unwrap_err();
+        assert_eq!((given.len(), trie.node_count()), (blocks, 1));
+        error.code()
+    };
+    assert_eq!(refused(&[1], 0), "token_count");
+    assert_eq!(refused(&[1, 2, 3], 2), "token_count");
+    assert_eq!(refused(&[1, 2], 2), "length_mismatch");
+    assert_eq!(refused(&[], 1), "length_mismatch");
+    assert_eq!(refused(&[], 0), "no_tokens");
+    assert_eq!(trie.match_prefix([].as_slice(), None).unwrap_err(), Error::Empty);
+}
+
+#[test]
+fn memory_follows_what_is_kept() {
+    let mut trie = RadixTrie::new(1).unwrap();
+    for token in 0..10_000_u32 {
+        trie.insert([token].as_slice(), &mut vec![token], None).unwrap();
+    }
+    trie.evict_blocks(9_900);
+    assert_eq!(trie.len(), 100);
+    // The last made stayed, at the end of the vector: their places wait for others.
+    for token in 0..500_u32 {
+        trie.insert([token].as_slice(), &mut vec![token], None).unwrap();
+    }
+    assert_eq!(trie.nodes.len(), 10_001);
+    trie.evict_blocks(100);
+    assert!(trie.nodes.capacity() < 2_100, "{}", trie.nodes.capacity());
+    assert!(trie.children.capacity() < 4_100, "{}", trie.children.capacity());
+}

@@ -1,0 +1,55 @@
+//! [`StringTree`]: which tenant has the longest prefix of a text.
+
+use super::tree::{Cursor, Entry, EvictionPolicy, PrefixMatch, SharedTree, TenantId, Text, TreeError, snapshot_header};
+
+tree_methods! {
+    /// A radix tree of text that many tenants share, for routers that guess what each worker has cached from where they
+    /// sent what.
+    ///
+    /// Sizes and depths are in characters (Unicode scalar values). Nothing is normalised, and no character is ever
+    /// divided. All methods may be called from any number of threads; no lock is held while a caller's function runs.
+    ///
+    /// ```
+    /// use kvatlas_trees::string_tree::StringTree;
+    ///
+    /// let tree = StringTree::new();
+    /// tree.insert_text("You are a helpful assistant.", "http://w0");
+    /// tree.insert_text("You are a helpful poet.", "http://w1");
+    /// let found = tree.match_prefix_with_counts("You are a helpful pirate.");
+    /// assert_eq!((found.tenant.as_deref(), found.matched), (Some("http://w1"), 19));
+    /// assert_eq!(tree.match_all("You are a helpful pirate.")[1], ("http://w0".into(), 18));
+    /// ```
+    StringTree, Text, str, String, |text| text.as_bytes(), |path: Vec<u8>| String::from_utf8_lossy(&path).into_owned(),
+    insert_text, insert_text_with_priority, b'S'
+}
+
+impl StringTree {
+    /// An empty tree that evicts what was not accessed for longest.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_policy(EvictionPolicy::Lru)
+    }
+
+    /// An empty tree that evicts by `policy`.
+    #[must_use]
+    pub fn with_policy(policy: EvictionPolicy) -> Self {
+        Self { tree: SharedTree::new(Text::new(), policy) }
+    }
+
+    /// Characters a tenant holds; the same as [`tenant_size`](Self::tenant_size).
+    #[must_use]
+    pub fn tenant_char_size(&self, tenant: &str) -> usize {
+        self.tenant_size(tenant)
+    }
+
+    /// The longest prefix of `text` that anybody holds, and who, as [`prefix_match`](Self::prefix_match) says.
+    #[must_use]
+    pub fn prefix_match_legacy<'a>(&self, text: &'a str) -> (&'a str, Option<TenantId>) {
+        let (bytes, tenant) = self.tree.prefix(text.as_bytes());
+        (&text[..bytes], tenant)
+    }
+
+    fn units(_page: usize) -> Result<Text, TreeError> {
+        Ok(Text::new())
+    }
+}

@@ -1,0 +1,236 @@
+//! A tree as bytes, and back.
+//!
+//! ```text
+//!   "KVAT" version kind page policy     8 bytes
+//!   tenants: count, then each name      by name; numbers are LEB128
+//!   number of top nodes, then each node before its children, siblings in order:
+//!     edge       length, then UTF-8 or the tokens as numbers
+//!     holders    count, then for each: tenant, since, accessed, hits, priority (zigzag)
+//!     children   count
+//!   ticks                               matches go on while this is written: it is read when all else is
+//!   XXH3-64 of all that                 8 bytes, little-endian
+//! ```
+//!
+//! The same tree gives the same bytes. What is read is checked for everything the tree relies on before anybody sees
+//! it, and memory is asked for as the bytes that need it are there.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::core::{Core, Piece, ROOT, Run};
+use super::holders::Holder;
+use super::policy::EvictionPolicy;
+use super::shared::SharedTree;
+use super::types::TreeError;
+use super::units::{LONGEST, Units};
+
+const MAGIC: &[u8; 4] = b"KVAT";
+const VERSION: u8 = 1;
+const CHECKSUM: usize = 8;
+
+pub(super) fn put_number(out: &mut Vec<u8>, mut number: u64) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+/// Takes a number off the beginning.
+pub(super) fn take_number(bytes: &mut &[u8]) -> Option<u64> {
+    let mut number = 0u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        let part = u64::from(byte & 0x7f);
+        if part << shift >> shift != part {
+            return None;
+        }
+        number |= part << shift;
+        if byte < 0x80 {
+            return Some(number);
+        }
+    }
+    None
+}
+
+fn take_small(bytes: &mut &[u8]) -> Option<u32> {
+    take_number(bytes)?.try_into().ok()
+}
+
+fn refuse(why: &'static str) -> TreeError {
+    TreeError::Snapshot { why }
+}
+
+/// The first bytes of a snapshot.
+pub(crate) struct Header<'a> {
+    pub(crate) page: usize,
+    policy: EvictionPolicy,
+    body: &'a [u8],
+}
+
+/// Checks what can be checked without knowing the tree.
+pub(crate) fn header(bytes: &[u8], kind: u8) -> Result<Header<'_>, TreeError> {
+    let (head, _) = bytes.split_at_checked(8).ok_or(refuse("it is shorter than a header"))?;
+    if &head[..4] != MAGIC {
+        return Err(refuse("it does not begin as one"));
+    }
+    if head[4] != VERSION {
+        return Err(refuse("it has a version this release does not read"));
+    }
+    if head[5] != kind {
+        return Err(refuse("it is of the other kind of tree"));
+    }
+    let policy = EvictionPolicy::ALL.get(usize::from(head[7])).copied().ok_or(refuse("its policy is unknown"))?;
+    let end = bytes.len().checked_sub(CHECKSUM).filter(|&e| e >= 8).ok_or(refuse("it is cut off"))?;
+    if xxh3_64(&bytes[..end]).to_le_bytes() != bytes[end..] {
+        return Err(refuse("its checksum is wrong"));
+    }
+    Ok(Header { page: usize::from(head[6]), policy, body: &bytes[8..end] })
+}
+
+impl<U: Units> SharedTree<U> {
+    /// The tree as bytes. Readers go on meanwhile, writers wait.
+    pub(crate) fn snapshot(&self) -> Vec<u8> {
+        self.with(|core| {
+            let mut out = Vec::new();
+            out.extend_from_slice(MAGIC);
+            let (kind, page) = core.units_of.kind();
+            let policy = EvictionPolicy::ALL.iter().position(|p| *p == core.policy).unwrap_or(0);
+            out.extend_from_slice(&[VERSION, kind, page, policy as u8]);
+            core.write(&mut out);
+            let sum = xxh3_64(&out);
+            out.extend_from_slice(&sum.to_le_bytes());
+            out
+        })
+    }
+
+    pub(crate) fn restore(units: U, header: &Header<'_>) -> Result<Self, TreeError> {
+        let mut core = Core::new(Arc::new(units), header.policy);
+        let mut body = header.body;
+        core.parse(&mut body)?;
+        if !body.is_empty() {
+            return Err(refuse("it goes on after its end"));
+        }
+        Ok(Self::of(core))
+    }
+}
+
+impl<U: Units> Core<U> {
+    fn write(&self, out: &mut Vec<u8>) {
+        let mut last = 0;
+        let mut names: Vec<_> = self.tenants.numbers().map(|(number, t)| (t.name.clone(), number)).collect();
+        names.sort_unstable();
+        put_number(out, names.len() as u64);
+        let mut places = vec![0; names.iter().map(|&(_, n)| n as usize + 1).max().unwrap_or(0)];
+        for (place, (name, number)) in names.iter().enumerate() {
+            put_number(out, name.len() as u64);
+            out.extend_from_slice(name.as_bytes());
+            places[*number as usize] = place;
+        }
+        let mut edge = Vec::new();
+        let mut stack = self.sorted_children(ROOT);
+        put_number(out, stack.len() as u64);
+        stack.reverse();
+        while let Some(number) = stack.pop() {
+            let node = self.node(number);
+            edge.clear();
+            if let Some(run) = &node.run {
+                self.units_of.read(&run.buffer, node.from, node.items as usize, &mut edge);
+            }
+            U::write(&edge, out);
+            let mut holders: Vec<&Holder> = node.holders.iter().collect();
+            holders.sort_unstable_by_key(|h| places[h.tenant as usize]);
+            put_number(out, holders.len() as u64);
+            for holder in holders {
+                put_number(out, places[holder.tenant as usize] as u64);
+                put_number(out, holder.since);
+                let accessed = holder.accessed();
+                last = last.max(accessed);
+                put_number(out, accessed);
+                put_number(out, u64::from(holder.hits()));
+                let priority = (holder.priority << 1) ^ (holder.priority >> 31);
+                put_number(out, u64::from(priority.cast_unsigned()));
+            }
+            put_number(out, node.children.len() as u64);
+            stack.extend(self.sorted_children(number).into_iter().rev());
+        }
+        put_number(out, self.ticks.load(Relaxed).max(last));
+    }
+
+    fn parse(&mut self, body: &mut &[u8]) -> Result<(), TreeError> {
+        const CUT: TreeError = TreeError::Snapshot { why: "it ends early, or a number in it is too large" };
+        let mut newest = 0;
+        let mut last: Option<&str> = None;
+        let count = take_small(body).ok_or(CUT)?;
+        for number in 0..count {
+            let length = usize::try_from(take_number(body).ok_or(CUT)?).map_err(|_| CUT)?;
+            let (name, rest) = body.split_at_checked(length).ok_or(CUT)?;
+            let name = std::str::from_utf8(name).map_err(|_| refuse("a tenant's name is not UTF-8"))?;
+            if last.is_some_and(|l| l >= name) || self.tenants.intern(name) != number {
+                return Err(refuse("its tenants are not in order"));
+            }
+            last = Some(name);
+            *body = rest;
+        }
+        // The way down: a node, how many of its children are still to come, and the first step of the one before.
+        let mut way: Vec<(u32, u64, Vec<U::Item>)> = vec![(ROOT, take_number(body).ok_or(CUT)?, Vec::new())];
+        while let Some((parent, left, before)) = way.last_mut() {
+            if *left == 0 {
+                way.pop();
+                continue;
+            }
+            *left -= 1;
+            let parent = *parent;
+            let edge = self.units_of.parse(body).ok_or(refuse("an edge is unsound"))?;
+            let step = self.units_of.first_step(&edge);
+            if edge.is_empty() || edge.len() > LONGEST || (!before.is_empty() && before.as_slice() >= step) {
+                return Err(refuse("an edge is empty, too long, or not in order"));
+            }
+            *before = step.to_vec();
+            let piece = Piece {
+                run: Run::new(self.units_of.store(&edge), edge.len()),
+                items: edge.len(),
+                units: self.units_of.count(&edge),
+            };
+            if self.len() >= u32::MAX as usize - 1 {
+                return Err(refuse("it has too many nodes"));
+            }
+            let node = self.grow(parent, self.units_of.key(&edge), &piece, 0, piece.items, piece.units);
+            let holders = take_small(body).ok_or(CUT)?;
+            let mut next = 0;
+            for _ in 0..holders {
+                let tenant = take_small(body).ok_or(CUT)?;
+                let (since, accessed) = (take_number(body).ok_or(CUT)?, take_number(body).ok_or(CUT)?);
+                let hits = take_small(body).ok_or(CUT)?;
+                let zigzag = take_small(body).ok_or(CUT)?;
+                let priority = (zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed());
+                newest = since.max(accessed).max(newest);
+                if tenant < next || tenant >= count {
+                    return Err(refuse("a holder is unsound"));
+                }
+                next = tenant + 1;
+                if !self.restore_holder(node, Holder::restored(tenant, since, accessed, hits, priority)) {
+                    return Err(refuse("a tenant holds a node but not its parent"));
+                }
+            }
+            if holders == 0 {
+                return Err(refuse("a node is nobody's"));
+            }
+            way.push((node, take_number(body).ok_or(CUT)?, Vec::new()));
+        }
+        let ticks = take_number(body).ok_or(CUT)?;
+        // Half of all numbers are room to go on counting for ever.
+        if newest > ticks || ticks > u64::MAX / 2 {
+            return Err(refuse("something happened in it after its last tick"));
+        }
+        self.ticks.store(ticks, Relaxed);
+        if self.tenants.numbers().any(|(_, t)| t.units == 0) {
+            return Err(refuse("a tenant holds nothing"));
+        }
+        self.enqueue_all();
+        Ok(())
+    }
+}

@@ -1,0 +1,95 @@
+//! Names of tenants to numbers, and back: given when a tenant first holds something, taken back when it holds nothing.
+
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+
+use super::policy::Leaf;
+use super::types::TenantId;
+
+/// What is known of a tenant.
+#[derive(Debug)]
+pub(crate) struct Tenant {
+    pub(crate) name: TenantId,
+    /// Units it holds.
+    pub(crate) units: usize,
+    /// Nodes it holds no child of.
+    pub(crate) leaves: usize,
+    /// The leaves by rank, and some that are none any more: see `core/order.rs`.
+    pub(crate) order: BinaryHeap<Leaf>,
+}
+
+/// All tenants that hold something.
+#[derive(Debug, Default)]
+pub(crate) struct Tenants {
+    numbers: HashMap<TenantId, u32>,
+    list: Vec<Option<Tenant>>,
+    free: Vec<u32>,
+    name_bytes: usize,
+}
+
+impl Tenants {
+    pub(crate) fn number(&self, name: &str) -> Option<u32> {
+        self.numbers.get(name).copied()
+    }
+
+    /// The number of a tenant that is about to hold something.
+    pub(crate) fn intern(&mut self, name: &str) -> u32 {
+        if let Some(number) = self.number(name) {
+            return number;
+        }
+        let name: TenantId = Arc::from(name);
+        self.name_bytes += name.len();
+        let tenant = Tenant { name: name.clone(), units: 0, leaves: 0, order: BinaryHeap::new() };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.list[number as usize] = Some(tenant);
+                number
+            }
+            None => {
+                self.list.push(Some(tenant));
+                (self.list.len() - 1) as u32
+            }
+        };
+        self.numbers.insert(name, number);
+        number
+    }
+
+    /// Forgets a tenant that holds nothing.
+    pub(crate) fn forget(&mut self, number: u32) {
+        if let Some(tenant) = self.list[number as usize].take() {
+            self.name_bytes -= tenant.name.len();
+            self.numbers.remove(&tenant.name);
+            self.free.push(number);
+        }
+        if self.numbers.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<&Tenant> {
+        self.list.get(number as usize)?.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Tenant> {
+        self.list.get_mut(number as usize)?.as_mut()
+    }
+
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (u32, &Tenant)> {
+        self.list.iter().enumerate().filter_map(|(number, t)| Some((number as u32, t.as_ref()?)))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.numbers.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.list.capacity() * size_of::<Option<Tenant>>()
+            + self.free.capacity() * 4
+            + self.numbers.capacity() * (size_of::<(TenantId, u32)>() + 1)
+            // The counters of an `Arc` are beside its text.
+            + self.numbers.len() * 16
+            + self.name_bytes
+    }
+}

@@ -1,0 +1,135 @@
+//! An event while it is read: its fields come in any order, by key or by position.
+
+use super::extra;
+use super::fault::Fault;
+use super::field::{Field, OPTIONAL, REMOVED, STORED};
+use super::msgpack::{Cursor, Value};
+use super::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
+use crate::error::Reason;
+use crate::event::{Cleared, Event, Removed, Stored};
+use crate::medium;
+
+/// See the module's text.
+pub(crate) struct Draft<'a> {
+    event: Event,
+    /// Fields without which an event means nothing: one bit each.
+    seen: u32,
+    /// Where the extra keys are. They cannot be understood before the LoRA name is known.
+    extra_keys: Option<Cursor<'a>>,
+}
+
+impl<'a> Draft<'a> {
+    pub(crate) fn new(tag: &[u8]) -> Result<Self, Fault> {
+        let event = match tag {
+            b"BlockStored" => Event::Stored(Box::default()),
+            b"BlockRemoved" => Event::Removed(Removed::default()),
+            b"AllBlocksCleared" => Event::Cleared(Cleared),
+            _ => {
+                let name: String = String::from_utf8_lossy(tag).chars().take(64).collect();
+                return Err(Fault::Event(Reason::UnknownEvent, format!("no event that is known: {name:?}")));
+            }
+        };
+        Ok(Self { event, seen: 0, extra_keys: None })
+    }
+
+    /// Reads the entries of a map.
+    pub(crate) fn entries(&mut self, cursor: &mut Cursor<'a>, entries: usize) -> Result<(), Fault> {
+        for _ in 0..entries {
+            match cursor.key()?.and_then(Field::of) {
+                Some(field) => self.field(field, cursor)?,
+                None => cursor.skip()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the elements of an array, after the tag.
+    pub(crate) fn elements(&mut self, cursor: &mut Cursor<'a>, elements: usize) -> Result<(), Fault> {
+        let order: &[Field] = match self.event {
+            Event::Stored(_) => &STORED,
+            Event::Removed(_) => &REMOVED,
+            Event::Cleared(_) => &[],
+        };
+        for at in 0..elements {
+            if at > OPTIONAL {
+                let mut inside = *cursor;
+                if let Value::Map(entries) = inside.value()? {
+                    self.entries(&mut inside, entries)?;
+                    *cursor = inside;
+                    continue;
+                }
+            }
+            match order.get(at) {
+                Some(&field) => self.field(field, cursor)?,
+                None => cursor.skip()?,
+            }
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, field: Field, cursor: &mut Cursor<'a>) -> Result<(), Fault> {
+        self.seen |= 1 << field as u32;
+        match &mut self.event {
+            Event::Stored(_) if field == Field::ExtraKeys => {
+                self.extra_keys = Some(*cursor);
+                cursor.skip()?;
+            }
+            Event::Stored(it) => stored(it, field, cursor)?,
+            Event::Removed(it) => removed(it, field, cursor)?,
+            Event::Cleared(_) => cursor.skip()?,
+        }
+        Ok(())
+    }
+
+    /// The event, when all its fields were read.
+    pub(crate) fn finish(self) -> Result<Event, Fault> {
+        let needed: &[Field] = match self.event {
+            Event::Stored(_) => &[Field::BlockHashes, Field::Parent, Field::Tokens, Field::BlockSize],
+            Event::Removed(_) => &[Field::BlockHashes],
+            Event::Cleared(_) => &[],
+        };
+        if let Some(missing) = needed.iter().find(|&&field| self.seen & (1 << field as u32) == 0) {
+            return Err(Fault::Event(Reason::MissingField, format!("no {}", missing.name())));
+        }
+        let mut event = self.event;
+        if let (Event::Stored(it), Some(mut keys)) = (&mut event, self.extra_keys) {
+            extra::read(&mut keys, it)?;
+        }
+        Ok(event)
+    }
+}
+
+fn stored(it: &mut Stored, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    match field {
+        Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
+        Field::Parent => it.parent = optional_name(cursor, field)?,
+        Field::Tokens => it.bigrams = tokens(cursor, &mut it.tokens)?,
+        Field::BlockSize => it.block_size = unsigned(cursor, field)?.unwrap_or(0),
+        Field::LoraId => it.lora_id = integer(cursor, field)?,
+        Field::Medium => it.medium = text(cursor, field)?.map(medium::intern),
+        Field::LoraName => it.lora = text(cursor, field)?.map(Into::into),
+        Field::Group => it.group = unsigned(cursor, field)?,
+        Field::Kind => it.kind = text(cursor, field)?.map(kind),
+        Field::Window => it.window = unsigned(cursor, field)?,
+        Field::Locality => it.locality = text(cursor, field)?.map(Into::into),
+        Field::Ownership => it.ownership = text(cursor, field)?.map(Into::into),
+        Field::Salt => it.salt = text(cursor, field)?.and_then(extra::salt).map(Into::into),
+        Field::Session => it.session_id = text(cursor, field)?.map(Into::into),
+        Field::Lookahead => it.lookahead = lookahead(cursor)?,
+        Field::ExtraKeys => cursor.skip()?,
+    }
+    Ok(())
+}
+
+/// A removal has few of the fields; those that it has not may be of any type.
+fn removed(it: &mut Removed, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+    match field {
+        Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
+        Field::Medium => it.medium = text(cursor, field)?.map(medium::intern),
+        Field::Group => it.group = unsigned(cursor, field)?,
+        Field::Locality => it.locality = text(cursor, field)?.map(Into::into),
+        Field::Ownership => it.ownership = text(cursor, field)?.map(Into::into),
+        _ => cursor.skip()?,
+    }
+    Ok(())
+}

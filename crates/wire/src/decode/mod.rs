@@ -1,0 +1,186 @@
+//! A payload into a batch.
+//!
+//! ```text
+//! msgpack (values where they lie) ▶ values, extra (one field) ▶ draft (one event) ▶ decode (the batch)
+//! ```
+//!
+//! What cannot be read costs as little as can be: a wrong field its event, since the event's end is still found by
+//! skipping it; a cut or malformed value the event and those after it, since nothing says where they begin.
+
+mod draft;
+mod extra;
+mod fault;
+mod field;
+mod msgpack;
+mod values;
+
+use self::draft::Draft;
+use self::fault::Fault;
+use self::msgpack::{Broken, Cursor, Value};
+use crate::error::{Error, Reason, Refused};
+use crate::event::{Batch, Event};
+
+/// Refusals told one by one; further ones of a batch are added to the last of their reason, so that a payload of
+/// nothing but nonsense does not grow in memory.
+const TOLD: usize = 32;
+
+/// Decodes a payload: the third frame of an engine's message.
+///
+/// Takes all forms that vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send: events as maps or as positional arrays, with
+/// fields missing at the end or unknown, integers of any width.
+///
+/// # Errors
+/// Only if the payload is no batch at all. What is wrong with single events is in [`Batch::refused`].
+pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
+    let mut cursor = Cursor::new(payload);
+    let (elements, timestamp, events) = envelope(&mut cursor).map_err(|wrong| match wrong {
+        Wrong::Shape(what) => Error::NotABatch { what },
+        Wrong::Broken(Broken::Cut) if payload.is_empty() => Error::Empty,
+        Wrong::Broken(Broken::Cut) => Error::Truncated { bytes: payload.len() },
+        Wrong::Broken(Broken::Reserved) => Error::Malformed,
+    })?;
+    let mut batch = Batch { timestamp, ..Batch::default() };
+    // An event of less than 16 bytes is none.
+    batch.events.reserve(events.min(cursor.left() / 16));
+    for at in 0..events {
+        let start = cursor;
+        let fault = match event(&mut cursor) {
+            Ok(event) => {
+                batch.events.push(event);
+                continue;
+            }
+            Err(fault) => fault,
+        };
+        let broken = match fault {
+            Fault::Broken(broken) => broken,
+            Fault::Event(reason, detail) => {
+                refuse(&mut batch.refused, Refused { at, events: 1, reason, detail });
+                cursor = start;
+                match cursor.skip() {
+                    Ok(()) => continue,
+                    Err(_) if at + 1 == events => return Ok(batch),
+                    // This one is told already.
+                    Err(broken) => {
+                        lose(&mut batch.refused, at + 1, events, &cursor, broken);
+                        return Ok(batch);
+                    }
+                }
+            }
+        };
+        lose(&mut batch.refused, at, events, &start, broken);
+        return Ok(batch);
+    }
+    if elements > 2 {
+        match rank(&mut cursor) {
+            Ok(rank) => batch.rank = rank,
+            Err(Fault::Event(reason, detail)) => {
+                refuse(&mut batch.refused, Refused { at: events, events: 1, reason, detail });
+            }
+            Err(Fault::Broken(broken)) => lose(&mut batch.refused, events, events + 1, &cursor, broken),
+        }
+    }
+    Ok(batch)
+}
+
+enum Wrong {
+    Broken(Broken),
+    Shape(String),
+}
+
+impl From<Broken> for Wrong {
+    fn from(broken: Broken) -> Self {
+        Self::Broken(broken)
+    }
+}
+
+/// Number of elements, timestamp, number of events.
+fn envelope(cursor: &mut Cursor<'_>) -> Result<(usize, f64, usize), Wrong> {
+    let elements = match cursor.value()? {
+        Value::Array(elements) if elements >= 2 => elements,
+        Value::Array(elements) => return Err(Wrong::Shape(format!("an array of {elements}"))),
+        other => return Err(Wrong::Shape(other.kind().to_owned())),
+    };
+    let timestamp = match cursor.value()? {
+        Value::Float(seconds) => seconds,
+        Value::Unsigned(seconds) => seconds as f64,
+        Value::Negative(seconds) => seconds as f64,
+        Value::Nil => 0.0,
+        other => return Err(Wrong::Shape(format!("the timestamp is {}", other.kind()))),
+    };
+    match cursor.value()? {
+        Value::Array(events) => Ok((elements, timestamp, events)),
+        other => Err(Wrong::Shape(format!("the events are {}", other.kind()))),
+    }
+}
+
+fn rank(cursor: &mut Cursor<'_>) -> Result<Option<u32>, Fault> {
+    match cursor.value()? {
+        Value::Nil => Ok(None),
+        Value::Unsigned(rank) if u32::try_from(rank).is_ok() => Ok(u32::try_from(rank).ok()),
+        other => {
+            let detail = format!("the batch's rank must be from 0 to {} or nil, found {}", u32::MAX, other.kind());
+            Err(Fault::Event(Reason::InvalidField, detail))
+        }
+    }
+}
+
+fn event(cursor: &mut Cursor<'_>) -> Result<Event, Fault> {
+    match cursor.value()? {
+        Value::Map(entries) => {
+            let tag = map_tag(*cursor, entries)?;
+            let mut draft = Draft::new(tag)?;
+            draft.entries(cursor, entries)?;
+            draft.finish()
+        }
+        Value::Array(elements @ 1..) => {
+            let tag = match cursor.value()? {
+                Value::Text(tag) => tag,
+                other => return Err(not_an_event(&format!("an array that begins with {}", other.kind()))),
+            };
+            let mut draft = Draft::new(tag)?;
+            draft.elements(cursor, elements - 1)?;
+            draft.finish()
+        }
+        Value::Array(_) => Err(not_an_event("an empty array")),
+        other => Err(not_an_event(other.kind())),
+    }
+}
+
+/// The event's type. It comes first, but need not.
+fn map_tag<'a>(mut cursor: Cursor<'a>, entries: usize) -> Result<&'a [u8], Fault> {
+    for _ in 0..entries {
+        if cursor.key()? == Some(b"type".as_slice()) {
+            return match cursor.value()? {
+                Value::Text(tag) => Ok(tag),
+                other => Err(not_an_event(&format!("a map whose type is {}", other.kind()))),
+            };
+        }
+        cursor.skip()?;
+    }
+    Err(not_an_event("a map without a type"))
+}
+
+fn not_an_event(what: &str) -> Fault {
+    Fault::Event(Reason::NotAnEvent, format!("an event is a map with a type or an array with a tag, found {what}"))
+}
+
+/// Tells of an event left out.
+fn refuse(refused: &mut Vec<Refused>, one: Refused) {
+    let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(|other| other.reason == one.reason) };
+    match same {
+        Some(same) => same.events += one.events,
+        None => refused.push(one),
+    }
+}
+
+/// Tells of the event `at` and all after it, which cannot be found any more.
+fn lose(refused: &mut Vec<Refused>, at: usize, events: usize, from: &Cursor<'_>, broken: Broken) {
+    // The number of events is only as good as the payload: there are not more of them than bytes.
+    let lost = (events - at).min(from.left().max(1)) as u64;
+    let (reason, what) = match broken {
+        Broken::Cut => (Reason::Truncated, "the payload ends inside the event"),
+        Broken::Reserved => (Reason::Malformed, "a byte 0xc1, which begins no MessagePack value, inside the event"),
+    };
+    let detail = if lost > 1 { format!("{what}; {} after it are lost with it", lost - 1) } else { what.to_owned() };
+    refuse(refused, Refused { at, events: lost, reason, detail });
+}

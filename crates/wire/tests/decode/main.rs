@@ -1,0 +1,8 @@
+//! What engines send, and what is like it.
+
+mod fields;
+mod forms;
+mod helpers;
+#[path = "../payload/mod.rs"]
+mod payload;
+mod refusals;

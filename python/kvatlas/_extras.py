@@ -1,0 +1,17 @@
+"""Parts of the package that need more than its core does."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+from kvatlas.errors import MissingExtraError
+
+_DISTRIBUTIONS = {"zmq": "pyzmq"}  # where it is not called as the module is
+
+
+def require(part: str, extra: str, modules: Sequence[str]) -> None:
+    """Raise `MissingExtraError` unless all `modules`, which come with `extra`, are installed. Imports none of them."""
+    missing = [_DISTRIBUTIONS.get(name, name) for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"{part} needs {', '.join(missing)}: pip install 'kvatlas[{extra}]'")

@@ -1,0 +1,105 @@
+"""What the HTTP clients of kvatlas share: addresses, bearer keys, how httpx is set up, and what its errors mean.
+
+The clients of the service, the discovery of engines and the tokenizer that asks an engine are built on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from kvatlas.errors import InvalidArgumentError, InvalidTypeError
+
+_KEY = re.compile(r"[!-~]+", re.ASCII)
+
+
+def checked_url(url: str) -> str:
+    """The base address of a server, without a trailing slash.
+
+    Raises:
+        ValueError: It is not one; the message says what is wrong.
+    """
+    address = url.strip().rstrip("/")
+    parts = urlsplit(address)
+    host, _port = parts.hostname, parts.port
+    if parts.scheme not in ("http", "https"):
+        near = f": did you mean http://{address}?" if "://" not in address and address[:1].isalnum() else ""
+        raise ValueError(f"the scheme is missing or unknown{near}")
+    if not host or not address.isprintable() or " " in address:
+        raise ValueError("the host is missing")
+    if parts.query or parts.fragment:
+        raise ValueError("it must not have a query or a fragment")
+    return address
+
+
+def is_bearer(key: str) -> bool:
+    """Whether a key can be sent in a header: visible ASCII characters without white space."""
+    return _KEY.fullmatch(key) is not None
+
+
+def authorization(key: str | None) -> dict[str, str]:
+    """The header that shows a bearer key; nothing without a key."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def options(url: str, key: str | None, timeout: float, ssl_context: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """How the httpx client of one server is set up. Proxies of the environment are not used: servers are inside.
+
+    Raises:
+        InvalidArgumentError: The URL, the key or the timeout cannot be used ("invalid_url", "invalid_key",
+            "out_of_range").
+        InvalidTypeError: The URL is not a string.
+    """
+    if not isinstance(url, str):
+        raise InvalidTypeError(f"url must be a str, got {type(url).__name__}")
+    if not timeout > 0:
+        raise InvalidArgumentError(f"timeout must be above 0 seconds, got {timeout}", "out_of_range")
+    if key and not is_bearer(key):
+        raise InvalidArgumentError("key must be visible ASCII characters without white space", "invalid_key")
+    try:
+        address = checked_url(url)
+    except ValueError as error:
+        raise InvalidArgumentError(f"url must be http://HOST:PORT, got {url!r}: {error}", "invalid_url") from error
+    # Reading the system's certificates takes a while, and plain HTTP needs none.
+    is_tls = address.startswith("https:")
+    return {
+        "base_url": address,
+        "headers": authorization(key),
+        "timeout": timeout,
+        "verify": ssl_context or (ssl.create_default_context() if is_tls else False),
+        "trust_env": False,
+    }
+
+
+def failure(error: Exception) -> tuple[str, str]:
+    """The code of an error of httpx, "timeout" or "unreachable", and what the server did in words.
+
+    The words continue a sentence that begins with the server: "did not answer in time".
+    """
+    if isinstance(error, httpx.TimeoutException):
+        return "timeout", "did not answer in time"
+    if isinstance(error, httpx.RemoteProtocolError):
+        return "unreachable", f"did not answer in HTTP: {reason(error)}"
+    return "unreachable", f"cannot be reached: {reason(error)}"
+
+
+def reason(error: BaseException) -> str:
+    """The innermost cause in words: httpx wraps the system's several times over."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, socket.gaierror) and cause.strerror:
+            return cause.strerror
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate is not trusted: {cause.verify_message}"
+        if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+            return "it does not speak TLS: is it http:// instead of https://?"
+        if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) and cause.errno:
+            return os.strerror(cause.errno)
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__

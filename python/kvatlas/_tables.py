@@ -1,0 +1,64 @@
+"""Tables for a terminal, in which words stay whole when it is narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+
+_LEAST = 12  # characters to which a name is cut, over several lines, if nothing else helps
+
+
+def make_table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+    *,
+    left: Collection[int] = (0,),
+    wrap: Collection[int] = (),
+    title: str | None = None,
+    styles: Sequence[str | None] = (),
+) -> Table:
+    """A table of plain text, at most `width` characters wide.
+
+    Headers break between words, and so do the cells of the columns in `wrap`; other cells do not break. Columns in
+    `left` are flush left, and the first to break within words if even that is too wide. `styles`: of the rows.
+    """
+    room = width - len(columns) - 1  # the box takes one before, between and behind columns
+    widths = _widths(columns, rows, room, left, wrap)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0) if sum(widths) + len(columns) <= room else 0,
+        pad_edge=False,
+    )
+    for number, (column, its) in enumerate(zip(columns, widths, strict=True)):
+        table.add_column(column, justify="left" if number in left else "right", width=its, overflow="fold")
+    for number, row in enumerate(rows):
+        table.add_row(*row, style=styles[number] if number < len(styles) else None)
+    return table
+
+
+def _widths(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, left: Collection[int], wrap: Collection[int]
+) -> list[int]:
+    """How wide each column is, to come to `room` at most."""
+    natural, whole = [], []
+    for number, column in enumerate(columns):
+        lines = [line for row in rows for line in row[number].split("\n")]
+        parts = [word for line in lines for word in line.split()] if number in wrap else lines
+        natural.append(max(map(cell_len, (column, *lines))))
+        whole.append(max(map(cell_len, ("", *column.split(), *parts))))
+    names = [min(least, _LEAST) if number in left else least for number, least in enumerate(whole)]
+    widths = natural
+    for least in (whole, names):
+        while sum(widths) > room and widths != least:
+            spare = [its - fewest for its, fewest in zip(widths, least, strict=True)]
+            widest = max(range(len(widths)), key=spare.__getitem__)
+            widths = [its - (number == widest) for number, its in enumerate(widths)]
+    return widths

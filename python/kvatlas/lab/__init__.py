@@ -1,0 +1,10 @@
+"""The laboratory: what measures and compares. Needs the extra `lab`: pip install 'kvatlas[lab]'.
+
+`kvatlas.lab.replay` replays a trace over simulated engines in virtual time, `kvatlas.lab.demo` runs routing policies
+side by side over real sockets, `kvatlas.lab.bench` loads designs of the index open loop, and `kvatlas.lab.designs`
+has those designs. Nothing else in kvatlas imports it.
+"""
+
+from kvatlas._extras import require
+
+require("kvatlas.lab", "lab", ("matplotlib", "aiohttp", "msgspec", "zmq"))

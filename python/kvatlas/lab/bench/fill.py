@@ -1,0 +1,114 @@
+"""Put measured figures into a document: `python -m kvatlas.lab.bench.fill DOCUMENT NAME=FILE...`.
+
+Between `<!-- NAME -->` and `<!-- end NAME -->` the document gets the table of FILE, a sweep.json or grow.json, and
+where it was measured. Everything else stays as it is: words are written by people, figures by the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvatlas import _text
+from kvatlas.errors import PageError
+from kvatlas.lab.bench.machine import about_machine
+from kvatlas.lab.bench.report import ns, speed, wrong_words
+
+
+def fill(text: str, name: str, table: str) -> str:
+    """`text` with what is between the marks of `name` replaced. Raises `PageError` if they are not there once."""
+    begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
+    pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise PageError(f"the document must have {begin} and {end} once")
+    return pattern.sub(lambda _: f"{begin}\n{table.strip()}\n{end}", text)
+
+
+def sweep_table(data: dict[str, Any]) -> str:
+    """A sweep's thresholds in Markdown, highest first."""
+    found = sorted(data["indexes"], key=lambda one: -(one["threshold"] or 0))
+    rows = []
+    for one in found:
+        half: dict[str, Any] = next((p for p in one["curve"] if p["fraction"] == 0.5 and p["passed"]), {})
+        more = "≥ " if one["threshold"] and one["bound_by"] in ("", "invalid") else ""
+        star = " \\*" if one["deviates"] else ""
+        spread = f"{speed(min(one['searches']))} to {speed(max(one['searches']))}" if one["searches"] else "-"
+        rows.append(
+            [
+                f"`{one['index']}`{star}",
+                more + speed(one["threshold"]),
+                spread,
+                ns(half.get("deadline_p99")),
+                ns(half.get("service_p50")),
+                ns(half.get("service_p99")),
+                wrong_words(one["wrong"], one["compared"]) if one["threshold"] else one["note"],
+            ]
+        )
+    head = ["index", "threshold", "of the repeats", "p99 from deadline*", "service p50*", "service p99*", "wrong"]
+    settings, limit = data["settings"], data["settings"]["limit"]
+    clock = "from the deadline" if limit["clock"] == "deadline" else "in service"
+    note = (
+        f"Block operations a second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; medians of "
+        f"{settings['repeats']}. *: at half of its own threshold. \\*: known wrong answers, which do not count here. "
+        f"{_where(data)}"
+    )
+    return markdown(head, rows) + "\n\n" + note
+
+
+def grow_table(data: dict[str, Any]) -> str:
+    """Growth in Markdown, a table a series."""
+    parts = []
+    for one in data["series"]:
+        points = [p for p in data["points"] if p["series"] == one["name"]]
+        sizes = sorted({p["size"] for p in points})
+        names = list(dict.fromkeys(p["index"] for p in points))
+        cells = {(p["index"], p["size"]): ns(p["p50"]) for p in points}
+        rows = [[f"`{name}`", *(cells.get((name, size), "-") for size in sizes)] for name in names]
+        label = f"With {one['name']} ({one['label']}), p50 in service:"
+        parts.append(label + "\n\n" + markdown(["index", *(f"{size:,}" for size in sizes)], rows))
+    left_out = [
+        f"{p['index']} with {p['series']} {p['size']:,} ({p['skipped']})"
+        for p in data["points"]
+        if p["skipped"] and not p["skipped"].startswith("not tried")
+    ]
+    if left_out:
+        parts.append("Left out, and all larger sizes: " + "; ".join(left_out) + ".")
+    return "\n\n".join([*parts, _where(data)])
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _where(data: dict[str, Any]) -> str:
+    partial = "" if data["complete"] else "Interrupted: partial. "
+    return f"{partial}Measured on {about_machine(data['machine'])}."
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Fill a document in. Returns the exit status."""
+    if len(arguments) < 2 or not all("=" in pair for pair in arguments[1:]):
+        print("Error: usage: python -m kvatlas.lab.bench.fill DOCUMENT NAME=FILE...", file=sys.stderr)
+        return 2
+    path = Path(arguments[0])
+    try:
+        text = path.read_text(encoding="utf-8")
+        for pair in arguments[1:]:
+            name, _, file = pair.partition("=")
+            data = json.loads(Path(file).read_text(encoding="utf-8"))
+            text = fill(text, name, sweep_table(data) if "indexes" in data else grow_table(data))
+        path.write_text(text, encoding="utf-8")
+    except (PageError, OSError, ValueError, KeyError) as error:
+        print(f"Error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

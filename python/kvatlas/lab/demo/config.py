@@ -1,0 +1,55 @@
+"""What the demo runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from kvatlas.errors import ConfigError
+from kvatlas.sim import FleetConfig, Trace, WorkloadConfig, generate
+from kvatlas.sim.server import Fleet, ServerConfig
+
+MOST_ENGINES = 64
+MOST_REQUESTS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """What to run.
+
+    Attributes:
+        fleet: The engines of each policy.
+        policies: Names of the routing policies, or `module:Class`.
+        seconds: How long, in real time.
+        speed: How many times as fast as ours the engines' clock runs.
+        request_rate: Requests a second of the engines' time.
+    """
+
+    fleet: FleetConfig = field(default_factory=lambda: FleetConfig(engines=4))
+    policies: tuple[str, ...] = ("round-robin", "exact")
+    seconds: float = 45.0
+    speed: float = 8.0
+    request_rate: float = 1.25
+
+    def __post_init__(self) -> None:
+        if not self.policies:
+            raise ConfigError("no policies")
+        if (engines := self.fleet.engines) > MOST_ENGINES:
+            raise ConfigError(
+                f"engines must be from 1 to {MOST_ENGINES}, got {engines}: each is a process, once a policy"
+            )
+        for name in ("seconds", "speed", "request_rate"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
+        if (requests := self.seconds * self.speed * self.request_rate) > MOST_REQUESTS:
+            raise ConfigError(f"seconds x speed x request_rate are {requests:,.0f} requests: {MOST_REQUESTS:,} at most")
+
+    def workload(self) -> Trace:
+        """Requests for the whole run, and more: they come at random."""
+        count = max(16, int(self.seconds * self.speed * self.request_rate * 1.5))
+        return generate(WorkloadConfig(requests=count, seed=self.fleet.seed, request_rate=self.request_rate))
+
+    def servers(self, model: str) -> Fleet:
+        """The engines of one policy, not started yet. They say that they serve `model`."""
+        config = ServerConfig(engine=self.fleet.engine, speed=self.speed, model=model, seed=self.fleet.seed)
+        return Fleet(self.fleet.engines, config, own_names=self.fleet.own_names)

@@ -1,0 +1,49 @@
+"""What to replay and on what."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from kvatlas.errors import ConfigError
+from kvatlas.routing import POLICIES
+from kvatlas.sim.fleet import FleetConfig
+from kvatlas.sim.trace import check_block_size
+
+MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """A fleet and how to drive it.
+
+    Attributes:
+        fleet: The simulated engines.
+        policies: Names of the routing policies, or `module:Class`.
+        speedup: How many times as fast the trace's clock runs.
+        check: Share of the queries whose answers are held against the reference, from 0 to 1.
+        check_seconds: Time for the checked queries of one policy.
+    """
+
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    policies: tuple[str, ...] = tuple(POLICIES)
+    speedup: float = 1.0
+    check: float = 0.01
+    check_seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        engine = self.fleet.engine
+        check_block_size(engine.block_size)
+        if self.fleet.engines * engine.blocks > MOST_BLOCKS:
+            raise ConfigError(
+                f"{self.fleet.engines} engines of {engine.blocks} blocks are more than the {MOST_BLOCKS} blocks that "
+                "fit in memory here: take larger blocks, smaller pools or fewer engines"
+            )
+        if not (math.isfinite(self.speedup) and self.speedup > 0):
+            raise ConfigError(f"speedup must be above 0, got {self.speedup}")
+        if not 0 <= self.check <= 1:
+            raise ConfigError(f"check must be from 0 to 1, got {self.check}")
+        if not self.check_seconds >= 0:
+            raise ConfigError(f"check_seconds must not be negative, got {self.check_seconds}")
+        if not self.policies:
+            raise ConfigError("no policies")

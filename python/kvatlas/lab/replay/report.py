@@ -1,0 +1,86 @@
+"""The tables at the end of a replay, for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+
+from kvatlas import _text
+from kvatlas._tables import make_table
+from kvatlas.lab.replay import words
+from kvatlas.lab.replay.results import ReplayResult
+
+ROUTING = ("policy", "cache hits", "saved", "busy", "peak", "CV", "TTFT mean", "p50", "p99")
+INDEX = ("policy", "finds /s", "find p50", "p99", "events /s", "store ns", "remove ns", "held", "bytes /block")
+
+
+def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """One row for each policy, then what one cache would do."""
+    rows: list[tuple[str, ...]] = [
+        (
+            p.policy + (" (partial)" if p.partial else ""),
+            _text.percent(p.hit_rate),
+            _text.count(p.hit_tokens),
+            f"{100 * p.utilisation:.0f} %",
+            f"{p.spread.max_over_mean:.2f}",
+            f"{p.spread.variation:.2f}",
+            _text.seconds(p.ttft.mean),
+            _text.seconds(p.ttft.p50),
+            _text.seconds(p.ttft.p99),
+        )
+        for p in result.policies
+    ]
+    total = result.statistics.input_tokens
+    for name, rate in (("one shared cache", result.shared_rate), ("one infinite cache", result.bound_rate)):
+        rows.append((name, _text.percent(rate), _text.count(rate * total), "", "", "", "", "", ""))
+    return rows
+
+
+def index_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """One row for each policy."""
+    return [
+        (
+            p.policy,
+            _text.short(p.index.lookups_per_second),
+            _text.nanoseconds(p.index.find_p50_ns),
+            _text.nanoseconds(p.index.find_p99_ns),
+            _text.short(p.index.events_per_second),
+            f"{p.index.store_ns_per_block:.0f}",
+            f"{p.index.remove_ns_per_block:.0f}",
+            _text.short(p.index.held_blocks),
+            f"{p.index.bytes_per_block:.1f}",
+        )
+        for p in result.policies
+    ]
+
+
+def print_report(result: ReplayResult, console: Console) -> None:
+    """Print everything a newcomer wants to know."""
+    console.print()
+    if result.partial:
+        console.print("Interrupted: this is what was done so far.", style="bold yellow")
+        console.print()
+    for line in words.about_trace(result):
+        console.print(line, highlight=False)
+    console.print(words.about_fleet(result), highlight=False)
+    if not result.policies:
+        return
+    console.print()
+    rows = routing_rows(result)
+    styles = ["dim" if row[0].startswith("one ") else "bold green" if row[0] == "exact" else None for row in rows]
+    console.print(make_table(ROUTING, rows, console.width, title="What routing is worth", styles=styles))
+    console.print(Padding(words.LEGEND, (0, 1)), style="dim", highlight=False)
+    console.print()
+    console.print(make_table(INDEX, index_rows(result), console.width, title="The index meanwhile"))
+    console.print(Padding(words.about_index(result), (0, 1)), style="dim", highlight=False)
+    console.print()
+    for line in words.conclusion(result):
+        console.print(line, highlight=False)
+    console.print(words.about_check(result), style="bold red" if result.disagreements else None, highlight=False)
+    for policy in result.policies:
+        for d in policy.agreement.examples:
+            console.print(
+                f"  {d.policy}, request {d.request} ({d.blocks} blocks), {d.worker}: "
+                f"the {d.oracle} says {d.expected}, the index says {d.got}",
+                highlight=False,
+            )

@@ -1,0 +1,103 @@
+"""What a replay found: plain data, ready for JSON. Times in seconds unless the name says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvatlas.lab.replay.check import Agreement
+from kvatlas.lab.replay.config import ReplayConfig
+from kvatlas.lab.replay.measure import IndexFigures
+from kvatlas.sim.statistics import TraceStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How evenly the engines shared the prefill work."""
+
+    max_over_mean: float  # 1 is even
+    variation: float  # standard deviation / mean
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds."""
+
+    mean: float
+    p50: float
+    p99: float
+
+
+@dataclass(slots=True)
+class PolicyResult:
+    """One policy over one trace."""
+
+    policy: str
+    requests: int  # routed
+    first_tokens: int  # of those, answered: all but the refused ones when complete
+    refused: int  # too large for any engine
+    prompt_tokens: int  # of admitted requests
+    hit_tokens: int  # of those, found cached: prefill saved
+    hit_rate: float  # hit_tokens / prompt_tokens
+    bound_rate: float  # what one infinite cache would have found of the same requests
+    prefill_tokens: int  # computed
+    preemptions: int
+    utilisation: float  # share of the engines' time until the last arrival that prefill took
+    spread: Spread
+    ttft: Latency
+    index: IndexFigures
+    agreement: Agreement
+    seconds: float  # of real time that the replay took
+    partial: bool = False
+    find_ns: list[int] = field(default_factory=list)  # each lookup; for plots, not in JSON
+
+
+@dataclass(slots=True)
+class ReplayResult:
+    """All policies."""
+
+    version: str
+    trace: str
+    skipped: int
+    generated: dict[str, float]  # what only the generator knows; empty for a trace from a file
+    config: ReplayConfig
+    statistics: TraceStatistics
+    bound_rate: float  # hit rate of one infinite cache over the whole trace
+    shared_rate: float  # hit rate of one cache as large as all engines' together (in blocks of 512 tokens)
+    policies: list[PolicyResult] = field(default_factory=list)
+    partial: bool = False
+
+    @property
+    def disagreements(self) -> int:
+        """Answers of the index that an oracle contradicted, over all policies."""
+        return sum(result.agreement.disagreements for result in self.policies)
+
+
+def spread(work: Sequence[float]) -> Spread:
+    """The spread of the work of each engine."""
+    values = np.array(work, dtype=np.float64)
+    mean = float(values.mean()) if values.size else 0.0
+    if mean == 0:
+        return Spread(1.0, 0.0)
+    return Spread(float(values.max()) / mean, float(values.std()) / mean)
+
+
+def latency(values: Sequence[float]) -> Latency:
+    """Mean and quantiles."""
+    if not values:
+        return Latency(0.0, 0.0, 0.0)
+    array = np.array(values, dtype=np.float64)
+    p50, p99 = (float(value) for value in np.percentile(array, [50, 99]))
+    return Latency(float(array.mean()), p50, p99)
+
+
+def as_json(result: ReplayResult) -> dict[str, Any]:
+    """The result as JSON's types, without the single lookups."""
+    data = asdict(result)
+    data["disagreements"] = result.disagreements
+    for policy in data["policies"]:
+        del policy["find_ns"]
+    return data

@@ -1,0 +1,143 @@
+"""What a replay found, in a sentence or two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvatlas._text import count, duration, percent, seconds
+from kvatlas.lab.replay.results import PolicyResult, ReplayResult
+
+
+def about_trace(result: ReplayResult) -> list[str]:
+    """What was replayed, in lines."""
+    stats = result.statistics
+    rate = stats.requests / stats.duration if stats.duration else 0.0
+    lengths = stats.input_quantiles
+    lines = [
+        (
+            f"{result.trace}: {count(stats.requests)} requests in {duration(stats.duration)} ({rate:.1f} a second), "
+            f"{count(stats.input_tokens)} prompt tokens, {count(stats.output_tokens)} generated, "
+            f"{count(stats.distinct_blocks)} distinct blocks of 512."
+        ),
+        (
+            f"Prompt length: median {count(lengths['p50'])} tokens, 10 % below {count(lengths['p10'])}, "
+            f"10 % above {count(lengths['p90'])}, 1 % above {count(lengths['p99'])}, longest {count(lengths['max'])}."
+        ),
+    ]
+    if result.generated:
+        made = result.generated
+        lines.append(
+            f"Generated: {count(made['sessions'])} sessions of {made['turns_per_session']:.1f} requests on average; "
+            f"{percent(made['agent_requests'])} of the requests come from agents, the others from chats."
+        )
+    if result.skipped:
+        lines.append(f"{count(result.skipped)} malformed lines were left out.")
+    lines.append(
+        f"{percent(stats.seen_before)} of the prompt tokens repeat the beginning of an earlier prompt: "
+        "no cache can serve more."
+    )
+    return lines
+
+
+def about_fleet(result: ReplayResult) -> str:
+    """The engines, in a line."""
+    config, engine = result.config, result.config.fleet.engine
+    speed = f", the trace's clock {config.speedup:g} times as fast" if config.speedup != 1 else ""
+    return (
+        f"{config.fleet.engines} simulated engines, each with room for {count(engine.pool_tokens)} tokens of KV in "
+        f"blocks of {engine.block_size}, {count(engine.prefill_rate)} prompt tokens a second, "
+        f"{engine.decode_rate:g} generated tokens a second for each request{speed}."
+    )
+
+
+LEGEND = (
+    "cache hits: share of the prompt tokens that the chosen engine already held; saved: those tokens. "
+    "busy: share of the time that prefill takes; "
+    "peak: prefill work of the busiest engine / the mean; CV: standard deviation of the engines' / the mean. "
+    "TTFT: time to first token = wait in the engine's queue + uncached tokens / prefill rate, in simulated time."
+)
+
+
+def conclusion(result: ReplayResult) -> list[str]:
+    """What it means, in sentences. Empty if there is nothing to compare."""
+    done = [p for p in result.policies if not p.partial]
+    exact = next((p for p in done if p.policy == "exact"), None)
+    others = [p for p in done if p is not exact]
+    if exact is None or not others:
+        return []
+    lines = [
+        (
+            f"Routing by the exact index, {percent(exact.hit_rate)} of all prompt tokens were found cached. "
+            f"One cache as large as all {result.config.fleet.engines} engines' together would find "
+            f"{percent(result.shared_rate)}, one without any limit {percent(result.bound_rate)}."
+        )
+    ]
+    hits = max(others, key=lambda p: p.hit_rate)
+    fastest = min(others, key=lambda p: p.ttft.mean)
+    lines.append(_compare_hits(exact, hits) + " " + _compare_ttft(exact, fastest))
+    busy = [p for p in done if p.utilisation >= 0.9]
+    if busy:
+        lines.append(
+            f"With {_names(busy)} prefill kept the engines busy more than 90 % of the time: "
+            "so near the limit, waiting times grow with the length of the trace and say little else."
+        )
+    refused = max(p.refused for p in done)
+    if refused:
+        lines.append(f"{count(refused)} requests were too large for an engine's cache and were refused.")
+    return lines
+
+
+def _compare_hits(exact: PolicyResult, other: PolicyResult) -> str:
+    saved = other.prefill_tokens - exact.prefill_tokens
+    if abs(saved) <= 0.001 * other.prefill_tokens:
+        return f"{other.policy} finds as much: {percent(other.hit_rate)}."
+    if saved < 0:
+        return f"{other.policy} finds more: {percent(other.hit_rate)}, {count(-saved)} tokens less to compute."
+    return (
+        f"The most that any other policy finds is {percent(other.hit_rate)} ({other.policy}): "
+        f"the index saves {count(saved)} tokens of prefill more, {percent(saved / other.prefill_tokens)} of the work."
+    )
+
+
+def _compare_ttft(exact: PolicyResult, other: PolicyResult) -> str:
+    ours, theirs = exact.ttft.mean, other.ttft.mean
+    if abs(ours - theirs) <= 0.01 * theirs:
+        return f"The first token comes after {seconds(ours)} on average, as it does with {other.policy}."
+    if ours > theirs:
+        return (
+            f"The first token comes sooner with {other.policy}: "
+            f"after {seconds(theirs)} on average, not {seconds(ours)}."
+        )
+    return (
+        f"The first token comes after {seconds(ours)} on average; the next best, {other.policy}, "
+        f"needs {seconds(theirs)}, {theirs / ours:.1f} times as long."
+    )
+
+
+def about_check(result: ReplayResult) -> str:
+    """How the sampled answers compare with the oracles, in a line."""
+    if not result.config.check:
+        return "No answer was checked (--check 0)."
+    checked = sum(p.agreement.checked for p in result.policies)
+    followed = max((p.agreement.reference_workers for p in result.policies), default=0)
+    wrong = result.disagreements
+    whom = "the reference" if followed == result.config.fleet.engines else f"the reference for {followed} engines"
+    verdict = "all agree" if not wrong else f"{count(wrong)} DISAGREE"
+    return (
+        f"{count(checked)} sampled queries were checked against {whom} and against what every engine held: {verdict}."
+    )
+
+
+def about_index(result: ReplayResult) -> str:
+    """How the index was measured, in a line."""
+    clock = max((p.index.clock_cost_ns for p in result.policies), default=0.0)
+    return (
+        "Each call from Python is timed on its own, between simulation steps that empty the processor's caches; "
+        f"reading the clock ({clock:.0f} ns) is included. Event: a store, or the removals of one step. "
+        "store, remove: ns a block. held: blocks on all engines; bytes: the index's memory for each of them."
+    )
+
+
+def _names(policies: Sequence[PolicyResult]) -> str:
+    names = [p.policy for p in policies]
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]

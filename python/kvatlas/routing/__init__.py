@@ -1,0 +1,32 @@
+"""Routing policies: which engine to send a request to, given what each holds and what each has to do.
+
+A `Policy` picks an engine for a `Prompt` from the `Load` of each engine and the `Depths` that an index found.
+`find_policy` has those in `POLICIES` by name, and loads your own from `module:Class`. A `Dispatcher` puts one to work
+and keeps the loads.
+"""
+
+from kvatlas.errors import PolicyError
+from kvatlas.routing.affinity import PrefixAffinity
+from kvatlas.routing.dispatcher import Dispatched, Dispatcher
+from kvatlas.routing.exact import Exact
+from kvatlas.routing.loader import POLICIES, PolicyFactory, find_policy
+from kvatlas.routing.policy import Depths, Load, Policy, Prompt
+from kvatlas.routing.simple import LeastLoaded, Random, RoundRobin
+
+__all__ = [
+    "POLICIES",
+    "Depths",
+    "Dispatched",
+    "Dispatcher",
+    "Exact",
+    "LeastLoaded",
+    "Load",
+    "Policy",
+    "PolicyError",
+    "PolicyFactory",
+    "PrefixAffinity",
+    "Prompt",
+    "Random",
+    "RoundRobin",
+    "find_policy",
+]

@@ -1,0 +1,38 @@
+"""What a simulated fleet is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvatlas.errors import ConfigError
+from kvatlas.sim.engine import EngineConfig
+
+MOST_ENGINES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class FleetConfig:
+    """A simulated fleet: so many engines, all alike.
+
+    Attributes:
+        engines: How many.
+        engine: What each is.
+        own_names: Whether every engine names blocks in its own way, as with hash seeds of their own.
+        seed: Of everything left to chance.
+    """
+
+    engines: int = 16
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    own_names: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.engines <= MOST_ENGINES:
+            raise ConfigError(f"engines must be from 1 to {MOST_ENGINES}, got {self.engines}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"seed must be from 0 to 2**64 - 1, got {self.seed}")
+
+    def workers(self) -> list[str]:
+        """The engines' names, in order."""
+        width = len(str(self.engines - 1))
+        return [f"engine-{number:0{width}}" for number in range(self.engines)]

@@ -1,0 +1,32 @@
+"""Simulated engines that are really there: over ZMQ and HTTP, in real time, with faults on purpose.
+
+`Fleet` starts engines in processes and has handles to ask and to disturb them; `EngineServer` is one engine in a
+running event loop; `Publisher` is a bare stream at full speed. Needs the extra `sim`: pip install 'kvatlas[sim]'.
+"""
+
+from kvatlas._extras import require
+
+require("kvatlas.sim.server", "sim", ("aiohttp", "msgspec", "zmq"))
+
+from kvatlas.sim.server.config import ServerConfig  # noqa: E402 - not before it is known what is missing
+from kvatlas.sim.server.faults import Faults  # noqa: E402
+from kvatlas.sim.server.fleet import EngineHandle, Fleet  # noqa: E402
+from kvatlas.sim.server.publisher import Publisher  # noqa: E402
+from kvatlas.sim.server.server import EngineServer  # noqa: E402
+from kvatlas.sim.server.traffic import TrafficConfig, prompt_tokens  # noqa: E402
+from kvatlas.sim.server.truth import Completion, Query, RankState, Truth  # noqa: E402
+
+__all__ = [
+    "Completion",
+    "EngineHandle",
+    "EngineServer",
+    "Faults",
+    "Fleet",
+    "Publisher",
+    "Query",
+    "RankState",
+    "ServerConfig",
+    "TrafficConfig",
+    "Truth",
+    "prompt_tokens",
+]

@@ -1,0 +1,29 @@
+"""The HTTP of a live engine: OpenAI's, the engine's own discovery, and `/sim/` for whoever runs the simulation."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from kvatlas.sim.server.api import control, discovery, openai
+from kvatlas.sim.server.api.bodies import Handler, error_response, guard
+from kvatlas.sim.server.engine import ServedEngine
+
+_LARGEST = 64 << 20  # bytes of a body; a prompt of a million tokens is 8 MB of JSON
+
+__all__ = ["make_app"]
+
+
+def make_app(engine: ServedEngine) -> web.Application:
+    """Everything that `engine` answers."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not request.path.startswith("/sim/"):
+            await engine.going.wait()  # a paused engine answers when it goes on
+            if engine.down:
+                return error_response(503, "the engine is starting", "service_unavailable")
+        return await guard(request, handler)
+
+    app = web.Application(client_max_size=_LARGEST, middlewares=[middleware])
+    app.add_routes([*openai.routes(engine), *discovery.routes(engine), *control.routes(engine)])
+    return app

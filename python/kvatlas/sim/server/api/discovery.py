@@ -1,0 +1,214 @@
+"""What the engines answer to whoever wants to know where their events are and how they are doing."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+import kvatlas
+from kvatlas.sim.server.engine import ServedEngine
+from kvatlas.sim.server.rank import Rank
+
+# What each is in its latest version that this speaks like.
+_VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
+_HWM = 100_000
+
+
+def routes(engine: ServedEngine) -> list[web.RouteDef]:
+    """The routes of `engine`: those that an engine of its kind has, no others."""
+    answers = _Discovery(engine)
+    common = [
+        web.get("/health", answers.health),
+        web.get("/version", answers.version),
+        web.get("/metrics", answers.metrics),
+        web.get("/v1/models", answers.models),
+    ]
+    if engine.config.dialect == "vllm":
+        return [
+            *common,
+            web.get("/ping", answers.health),
+            web.get("/kv_event_sources", answers.kv_event_sources),
+            web.post("/reset_prefix_cache", answers.reset),
+        ]
+    return [
+        *common,
+        web.get("/health_generate", answers.health),
+        web.get("/server_info", answers.server_info),
+        web.get("/get_server_info", answers.server_info),
+        web.get("/model_info", answers.model_info),
+        web.get("/get_model_info", answers.model_info),
+        web.route("*", "/flush_cache", answers.reset),
+    ]
+
+
+class _Discovery:
+    def __init__(self, engine: ServedEngine) -> None:
+        self.engine = engine
+        self.config = engine.config
+        # The engines bind all addresses and say so: whoever asks puts the host it asked in place.
+        wild = self.config.host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "*")  # noqa: S104
+        self.host = "*" if wild else self.config.host
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return web.json_response(
+            {"version": _VERSIONS[self.config.dialect], "simulated_by": f"kvatlas {kvatlas.__version__}"}
+        )
+
+    async def models(self, _request: web.Request) -> web.Response:
+        config, created = self.config, int(self.engine.started)
+        owner = config.dialect
+
+        def card(name: str, parent: str | None) -> dict[str, object]:
+            return {
+                "id": name,
+                "object": "model",
+                "created": created,
+                "owned_by": owner,
+                "root": name,
+                "parent": parent,
+                "max_model_len": config.longest,
+            }
+
+        cards = [card(config.model, None), *(card(name, config.model) for name in config.loras)]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def kv_event_sources(self, _request: web.Request) -> web.Response:
+        engine = self.engine
+        return web.json_response(
+            {
+                str(rank.number): {
+                    "enable_kv_cache_events": True,
+                    "publisher": "zmq",
+                    "endpoint": self._endpoint(engine.events_port, rank),
+                    "replay_endpoint": None if engine.replay_port is None else self._endpoint(engine.replay_port, rank),
+                    "buffer_steps": self.config.buffer_steps,
+                    "hwm": _HWM,
+                    "max_queue_size": _HWM,
+                    "topic": self.config.topic,
+                }
+                for rank in engine.ranks
+            }
+        )
+
+    async def server_info(self, _request: web.Request) -> web.Response:
+        engine, config = self.engine, self.config
+        events: dict[str, object] = {
+            "publisher": "zmq",
+            "endpoint_host": self.host,
+            "endpoint_port_base": engine.events_port,
+            "topic": config.topic,
+            "block_size": config.engine.block_size,
+            "dp_size": config.ranks,
+        }
+        if engine.replay_port is not None:
+            events["replay_endpoint_port_base"] = engine.replay_port
+        return web.json_response(
+            {
+                "model_path": config.model,
+                "served_model_name": config.model,
+                "tokenizer_path": config.model,
+                "host": config.host,
+                "port": engine.http_port,
+                "page_size": config.engine.block_size,
+                "dp_size": config.ranks,
+                "tp_size": 1,
+                "context_length": config.longest,
+                "max_total_num_tokens": config.engine.blocks * config.engine.block_size,
+                "max_running_requests": config.engine.max_running,
+                "chunked_prefill_size": config.engine.chunk,
+                "enable_lora": bool(config.loras),
+                "lora_paths": list(config.loras),
+                "version": _VERSIONS["sglang"],
+                "status": "ready",
+                "kv_events": events,
+            }
+        )
+
+    async def model_info(self, _request: web.Request) -> web.Response:
+        return web.json_response(
+            {
+                "model_path": self.config.model,
+                "tokenizer_path": self.config.model,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": "default",
+            }
+        )
+
+    async def reset(self, _request: web.Request) -> web.Response:
+        done = self.engine.reset()
+        return web.json_response({"success": done}, status=200 if done else 400)
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        lines = _vllm_metrics(self.engine) if self.config.dialect == "vllm" else _sglang_metrics(self.engine)
+        return web.Response(text=lines, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    def _endpoint(self, base: int, rank: Rank) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"tcp://{host}:{base + rank.number}"
+
+
+def _vllm_metrics(engine: ServedEngine) -> str:
+    config, out = engine.config.engine, _Metrics()
+    for rank in engine.ranks:
+        core = rank.core
+        counters = core.counters
+        labels = {"model_name": engine.config.model, "engine": str(rank.number)}
+        out.add("vllm:num_requests_running", "gauge", labels, len(core.running))
+        out.add("vllm:num_requests_waiting", "gauge", labels, len(core.waiting))
+        out.add("vllm:kv_cache_usage_perc", "gauge", labels, 1 - core.pool.free / core.pool.size)
+        out.add("vllm:prefix_cache_queries_total", "counter", labels, counters.prompt_tokens)
+        out.add("vllm:prefix_cache_hits_total", "counter", labels, counters.hit_tokens)
+        out.add("vllm:prompt_tokens_total", "counter", labels, counters.prompt_tokens)
+        out.add("vllm:num_preemptions_total", "counter", labels, counters.preemptions)
+        about = {
+            "block_size": str(config.block_size),
+            "num_gpu_blocks": str(config.blocks),
+            "enable_prefix_caching": "True",
+            "prefix_caching_hash_algo": "sha256_cbor",
+        }
+        out.add("vllm:cache_config_info", "gauge", {**labels, **about}, 1)
+    return out.text()
+
+
+def _sglang_metrics(engine: ServedEngine) -> str:
+    config, out = engine.config.engine, _Metrics()
+    for rank in engine.ranks:
+        core = rank.core
+        counters, pool = core.counters, core.pool
+        labels = {"model_name": engine.config.model, "engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
+        labels["dp_rank"] = str(rank.number)
+        used = pool.size - pool.free
+        out.add("sglang:num_running_reqs", "gauge", labels, len(core.running))
+        out.add("sglang:num_queue_reqs", "gauge", labels, len(core.waiting))
+        out.add("sglang:num_used_tokens", "gauge", labels, used * config.block_size)
+        out.add("sglang:token_usage", "gauge", labels, used / pool.size)
+        out.add("sglang:max_total_num_tokens", "gauge", labels, pool.size * config.block_size)
+        out.add("sglang:page_size", "gauge", labels, config.block_size)
+        out.add("sglang:num_pages", "gauge", labels, pool.size)
+        rate = counters.hit_tokens / counters.prompt_tokens if counters.prompt_tokens else 0.0
+        out.add("sglang:cache_hit_rate", "gauge", labels, rate)
+        out.add("sglang:prompt_tokens_total", "counter", labels, counters.prompt_tokens)
+        out.add("sglang:cached_tokens_total", "counter", {**labels, "cache_source": "device"}, counters.hit_tokens)
+    return out.text()
+
+
+class _Metrics:
+    """Lines in Prometheus' text format, each name's together."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, name: str, kind: str, labels: dict[str, str], value: float) -> None:
+        lines = self._lines.setdefault(name, [f"# TYPE {name} {kind}"])
+        inside = ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items())
+        lines.append(f"{name}{{{inside}}} {float(value)!r}")
+
+    def text(self) -> str:
+        return "".join(f"{line}\n" for lines in self._lines.values() for line in lines)
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

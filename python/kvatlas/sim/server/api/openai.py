@@ -1,0 +1,258 @@
+"""OpenAI's completions and chat, answered with the toy tokenizer's letters in the simulated time."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from kvatlas.errors import RequestFailedError, RequestRefusedError
+from kvatlas.sim.server import tokens
+from kvatlas.sim.server.api.bodies import error_response, flag, number, read_object, text, token_ids
+from kvatlas.sim.server.core import ServedRequest
+from kvatlas.sim.server.engine import ServedEngine
+from kvatlas.sim.server.rank import Rank
+
+_COMPLETION_TOKENS = 16
+_CHAT_TOKENS = 128
+_LONGEST_ANSWER = 1 << 20
+
+
+def routes(engine: ServedEngine) -> list[web.RouteDef]:
+    """The routes of `engine`."""
+    api = _OpenAI(engine)
+    return [
+        web.post("/v1/completions", api.completions),
+        web.post("/v1/chat/completions", api.chat),
+        web.post("/tokenize", api.tokenize),
+        web.post("/detokenize", api.detokenize),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request for an answer."""
+
+    chat: bool
+    model: str
+    prompt: list[int]
+    output: int
+    lora: str | None
+    salt: str | None
+    rank: int | None
+    seed: int | None
+    stream: bool
+    with_usage: bool
+    finish: str  # why the answer ends where it does
+
+
+class _OpenAI:
+    def __init__(self, engine: ServedEngine) -> None:
+        self.engine = engine
+        self.config = engine.config
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        body = await read_object(request)
+        return await self._answer(request, self._asked(request, body, _prompt(body.get("prompt")), chat=False))
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await read_object(request)
+        return await self._answer(request, self._asked(request, body, _conversation(body), chat=True))
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await read_object(request)
+        if "messages" in body:
+            ids = _conversation(body)
+        elif (prompt := text(body, "prompt")) is not None:
+            ids = tokens.encode(prompt)
+        else:
+            raise RequestRefusedError("prompt (a string) or messages is missing", param="prompt")
+        return web.json_response({"count": len(ids), "max_model_len": self.config.longest, "tokens": ids})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await read_object(request)
+        return web.json_response({"prompt": tokens.decode(token_ids(body.get("tokens"), "tokens"))})
+
+    # Understanding what is asked
+
+    def _asked(self, request: web.Request, body: dict[str, object], prompt: list[int], *, chat: bool) -> _Asked:
+        config = self.config
+        model = text(body, "model") or config.model
+        if model != config.model and model not in config.loras:
+            raise RequestRefusedError(f"The model `{model}` does not exist.", param="model", status=404)
+        if not prompt:
+            raise RequestRefusedError("the prompt has no tokens", param="messages" if chat else "prompt")
+        if (number(body, "n", 1, 1 << 10) or 1) != 1:
+            raise RequestRefusedError("n must be 1: this engine gives one answer a request", param="n")
+        name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+        output = number(body, name, 1, _LONGEST_ANSWER)
+        room = config.longest - len(prompt)
+        if output is None:
+            output = max(min(_CHAT_TOKENS if chat else _COMPLETION_TOKENS, room), 1)
+        if output > room:
+            raise RequestRefusedError(
+                f"This model's maximum context length is {config.longest} tokens. However, you requested {output} "
+                f"output tokens and your prompt contains {len(prompt)} input tokens.",
+                "too_long",
+                param=name,
+            )
+        options = body.get("stream_options")
+        if options is not None and not isinstance(options, dict):
+            raise RequestRefusedError("stream_options must be an object", param="stream_options")
+        stream = flag(body, "stream")
+        if options and not stream:
+            raise RequestRefusedError("stream_options goes with stream only", param="stream_options")
+        return _Asked(
+            chat=chat,
+            model=model,
+            prompt=prompt,
+            output=output,
+            lora=model if model != config.model else None,
+            salt=self._salt(body),
+            rank=self._rank(request),
+            seed=number(body, "seed", -(1 << 63), (1 << 63) - 1),
+            stream=stream,
+            with_usage=flag(options or {}, "include_usage"),
+            finish="stop" if chat and body.get(name) is None else "length",
+        )
+
+    def _salt(self, body: dict[str, object]) -> str | None:
+        salt = text(body, "cache_salt")
+        if salt == "":
+            raise RequestRefusedError("cache_salt must not be empty: leave it out", param="cache_salt")
+        return salt
+
+    def _rank(self, request: web.Request) -> int | None:
+        header = request.headers.get("X-data-parallel-rank")
+        if header is None:
+            return None
+        try:
+            rank = int(header)
+        except ValueError:
+            # vLLM ignores what is not a number.
+            if self.config.dialect == "vllm":
+                return None
+            raise RequestRefusedError(f"X-Data-Parallel-Rank must be a whole number, not {header!r}") from None
+        if not 0 <= rank < self.config.ranks:
+            raise RequestRefusedError(f"X-data-parallel-rank must be from 0 to {self.config.ranks - 1}, not {rank}")
+        return rank
+
+    # Answering
+
+    async def _answer(self, request: web.Request, asked: _Asked) -> web.StreamResponse:
+        rank, live = self.engine.submit(
+            asked.prompt, asked.output, lora=asked.lora, salt=asked.salt, rank=asked.rank, seed=asked.seed
+        )
+        if asked.stream:
+            return await _stream(request, asked, rank, live)
+        try:
+            await rank.finish(live)
+        except RequestFailedError as error:
+            return error_response(503, str(error), "service_unavailable")
+        whole = tokens.decode(live.tokens[live.prompt_tokens :])
+        content: dict[str, object] = (
+            {"message": {"role": "assistant", "content": whole}} if asked.chat else {"text": whole}
+        )
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": asked.finish}
+        return web.json_response({**_head(asked, chunk=False), "choices": [choice], "usage": _usage(live)})
+
+
+async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedRequest) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    head = _head(asked, chunk=True)
+    rest: dict[str, object] = {"usage": None} if asked.with_usage else {}
+    output = rank.output(live)
+    try:
+        await response.prepare(request)
+        async for content in _chunks(asked, output):
+            await response.write(_event({**head, "choices": [content], **rest}))
+        if asked.with_usage:
+            await response.write(_event({**head, "choices": [], "usage": _usage(live)}))
+        await response.write(b"data: [DONE]\n\n")
+    except RequestFailedError as error:
+        # The status is long out: an event says it, and the end without [DONE].
+        failure = {"message": str(error), "type": "service_unavailable", "param": None, "code": 503}
+        await response.write(_event({"error": failure}))
+    finally:
+        await output.aclose()
+    await response.write_eof()
+    return response
+
+
+async def _chunks(asked: _Asked, output: AsyncIterator[list[int]]) -> AsyncIterator[dict[str, object]]:
+    """The choices of each chunk."""
+    if asked.chat:
+        yield {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    sent = 0
+    async for new in output:
+        sent += len(new)
+        piece = tokens.decode(new)
+        content: dict[str, object] = {"delta": {"content": piece}} if asked.chat else {"text": piece}
+        finish = asked.finish if sent == asked.output else None
+        yield {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+
+
+def _event(data: dict[str, object]) -> bytes:
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _head(asked: _Asked, *, chunk: bool) -> dict[str, object]:
+    kind = ("chat.completion.chunk" if chunk else "chat.completion") if asked.chat else "text_completion"
+    name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
+    return {"id": name, "object": kind, "created": int(time.time()), "model": asked.model}
+
+
+def _usage(live: ServedRequest) -> dict[str, object]:
+    return {
+        "prompt_tokens": live.prompt_tokens,
+        "completion_tokens": live.output_tokens,
+        "total_tokens": live.prompt_tokens + live.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": live.hit_tokens},
+    }
+
+
+def _prompt(value: object) -> list[int]:
+    """A prompt: a string, a list of token ids, or a list of one of these."""
+    if value is None:
+        raise RequestRefusedError("prompt is missing", param="prompt")
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) != 1:
+            raise RequestRefusedError("this engine takes one prompt a request: send them one by one", param="prompt")
+        value = value[0]
+    return tokens.encode(value) if isinstance(value, str) else token_ids(value, "prompt")
+
+
+def _conversation(body: dict[str, object]) -> list[int]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestRefusedError("messages must be a list with a message in it", param="messages")
+    read: list[tuple[str, str]] = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, dict):
+            raise RequestRefusedError(f"{where} must be an object", param=where)
+        role = message.get("role")
+        if not isinstance(role, str) or role not in tokens.ROLES:
+            raise RequestRefusedError(f"{where}.role must be one of {', '.join(tokens.ROLES)}", param=f"{where}.role")
+        read.append((role, _content(message.get("content"), f"{where}.content")))
+    return tokens.chat(read)
+
+
+def _content(value: object, where: str) -> str:
+    """What a message says: a string, or parts of text."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise RequestRefusedError(f"{where} must be a string or a list of parts", param=where)
+    texts: list[str] = []
+    for part in value:
+        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise RequestRefusedError(f"{where} must be text: this engine reads nothing else", param=where)
+        texts.append(part["text"])
+    return "".join(texts)

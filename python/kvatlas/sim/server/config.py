@@ -1,0 +1,131 @@
+"""What a served engine is, as one value that can be sent to another process."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, get_args
+
+from kvatlas.errors import ConfigError
+from kvatlas.sim.engine import EngineConfig
+from kvatlas.sim.server.events import Dialect, Engine
+from kvatlas.sim.server.faults import Faults
+from kvatlas.sim.server.names import Names, SglangNames, VllmNames
+
+ReplaySocket = Literal["now", "old", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What a served engine is.
+
+    Attributes:
+        name: Tells engines apart in what they print; also part of what their chances follow from.
+        dialect: Whose words it speaks, "vllm" or "sglang".
+        arrays: Events as positional arrays, as engines wrote them before mid-2026.
+        hash_bytes: Names as whole digests (vLLM only).
+        hash_seed: Names of its own; engines with the same seed, or none, name blocks alike.
+        engine: The cache and its timing.
+        speed: How many seconds of the engine's time pass in one.
+        ranks: Data-parallel ranks, each with a cache and a stream of its own.
+        model: The model it says it serves.
+        loras: Adapters it says it serves.
+        host: The address to bind.
+        http_port: 0 for any free one.
+        events_port: Of rank 0's live stream, rank r has this + r; 0 for any free ones.
+        replay_port: Of rank 0's replays likewise.
+        topic: Of the live stream.
+        buffer_steps: Batches kept for replays.
+        replay_socket: Answers in today's form, in the old one without a topic frame, or none at all.
+        step: Seconds (real ones) from one step to the next at the least; a step's events are one batch.
+        max_model_len: The longest prompt with its answer, in tokens.
+        faults: What goes wrong.
+        seed: Of everything left to chance.
+    """
+
+    name: str = "engine-0"
+    dialect: Engine = "vllm"
+    arrays: bool = False
+    hash_bytes: bool = False
+    hash_seed: str | None = None
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    speed: float = 1.0
+    ranks: int = 1
+    model: str = "sim-model"
+    loras: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    http_port: int = 0
+    events_port: int = 0
+    replay_port: int = 0
+    topic: str = ""
+    buffer_steps: int = 10_000
+    replay_socket: ReplaySocket = "now"
+    step: float = 0.005
+    max_model_len: int = 131_072
+    faults: Faults = field(default_factory=Faults)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _one_of("dialect", self.dialect, get_args(Engine))
+        if self.host not in ("*", "localhost"):
+            try:
+                ipaddress.ip_address(self.host)
+            except ValueError:
+                raise ConfigError(f"host must be an IP address, localhost or *, not {self.host!r}") from None
+        _one_of("replay_socket", self.replay_socket, get_args(ReplaySocket))
+        if self.hash_bytes and self.dialect != "vllm":
+            raise ConfigError("hash_bytes is for the vllm dialect: SGLang always sends integers")
+        for name in ("speed", "step"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"{name} must be above 0, got {value}")
+        for name, low, high in (
+            ("ranks", 1, 1024),
+            ("buffer_steps", 1, 1 << 30),
+            ("max_model_len", 1, 1 << 31),
+            ("http_port", 0, 65_535),
+            ("events_port", 0, 65_536 - self.ranks),
+            ("replay_port", 0, 65_536 - self.ranks),
+        ):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} must be from {low} to {high}, got {getattr(self, name)}")
+        if 0 < abs(self.events_port - self.replay_port) < self.ranks and self.events_port and self.replay_port:
+            raise ConfigError(f"events_port and replay_port must be at least {self.ranks} apart, one port a rank")
+        if self.model in self.loras:
+            raise ConfigError(f"an adapter is called {self.model!r}, as the model itself: give it another name")
+
+    @property
+    def wire(self) -> Dialect:
+        """The form of the events."""
+        if self.dialect == "vllm":
+            return "vllm-arrays" if self.arrays else "vllm"
+        return "sglang-arrays" if self.arrays else "sglang"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt with its answer at most: what is said, or what the cache has room for."""
+        return min(self.max_model_len, self.engine.pool_tokens)
+
+    def names(self) -> Names:
+        """How it names blocks."""
+        if self.dialect == "vllm":
+            return VllmNames(self.hash_seed, as_bytes=self.hash_bytes)
+        return SglangNames(self.hash_seed)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ServerConfig:
+        """What `as_dict` gave."""
+        rest = dict(data)
+        engine, faults = EngineConfig(**rest.pop("engine")), Faults(**rest.pop("faults"))
+        return cls(**{**rest, "loras": tuple(rest["loras"])}, engine=engine, faults=faults)
+
+
+def _one_of(name: str, value: str, among: tuple[str, ...]) -> None:
+    if value not in among:
+        raise ConfigError(f"{name} must be one of {', '.join(among)}, not {value!r}")

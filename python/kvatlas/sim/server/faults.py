@@ -1,0 +1,151 @@
+"""What can go wrong between an engine and its readers, on purpose and by a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
+
+from kvatlas._text import nearest
+from kvatlas.errors import ConfigError
+
+ReplaySocket = Literal["on", "closed", "silent"]
+
+_HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtake it
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often what goes wrong: chances from 0 to 1, each time a batch is published.
+
+    The first four concern the live socket only, replays have those batches right. Poison is in the stream itself, so
+    in replays too, and always besides what the engine did: a reader that leaves it out has lost nothing.
+    """
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0  # the batch after it goes first
+    delay: float = 0.0  # it waits, and those behind it too
+    delay_seconds: float = 0.2  # at most
+    poison_event: float = 0.0  # an event that cannot be decoded among the others
+    poison_type: float = 0.0  # an event of an unknown type among the others
+    poison_payload: float = 0.0  # a message that is no batch, with a number of its own
+    restart: float = 0.0  # the engine begins again: cache empty, numbers from 0
+    pause: float = 0.0  # the engine hangs, its sockets open
+    pause_seconds: float = 1.0
+    replay_socket: ReplaySocket = "on"  # "closed": nobody listens; "silent": requests are not answered
+
+    def __post_init__(self) -> None:
+        for name in CHANCES:
+            _check(name, getattr(self, name), 1.0)
+        for name in ("delay_seconds", "pause_seconds"):
+            _check(name, getattr(self, name), 3600.0)
+        if self.replay_socket not in get_args(ReplaySocket):
+            known = ", ".join(get_args(ReplaySocket))
+            raise ConfigError(f"replay_socket must be one of {known}, not {self.replay_socket!r}")
+
+    def changed(self, changes: Mapping[str, object]) -> Faults:
+        """These faults with some of them changed. Raises `ConfigError` for what there is none of."""
+        known = [field.name for field in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise ConfigError(f"no fault is called {name!r}: {nearest(name, known)}")
+        return replace(self, **changes)  # type: ignore[arg-type]  # checked on the way in
+
+
+CHANCES = ("drop", "duplicate", "reorder", "delay", "poison_event", "poison_type", "poison_payload", "restart", "pause")
+
+
+def _check(name: str, value: object, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, not {value!r}")
+    if not (math.isfinite(value) and 0 <= value <= most):
+        raise ConfigError(f"{name} must be from 0 to {most:g}, not {value!r}")
+
+
+Send = Callable[[int, bytes], None]
+
+
+class Link:
+    """The way from an engine to its live socket: here batches are dropped, doubled, swapped and held up."""
+
+    def __init__(self, send: Send, chance: random.Random, count: Callable[[str], None]) -> None:
+        self._send = send
+        self._random = chance
+        self._count = count
+        self._queue: deque[tuple[float, int, bytes]] = deque()  # when due, number, payload
+        self._overtaken: tuple[float, int, bytes] | None = None  # goes after the next one, or when due
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything published has still to be sent."""
+        return bool(self._queue) or self._overtaken is not None
+
+    def push(self, seq: int, payload: bytes, faults: Faults) -> None:
+        """Send a batch on its way."""
+        chance = self._random.random
+        if chance() < faults.drop:
+            self._count("dropped")
+            return
+        due = asyncio.get_running_loop().time()
+        if chance() < faults.delay:
+            self._count("delayed")
+            due += self._random.uniform(0, faults.delay_seconds)
+        if self._queue:
+            due = max(due, self._queue[-1][0])
+        times = 1
+        if chance() < faults.duplicate:
+            self._count("duplicated")
+            times = 2
+        if self._overtaken is None and chance() < faults.reorder:
+            self._count("reordered")
+            self._overtaken = due + _HOLD, seq, payload
+        else:
+            self._queue.extend([(due, seq, payload)] * times)
+            if self._overtaken is not None:
+                self._queue.append((due, *self._overtaken[1:]))
+                self._overtaken = None
+        self._pump()
+
+    def stop(self) -> None:
+        """Hold everything until `go`."""
+        self._stopped = True
+        self._cancel()
+
+    def go(self) -> None:
+        """Go on after `stop`."""
+        self._stopped = False
+        self._pump()
+
+    def discard(self) -> None:
+        """Lose what is on its way."""
+        self._queue.clear()
+        self._overtaken = None
+        self._cancel()
+
+    def _pump(self) -> None:
+        if self._stopped:
+            return
+        loop, queue = asyncio.get_running_loop(), self._queue
+        now = loop.time()
+        if self._overtaken is not None and self._overtaken[0] <= now:
+            queue.append((queue[-1][0] if queue else now, *self._overtaken[1:]))
+            self._overtaken = None
+        while queue and queue[0][0] <= now:
+            _, seq, payload = queue.popleft()
+            self._send(seq, payload)
+        self._cancel()
+        dues = [waiting[0] for waiting in (queue[0] if queue else None, self._overtaken) if waiting is not None]
+        if dues:
+            self._timer = loop.call_at(min(dues), self._pump)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

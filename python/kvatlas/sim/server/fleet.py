@@ -1,0 +1,383 @@
+"""A fleet of served engines in processes of their own, and handles to look into them and to make them fail."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvatlas.errors import ConfigError, InvalidArgumentError, SimulatedEngineError
+from kvatlas.sim.server.client import ControlClient
+from kvatlas.sim.server.config import ServerConfig
+from kvatlas.sim.server.faults import Faults
+from kvatlas.sim.server.hosts import reachable
+from kvatlas.sim.server.traffic import TrafficConfig
+from kvatlas.sim.server.truth import Completion, Query, RankState, Truth
+
+_STOP = 10.0  # seconds for a process to end by itself
+
+
+class EngineHandle:
+    """One engine of a fleet, seen from outside."""
+
+    def __init__(self, number: int, config: ServerConfig, process: _Process) -> None:
+        self.number = number
+        self.config = config  # with the real ports, once it runs
+        self._process = process
+        self._client: ControlClient | None = None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def url(self) -> str:
+        """Where its HTTP is."""
+        return f"http://{reachable(self.config.host)}:{self.config.http_port}"
+
+    def endpoint(self, rank: int = 0) -> str:
+        """Where a rank's live stream is."""
+        return f"tcp://{reachable(self.config.host)}:{self.config.events_port + self._rank(rank)}"
+
+    def replay_endpoint(self, rank: int = 0) -> str | None:
+        """Where a rank answers replays; None if it never does."""
+        if self.config.replay_socket == "none":
+            return None
+        return f"tcp://{reachable(self.config.host)}:{self.config.replay_port + self._rank(rank)}"
+
+    # The truth
+
+    def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
+        """What a rank holds of a prompt."""
+        return self.match_all([Query(tokens, lora, salt, rank)])[0]
+
+    def match_all(self, queries: Sequence[Query]) -> list[Truth]:
+        """The same for many prompts, all as of one moment."""
+        rows = [
+            {"token_ids": list(q.tokens), "lora_name": q.lora, "cache_salt": q.salt, "rank": q.rank} for q in queries
+        ]
+        return [Truth(**row) for row in self._post("/sim/match", {"queries": rows})["answers"]]
+
+    def state(self) -> list[RankState]:
+        """Where its ranks are."""
+        return [RankState(**row) for row in self._control.call("GET", "/sim/state")["ranks"]]
+
+    def wait_quiet(self, timeout: float = 60.0) -> list[RankState]:
+        """Wait until nothing is under way at any rank. Raises `TimeoutError`."""
+        deadline = time.monotonic() + timeout
+        while True:
+            states = self.state()
+            if all(state.quiet for state in states):
+                return states
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self.name} is not quiet after {timeout:g} s: {states}")
+            time.sleep(0.01)
+
+    def settle(self, timeout: float = 60.0) -> list[RankState]:
+        """End all faults, have each rank publish one more batch, and wait until it is quiet.
+
+        Without that batch a reader could not know that one before it was dropped. Raises `TimeoutError`.
+        """
+        self.resume()
+        self.faults(**asdict(Faults()))
+        for rank in range(self.config.ranks):
+            self.complete([secrets.randbits(31) for _ in range(self.config.engine.block_size)], 1, rank=rank)
+        return self.wait_quiet(timeout)
+
+    def complete(
+        self,
+        prompt: Sequence[int] | str,
+        max_tokens: int = 16,
+        *,
+        lora: str | None = None,
+        salt: str | None = None,
+        rank: int | None = None,
+    ) -> Completion:
+        """Send a request, by OpenAI's completions, and wait for its end."""
+        body = {
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": max_tokens,
+            "model": lora or self.config.model,
+            **({"cache_salt": salt} if salt else {}),
+        }
+        headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
+        answer = self._control.call("POST", "/v1/completions", body, headers)
+        usage = answer["usage"]
+        return Completion(
+            answer["choices"][0]["text"],
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+            usage["prompt_tokens_details"]["cached_tokens"],
+        )
+
+    # What goes wrong
+
+    def faults(self, **changes: object) -> Faults:
+        """Change what goes wrong (see `Faults`); returns all of it."""
+        return Faults(**self._post("/sim/faults", changes))
+
+    def restart(self, down: float = 0.0) -> int:
+        """Begin again in the same process: cache empty, numbers from 0, same ports, `down` seconds later.
+
+        Returns the new epoch once it is up.
+        """
+        return int(self._post("/sim/restart", {"down": down})["epoch"])
+
+    def pause(self, seconds: float | None = None) -> None:
+        """Hang, for `seconds` or until `resume`."""
+        self._post("/sim/pause", {} if seconds is None else {"seconds": seconds})
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._post("/sim/resume", {})
+
+    def reset(self, *, with_next: bool = False) -> bool:
+        """Forget the cache; False while requests use it. `with_next`: announced with the next events only."""
+        return bool(self._post("/sim/reset", {"with_next": with_next}, ok=(200, 409))["reset"])
+
+    # Its process
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs."""
+        return self._process.alive
+
+    def kill(self) -> None:
+        """End its process at once (SIGKILL), and with it all engines that share it."""
+        self._process.kill()
+
+    def respawn(self) -> None:
+        """Start its process again with the same engines on the same ports."""
+        self._process.start()
+        self._process.wait_ready()
+
+    def close(self) -> None:
+        """Close the connection for questions; the engine goes on."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    @property
+    def _control(self) -> ControlClient:
+        if self._client is None:
+            self._client = ControlClient(reachable(self.config.host), self.config.http_port)
+        return self._client
+
+    def _post(self, path: str, body: dict[str, Any], ok: Sequence[int] = (200,)) -> dict[str, Any]:
+        return self._control.call("POST", path, body, ok=ok)
+
+    def _rank(self, rank: int) -> int:
+        if not 0 <= rank < self.config.ranks:
+            raise InvalidArgumentError(
+                f"there is no rank {rank}: ranks are 0 to {self.config.ranks - 1}", "out_of_range"
+            )
+        return rank
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process of some engines."""
+
+    engines: list[EngineHandle]
+    count: int  # of the whole fleet
+    traffic: TrafficConfig | None
+    running: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        if self.running is None:
+            raise SimulatedEngineError("the process was never started", "not_started")
+        return self.running.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.running is not None and self.running.poll() is None
+
+    def start(self) -> None:
+        """Start it, without waiting for it."""
+        if self.alive:
+            raise SimulatedEngineError("the process is running: kill it first", "running")
+        self.finish()
+        command = [sys.executable, "-m", "kvatlas.sim.server.host"]
+        self.running = subprocess.Popen(  # noqa: S603  # this very interpreter
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        )
+        plan = {
+            "engines": {engine.number: engine.config.as_dict() for engine in self.engines},
+            "count": self.count,
+            "traffic": self.traffic and self.traffic.as_dict(),
+        }
+        if self.running.stdin is not None:
+            self.running.stdin.write(json.dumps(plan) + "\n")
+            self.running.stdin.flush()
+
+    def wait_ready(self) -> None:
+        """Wait until its engines serve. Raises `SimulatedEngineError` if they cannot."""
+        running = self.running
+        if running is None or running.stdout is None:
+            raise SimulatedEngineError("the process was never started", "not_started")
+        line = running.stdout.readline()
+        if not line:
+            raise SimulatedEngineError(
+                f"a process of engines ended with status {running.wait()} before it served", "not_started"
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SimulatedEngineError(answer["error"], answer["code"])
+        for engine in self.engines:
+            ports = answer["engines"][str(engine.number)]
+            engine.config = replace(
+                engine.config,
+                http_port=ports["http_port"],
+                events_port=ports["events_port"],
+                replay_port=ports["replay_port"] or 0,
+            )
+
+    def kill(self) -> None:
+        for engine in self.engines:
+            engine.close()
+        if self.running is not None:
+            self.running.kill()
+            self.running.wait()
+
+    def terminate(self) -> None:
+        if self.alive and self.running is not None:
+            self.running.terminate()
+
+    def finish(self, timeout: float = _STOP) -> None:
+        """Wait until it ended, and end it if it does not."""
+        for engine in self.engines:
+            engine.close()
+        running = self.running
+        if running is None:
+            return
+        try:
+            running.wait(timeout)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+        for pipe in (running.stdin, running.stdout):
+            if pipe is not None:
+                pipe.close()
+        self.running = None
+
+
+class Fleet:
+    """Engines like `config`, over `processes` processes (one each, unless told otherwise).
+
+    A context manager: engines serve within the block. Ports of 0 are free ones; else engine i has its HTTP on
+    `http_port + i`, its streams from `events_port + 2 * ranks * i` on, and its replays `ranks` ports above those.
+
+    Args:
+        engines: How many.
+        config: What each is like; names, seeds and ports are set for each.
+        processes: How many processes; engines that share one also die together.
+        http_port: Of the first engine's HTTP.
+        events_port: Of the first engine's first stream.
+        name: What engines are called: this and a number.
+        own_names: Every engine names blocks in its own way.
+        traffic: What they send themselves; nothing unless given.
+    """
+
+    def __init__(
+        self,
+        engines: int = 2,
+        config: ServerConfig | None = None,
+        *,
+        processes: int | None = None,
+        http_port: int = 0,
+        events_port: int = 0,
+        name: str = "engine",
+        own_names: bool = False,
+        traffic: TrafficConfig | None = None,
+    ) -> None:
+        config = config or ServerConfig()
+        if engines < 1:
+            raise ConfigError(f"a fleet has at least 1 engine, not {engines}")
+        processes = engines if processes is None else processes
+        if not 1 <= processes <= engines:
+            raise ConfigError(f"processes must be from 1 to {engines}, one an engine, not {processes}")
+        ranks = config.ranks
+        for what, first, each in (("http_port", http_port, 1), ("events_port", events_port, 2 * ranks)):
+            if first and first + engines * each > 65_536:
+                raise ConfigError(f"{what} {first} leaves no room for the {engines * each} ports of {engines} engines")
+        self._processes = [_Process([], engines, traffic) for _ in range(processes)]
+        self.engines: list[EngineHandle] = []
+        for number in range(engines):
+            own = replace(
+                config,
+                name=f"{name}-{number}",
+                http_port=http_port and http_port + number,
+                events_port=events_port and events_port + 2 * ranks * number,
+                replay_port=events_port and events_port + 2 * ranks * number + ranks,
+                hash_seed=f"{config.hash_seed or config.seed}/{number}" if own_names else config.hash_seed,
+            )
+            process = self._processes[number % processes]
+            process.engines.append(EngineHandle(number, own, process))
+            self.engines.append(process.engines[-1])
+
+    def start(self) -> None:
+        """Start all processes and wait until all engines serve.
+
+        Raises:
+            SimulatedEngineError: One cannot serve; nothing is left running.
+        """
+        try:
+            for process in self._processes:
+                process.start()
+            for process in self._processes:
+                process.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.finish()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return len(self.engines)
+
+    def __getitem__(self, number: int) -> EngineHandle:
+        return self.engines[number]
+
+    @property
+    def urls(self) -> list[str]:
+        """Where their HTTP is."""
+        return [engine.url for engine in self.engines]
+
+    @property
+    def dead(self) -> list[EngineHandle]:
+        """Engines whose process ended."""
+        return [engine for engine in self.engines if not engine.alive]
+
+    def write_engines_file(self, path: str | Path) -> None:
+        """Write the engines' URLs for `kvatlas serve --engines-file`, at once or not at all. Raises `OSError`."""
+        path = Path(path)
+        fresh = path.with_name(f".{path.name}.new")
+        fresh.write_text("".join(f'[[engine]]\nurl = "{url}"\n' for url in self.urls), encoding="utf-8")
+        fresh.replace(path)

@@ -1,0 +1,189 @@
+"""Events as payloads, the third frame of a message; and what no reader can make sense of, to put among them.
+
+Encoded by msgspec from declared structs, as the engines themselves do, so that the bytes come out as theirs (the wide
+map header of a stored block included) and owe nothing to this project's own reader.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from kvatlas.sim.server.events import Cleared, Dialect, Event, Removed, Stored
+from kvatlas.sim.server.names import lora_id
+
+_MEDIUM = "GPU"
+_KIND = "full_attention"
+
+Name = int | bytes
+Keys = list[list[str] | None]
+
+
+class _Map(msgspec.Struct, omit_defaults=True, tag_field="type", gc=False):
+    pass
+
+
+class _VllmStored(_Map, tag="BlockStored"):
+    """Every field that the engine declares, sent or not: their number decides the width of the map's header."""
+
+    block_hashes: list[Name]
+    parent_block_hash: Name | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: Keys | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+    lookahead_token_ids: list[list[int]] | None = None
+
+
+class _VllmRemoved(_Map, tag="BlockRemoved"):
+    block_hashes: list[Name]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class _SglangStored(_Map, tag="BlockStored"):
+    block_hashes: list[Name]
+    parent_block_hash: Name | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    cache_salt: str | None = None
+    session_id: str | None = None
+    lora_name: str | None = None
+
+
+class _SglangRemoved(_Map, tag="BlockRemoved"):
+    block_hashes: list[Name]
+    medium: str | None
+
+
+class _Cleared(_Map, tag="AllBlocksCleared"):
+    pass
+
+
+def _vllm(event: Event, size: int) -> object:
+    match event:
+        case Stored(names, parent, tokens, lora):
+            return _VllmStored(
+                names, parent, tokens, size, _number(lora), _MEDIUM, lora, extra_keys(event), 0, _KIND
+            )  # fmt: skip
+        case Removed(names):
+            return _VllmRemoved(names, _MEDIUM, 0)
+        case Cleared():
+            return _Cleared()
+
+
+def _vllm_array(event: Event, size: int) -> object:
+    match event:
+        case Stored(names, parent, tokens, lora):
+            head = ["BlockStored", names, parent, tokens, size, _number(lora), _MEDIUM]
+            return [*head, lora, extra_keys(event), 0, _KIND, None]
+        case Removed(names):
+            return ["BlockRemoved", names, _MEDIUM, 0]
+        case Cleared():
+            return ["AllBlocksCleared"]
+
+
+def _sglang(event: Event, size: int) -> object:
+    match event:
+        case Stored(names, parent, tokens, lora, salt):
+            return _SglangStored(names, parent, tokens, size, None, _MEDIUM, cache_salt=salt, lora_name=lora)
+        case Removed(names):
+            return _SglangRemoved(names, _MEDIUM)
+        case Cleared():
+            return _Cleared()
+
+
+def _sglang_array(event: Event, size: int) -> object:
+    match event:
+        case Stored(names, parent, tokens, lora, salt):
+            head = ["BlockStored", names, parent, tokens, size, None, _MEDIUM]
+            more = {key: value for key, value in (("cache_salt", salt), ("lora_name", lora)) if value}
+            return [*head, more] if more else head
+        case Removed(names):
+            return ["BlockRemoved", names, _MEDIUM]
+        case Cleared():
+            return ["AllBlocksCleared"]
+
+
+_FORMS: dict[Dialect, Callable[[Event, int], object]] = {
+    "vllm": _vllm,
+    "vllm-arrays": _vllm_array,
+    "sglang": _sglang,
+    "sglang-arrays": _sglang_array,
+}
+_encoder = msgspec.msgpack.Encoder()
+
+
+def rows(events: Sequence[Event], *, block_size: int, dialect: Dialect) -> list[object]:
+    """The events as they are written in `dialect`."""
+    form = _FORMS[dialect]
+    return [form(event, block_size) for event in events]
+
+
+def encode(rows: Sequence[object], *, timestamp: float, rank: int) -> bytes:
+    """One batch as a payload."""
+    return _encoder.encode((timestamp, rows, rank))
+
+
+def extra_keys(event: Stored) -> Keys:
+    """The extra keys of vLLM, one entry a block: the adapter on every block, the salt on a chain's first only."""
+    adapter = [event.lora] if event.lora else None
+    keys: Keys = [adapter] * len(event.names)
+    if event.salt and event.parent is None:
+        keys[0] = [*(adapter or ()), event.salt]
+    return keys
+
+
+def _number(lora: str | None) -> int | None:
+    return int(lora_id(lora)[:6], 16) if lora else None
+
+
+# What no reader can use. Each is in the stream in addition to what the engine did, so a reader that skips it and
+# counts it has lost nothing.
+
+
+def undecodable(random: random.Random, dialect: Dialect) -> object:
+    """An event that is no event: wrong types where a reader relies on them."""
+    wrong: list[dict[str, Any]] = [
+        {"type": "BlockStored", "block_hashes": "all of them", "parent_block_hash": None, "token_ids": [1]},
+        {"type": "BlockStored", "parent_block_hash": None, "token_ids": [1], "block_size": 1},
+        {"type": "BlockRemoved", "block_hashes": [{}], "medium": _MEDIUM},
+        {"type": "BlockRemoved", "block_hashes": 7, "medium": _MEDIUM},
+        {"type": 7, "block_hashes": [1]},
+        {"block_hashes": [1]},
+    ]
+    others: list[object] = [7, None, "BlockStored", [], [None], 0.5]
+    chosen = random.choice([*wrong, *others])
+    return list(chosen.values()) if isinstance(chosen, dict) and dialect.endswith("arrays") else chosen
+
+
+def unknown(random: random.Random, dialect: Dialect) -> object:
+    """An event of a type that there is none of (yet)."""
+    name, hashes = f"Block{random.choice(('Pinned', 'Moved', 'Touched'))}", [random.getrandbits(63)]
+    return [name, hashes] if dialect.endswith("arrays") else {"type": name, "block_hashes": hashes}
+
+
+def garbage(random: random.Random) -> bytes:
+    """A payload that is no batch."""
+    whole = encode([_VllmRemoved([1, 2], _MEDIUM, 0)], timestamp=1.0, rank=0)
+    chosen = random.randrange(4)
+    if chosen == 0:
+        return b""
+    if chosen == 1:
+        return whole[: random.randrange(1, len(whole) - 1)]
+    if chosen == 2:
+        return _encoder.encode({"not": ["a", "batch"]})
+    return b"\xc1" + random.randbytes(random.randrange(1, 64))  # 0xc1 is never used in msgpack

@@ -1,0 +1,327 @@
+"""One data-parallel rank: a cache with its requests, driven in real time, and its stream of events.
+
+It works in steps. A step does all that is due in the engine's time and publishes what came of it as one batch; the next
+one is when something is due again, and no sooner than `ServerConfig.step` later. Between steps nothing runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Protocol
+
+import zmq
+
+from kvatlas import content_hashes
+from kvatlas.errors import RequestFailedError
+from kvatlas.sim.request import Request, State, cacheable_tokens
+from kvatlas.sim.server import payload, tokens
+from kvatlas.sim.server.clock import Clock
+from kvatlas.sim.server.config import ServerConfig
+from kvatlas.sim.server.core import Announcer, Core, ServedRequest
+from kvatlas.sim.server.faults import Faults, Link
+from kvatlas.sim.server.hosts import zmq_endpoint
+from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
+
+
+class Owner(Protocol):
+    """What a rank needs of its engine."""
+
+    config: ServerConfig
+    clock: Clock
+    faults: Faults
+
+    def begin_restart(self, down: float = 0.0) -> asyncio.Task[None]: ...
+
+    def pause(self, seconds: float | None = None) -> None: ...
+
+
+class Rank:
+    """One rank of a served engine."""
+
+    def __init__(self, engine: Owner, number: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.number = number
+        self.engine = engine
+        self.config: ServerConfig = engine.config
+        self.clock: Clock = engine.clock
+        self.counts: Counter[str] = Counter()  # faults that happened
+        self._names = self.config.names()
+        self._random = random.Random(f"{self.config.seed}/{self.config.name}/{number}")
+        self._context = context
+        self._requests = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_step = 0.0
+        self._sockets: EventSockets | None = None
+        self._watched: int | None = None  # the replay socket's file descriptor
+        self._reopen: asyncio.TimerHandle | None = None
+        self._lazy = False  # what is to be announced can wait for something else to announce
+        self._begin()
+
+    def _begin(self) -> None:
+        self.announcer = Announcer(self._names, self.config.dialect, self.config.engine.block_size)
+        self.core = Core(f"{self.config.name}/{self.number}", self.config.engine, self.announcer, self)
+
+    # The sockets
+
+    def open(self, events_port: int, replay_port: int | None) -> None:
+        """Bind both sockets, as in a process that just began. Raises `zmq.ZMQError` if an address is taken."""
+        config = self.config
+        self._sockets = EventSockets(
+            self._context,
+            SocketConfig(
+                zmq_endpoint(config.host, events_port),
+                None if replay_port is None else zmq_endpoint(config.host, replay_port),
+                config.topic.encode(),
+                config.buffer_steps,
+                old_replay=config.replay_socket == "old",
+            ),
+        )
+        self.link = Link(self._sockets.send, self._random, self._count)
+        self._sockets.open()
+        self.watch()
+        if config.dialect == "sglang":
+            # Its tree begins by a reset.
+            self.announcer.batch.clear()
+            self._publish(suffer=False)
+
+    def close(self) -> None:
+        """Close both sockets; what is on its way is lost."""
+        self._cancel()
+        self._unwatch()
+        if self._sockets is not None:
+            self.link.discard()
+            self._sockets.close()
+
+    @property
+    def sockets(self) -> EventSockets:
+        """The sockets. Raises `RuntimeError` before they are open."""
+        if self._sockets is None:
+            raise RuntimeError("the engine is not started")
+        return self._sockets
+
+    def watch(self) -> None:
+        """Answer replays as the faults have it, from now on."""
+        sockets = self.sockets
+        self._unwatch()
+        if self.engine.faults.replay_socket == "closed":
+            sockets.close_replay()
+            return
+        try:
+            sockets.open_replay()
+        except zmq.ZMQError:
+            # One that was closed just now lets go of its port in the background.
+            self._reopen = asyncio.get_running_loop().call_later(0.01, self.watch)
+            return
+        if sockets.router is None or self.clock.stopped:
+            return
+        self._watched = watched = sockets.descriptor(sockets.router)
+        asyncio.get_running_loop().add_reader(watched, self._answer)
+        self._answer()
+
+    def _unwatch(self) -> None:
+        if self._reopen is not None:
+            self._reopen.cancel()
+            self._reopen = None
+        if self._watched is not None:
+            asyncio.get_running_loop().remove_reader(self._watched)
+            self._watched = None
+
+    def _answer(self) -> None:
+        # The descriptor tells of changes only: take all there is, and what came while answering.
+        sockets = self.sockets
+        while (request := sockets.request()) is not None:
+            start = wanted(request)
+            if start is None or self.engine.faults.replay_socket == "silent":
+                self._count("replays_unanswered")
+                continue
+            self._count("replays")
+            sockets.answer(request, sockets.kept(start))
+
+    # Requests
+
+    def submit(
+        self, prompt: Sequence[int], output: int, lora: str | None, salt: str | None, seed: int | None
+    ) -> ServedRequest:
+        """Queue a request. What it generates is known from now on; one that cannot fit comes back refused."""
+        size = self.config.engine.block_size
+        everything = [*prompt, *tokens.answer((list(prompt[-64:]), len(prompt), lora, seed), output)]
+        kept = everything[: cacheable_tokens(len(prompt), output)]
+        self._requests += 1
+        request = ServedRequest(
+            self._requests,
+            len(prompt),
+            output,
+            content_hashes(kept, size, lora, salt),
+            self._names.chain(kept, size, lora, salt),
+            tokens=everything,
+            lora=lora or None,
+            salt=salt or None,
+        )
+        self.core.submit(request, self.clock.now())
+        self._plan()
+        return request
+
+    async def output(self, request: ServedRequest) -> AsyncGenerator[list[int]]:
+        """The generated tokens as they come. Raises `RequestFailedError`; aborts the request when it is closed."""
+        pause = max(1 / (self.config.engine.decode_rate * self.config.speed), self.config.step)
+        sent, prompt = 0, request.prompt_tokens
+        try:
+            while True:
+                request.changed.clear()
+                made = max(self.core.generated(request, self.clock.now()), sent)
+                if made > sent:
+                    yield request.tokens[prompt + sent : prompt + made]
+                    sent = made
+                if request.failed is not None:
+                    raise RequestFailedError(request.failed)
+                if request.over:
+                    return
+                if request.state is not State.DECODE:
+                    await request.changed.wait()
+                    continue
+                try:
+                    async with asyncio.timeout(pause):
+                        await request.changed.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            self.abort(request)
+
+    async def finish(self, request: ServedRequest) -> None:
+        """Wait for all of a request. Raises `RequestFailedError`; aborts it when cancelled."""
+        try:
+            while not request.over:
+                request.changed.clear()
+                await request.changed.wait()
+        finally:
+            self.abort(request)
+        if request.failed is not None:
+            raise RequestFailedError(request.failed)
+
+    def abort(self, request: ServedRequest) -> None:
+        """Give up a request that nobody waits for any more."""
+        if not request.over:
+            self.core.abort(request, self.clock.now())
+            self._plan()
+
+    def first_token(self, request: Request) -> None:
+        if isinstance(request, ServedRequest):
+            request.changed.set()
+
+    finished = first_token
+
+    # The truth
+
+    def depths(self, prompt: Sequence[int], lora: str | None, salt: str | None) -> tuple[int, int]:
+        """Leading full blocks held now, and of those what a request would use: never the prompt's last token."""
+        size = self.config.engine.block_size
+        held = self.core.pool.depth(self._names.chain(prompt, size, lora or None, salt or None))
+        return held, min(held, max(len(prompt) - 1, 0) // size)
+
+    @property
+    def load(self) -> int:
+        """Requests running and waiting."""
+        return len(self.core.running) + len(self.core.waiting)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is under way: no request, no event to publish, no batch to send."""
+        return not (self.load or self.announcer.batch.events or self.link.pending)
+
+    @property
+    def last_seq(self) -> int | None:
+        """The number of the last batch published."""
+        return self.sockets.next_seq - 1 if self.sockets.next_seq else None
+
+    # Steps
+
+    def reset(self, *, with_next: bool) -> bool:
+        """Forget the cache; False while requests use it. `with_next`: announced when there is something else to."""
+        if not self.core.reset():
+            return False
+        self._lazy = with_next
+        if not with_next:
+            self._publish()
+        return True
+
+    def pause(self) -> None:
+        """Nothing happens any more until `resume`. The clock stands still already."""
+        self._cancel()
+        self._unwatch()
+        self.link.stop()
+
+    def resume(self) -> None:
+        """Go on. The clock goes already."""
+        self.link.go()
+        self.watch()
+        self._plan()
+
+    def end(self, why: str) -> None:
+        """Lose everything, as a process that dies: requests, cache, batches on their way."""
+        requests = [*self.core.running, *self.core.waiting]
+        self.close()
+        self._begin()
+        for request in requests:
+            if isinstance(request, ServedRequest):
+                request.fail(why)
+
+    def _step(self) -> None:
+        self._timer = None
+        self.core.run_until(self.clock.now())
+        self._last_step = asyncio.get_running_loop().time()
+        self._publish()
+        self._plan()
+
+    def _plan(self) -> None:
+        """Wake up for the next step, if there is to be one."""
+        if self.clock.stopped:
+            return
+        self._cancel()
+        due = None if (virtual := self.core.due) is None else self.clock.real(virtual)
+        if self.announcer.batch.events and (self.load or not self._lazy):
+            due = 0.0
+        if due is not None:
+            when = max(due, self._last_step + self.config.step)
+            self._timer = asyncio.get_running_loop().call_at(when, self._step)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _publish(self, *, suffer: bool = True) -> None:
+        self._lazy = False
+        events = self.announcer.batch.take()
+        if not events:
+            return
+        faults, chance = self.engine.faults, self._random
+        rows = payload.rows(events, block_size=self.config.engine.block_size, dialect=self.config.wire)
+        for make, rate, name in (
+            (payload.undecodable, faults.poison_event, "poison_events"),
+            (payload.unknown, faults.poison_type, "poison_types"),
+        ):
+            if chance.random() < rate:
+                self._count(name)
+                rows.insert(chance.randint(0, len(rows)), make(chance, self.config.wire))
+        self._send(payload.encode(rows, timestamp=time.time(), rank=self.number), faults)
+        if chance.random() < faults.poison_payload:
+            self._count("poison_payloads")
+            self._send(payload.garbage(chance), faults)
+        if suffer:
+            self._suffer(faults)
+
+    def _send(self, data: bytes, faults: Faults) -> None:
+        self.link.push(self.sockets.record(data), data, faults)
+
+    def _suffer(self, faults: Faults) -> None:
+        chance: Callable[[], float] = self._random.random
+        if chance() < faults.restart:
+            _ = self.engine.begin_restart()
+        elif chance() < faults.pause:
+            self.engine.pause(faults.pause_seconds)
+
+    def _count(self, fault: str) -> None:
+        self.counts[fault] += 1

@@ -1,0 +1,71 @@
+"""A served engine with an HTTP server like the real ones'."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+import zmq
+from aiohttp import web
+
+from kvatlas.errors import SimulatedEngineError
+from kvatlas.sim.server.api import make_app
+from kvatlas.sim.server.config import ServerConfig
+from kvatlas.sim.server.engine import TRIES, ServedEngine
+from kvatlas.sim.server.hosts import bindable
+
+
+class EngineServer(ServedEngine):
+    """One simulated engine over real sockets and HTTP, in a running event loop.
+
+    `async with EngineServer(config) as engine:` serves until the end of the block. Share one `context` between the
+    engines of a process.
+    """
+
+    def __init__(
+        self, config: ServerConfig | None = None, *, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
+        super().__init__(config, context=context)
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        """Bind everything and serve. Raises `SimulatedEngineError` if a port is taken."""
+        try:
+            await super().start()
+            runner = web.AppRunner(make_app(self), access_log=None, handler_cancellation=True, shutdown_timeout=0.5)
+            self._runner = runner
+            await runner.setup()
+            await self._listen(runner)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _disconnect(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _listen(self, runner: web.AppRunner) -> None:
+        host = bindable(self.config.host)
+        for left in reversed(range(TRIES)):
+            if not self.config.http_port:
+                self.http_port = self.free_port()
+            site = web.TCPSite(runner, host, self.http_port)
+            try:
+                await site.start()
+            except OSError as error:
+                if not left or self.config.http_port:
+                    raise SimulatedEngineError(
+                        f"cannot serve HTTP on {host}, port {self.http_port}: {error.strerror}", "port_in_use"
+                    ) from error
+            else:
+                return

@@ -1,0 +1,155 @@
+"""The two sockets of one rank: PUB for the live stream, ROUTER for replays, and the batches kept for them.
+
+Live messages are [topic, sequence number (8 bytes, big-endian), payload]. A replay is asked for with the first number
+wanted and answered by one message a batch and an end marker; a request older than what is kept is answered from the
+oldest batch on, and one that is not exactly [identity, delimiter, number] is not answered at all, as engines have it.
+
+No thread and no loop in here: whoever owns the sockets says when to send and when to look for requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+
+import zmq
+
+END = b"\xff" * 8
+
+
+@dataclass(frozen=True, slots=True)
+class SocketConfig:
+    """What the sockets are. `replay_endpoint` None: no replays; `old_replay`: replies without a topic frame."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: bytes = b""
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    old_replay: bool = False
+
+
+class EventSockets:
+    """PUB and ROUTER, bound while open. Not for several threads at once, but for `kept` and `record` under a lock."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: SocketConfig) -> None:
+        self.config = config
+        self.next_seq = 0
+        self._context = context
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._pub: zmq.Socket[bytes] | None = None
+        self.router: zmq.Socket[bytes] | None = None
+
+    def open(self) -> None:
+        """Bind. Raises `zmq.ZMQError`, with nothing left open, if an address is taken."""
+        self._pub = self._bind(zmq.PUB, self.config.endpoint, self.config.hwm)
+        try:
+            self.open_replay()
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    def open_replay(self) -> None:
+        """Bind the replay socket if there is to be one and it is not bound."""
+        endpoint = self.config.replay_endpoint
+        if endpoint is not None and self.router is None:
+            # A whole replay and its end marker fit, for one slow reader.
+            self.router = self._bind(zmq.ROUTER, endpoint, 2 * (self.config.buffer_steps + 1))
+
+    def close_replay(self) -> None:
+        """Close the replay socket; the live one stays."""
+        if self.router is not None:
+            self.router.close(linger=0)
+            self.router = None
+
+    def close(self, linger: int = 0) -> None:
+        """Close both; `linger`: milliseconds for what is still on its way."""
+        self.close_replay()
+        if self._pub is not None:
+            self._pub.close(linger=linger)
+            self._pub = None
+
+    def forget(self) -> None:
+        """As in a new process: numbers from 0, nothing kept."""
+        self.next_seq = 0
+        self._buffer.clear()
+
+    @property
+    def endpoint(self) -> str:
+        """Where the live stream is bound."""
+        return _bound(self._pub)
+
+    @property
+    def replay_endpoint(self) -> str | None:
+        """Where replays are answered; None if they are not."""
+        return None if self.router is None else _bound(self.router)
+
+    def record(self, payload: bytes) -> int:
+        """Give a payload its number and keep it for replays."""
+        seq = self.next_seq
+        self.next_seq = seq + 1
+        self._buffer.append((seq, payload))
+        return seq
+
+    def send(self, seq: int, payload: bytes) -> None:
+        """Send a batch to whoever listens now."""
+        if self._pub is not None:
+            self._pub.send_multipart((self.config.topic, seq.to_bytes(8), payload))
+
+    def kept(self, start: int) -> list[tuple[int, bytes]]:
+        """The kept batches from number `start` on."""
+        if not self._buffer or start >= self.next_seq:
+            return []
+        return list(islice(self._buffer, max(start - self._buffer[0][0], 0), None))
+
+    def descriptor(self, socket: zmq.Socket[bytes]) -> int:
+        """What to watch to learn that something changed at a socket (only changes: then look until nothing is left)."""
+        descriptor = socket.getsockopt(zmq.FD)
+        if not isinstance(descriptor, int):
+            raise TypeError(f"ZMQ gave {descriptor!r} for a file descriptor")
+        return descriptor
+
+    def request(self) -> list[bytes] | None:
+        """The next message at the replay socket; None if there is none."""
+        if self.router is None:
+            return None
+        try:
+            return self.router.recv_multipart(zmq.DONTWAIT)
+        except zmq.Again:
+            return None
+
+    def answer(self, request: list[bytes], batches: list[tuple[int, bytes]]) -> None:
+        """Send `batches` and the end marker to whoever sent `request`."""
+        router, identity = self.router, request[0]
+        if router is None:
+            return
+        lead = (identity, b"") if self.config.old_replay else (identity, b"", self.config.topic)
+        for seq, payload in batches:
+            router.send_multipart((*lead, seq.to_bytes(8), payload))
+        end = (identity, b"") if self.config.old_replay else (identity, b"", b"")
+        router.send_multipart((*end, END, b""))
+
+    def _bind(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:
+        socket = self._context.socket(kind)
+        try:
+            socket.setsockopt(zmq.SNDHWM, hwm)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+            socket.bind(endpoint)
+        except zmq.ZMQError:
+            socket.close(linger=0)
+            raise
+        return socket
+
+
+def wanted(request: list[bytes]) -> int | None:
+    """The first number that a replay request asks for; None if engines would not answer it."""
+    return int.from_bytes(request[2]) if len(request) == 3 else None
+
+
+def _bound(socket: zmq.Socket[bytes] | None) -> str:
+    if socket is None:
+        raise RuntimeError("the sockets are not open")
+    bound = socket.getsockopt(zmq.LAST_ENDPOINT)
+    return bound.decode().rstrip("\0") if isinstance(bound, bytes) else str(bound)

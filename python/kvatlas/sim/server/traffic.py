@@ -1,0 +1,114 @@
+"""Requests that engines send themselves, so that there are events without a client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any, Self
+
+import numpy as np
+
+from kvatlas._hashes import Hashes
+from kvatlas.errors import KvatlasError
+from kvatlas.sim.hashing import expand
+from kvatlas.sim.server.engine import ServedEngine
+from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest, read_trace
+from kvatlas.sim.workload import WorkloadConfig, generate
+
+VOCABULARY = 32_000
+_BEHIND = 0.5  # seconds
+_MOST = 1_000  # requests that wait or run at a rank
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficConfig:
+    """What engines send themselves: a trace, or generated requests at `request_rate` a second over the whole fleet.
+
+    Either begins again when it is through. Requests go to the engines in turns, at the engines' own speed.
+    """
+
+    trace: str | None = None
+    limit: int | None = None  # only the first so many of the trace
+    skip_bad: bool = False
+    request_rate: float | None = None
+    seed: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """What `as_dict` gave."""
+        return cls(**data)
+
+    def read(self) -> Trace | None:
+        """The trace, if it is one. Raises `TraceError`."""
+        return None if self.trace is None else read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad)
+
+
+def prompt_tokens(line: TraceRequest) -> list[int]:
+    """Made-up tokens for a line of a trace: equal ids give equal tokens."""
+    ids: Hashes = np.array(line.hash_ids, dtype=np.uint64)
+    found = (expand(ids, TRACE_BLOCK)[: line.input_length] % np.uint64(VOCABULARY)).tolist()
+    # Ids may leave the last, partial block out: it is like no other then, but engines do not cache it anyway.
+    return [*found, *([0] * (line.input_length - len(found)))]
+
+
+class Traffic:
+    """Sends its share of the requests to the engines of this process: those whose number it is the turn of."""
+
+    def __init__(self, config: TrafficConfig, engines: Mapping[int, ServedEngine], count: int) -> None:
+        self.config = config
+        self.engines = engines  # by their number among all `count`
+        self.count = count
+        self.sent = 0
+        self.refused = 0
+
+    async def run(self, trace: Trace | None) -> None:
+        """Go on until cancelled. `trace`: what `TrafficConfig.read` gave."""
+        speed = next(iter(self.engines.values())).config.speed
+        loop = asyncio.get_running_loop()
+        due, number = loop.time(), 0
+        for make in self._rounds(trace):
+            lines = await asyncio.to_thread(make)
+            previous = lines[0].timestamp
+            for line in lines:
+                due += (line.timestamp - previous) / 1000 / speed
+                previous = line.timestamp
+                number += 1
+                if (engine := self.engines.get(number % self.count)) is None:
+                    continue
+                # Never without giving the engines their turn. What cannot be kept up with is not caught up with.
+                due = max(due, loop.time() - _BEHIND)
+                await asyncio.sleep(max(due - loop.time(), 0))
+                self._send(engine, line)
+            # The next round begins as long after the last request as requests are apart.
+            due += max((previous - lines[0].timestamp) / 1000 / speed / len(lines), 0.01)
+
+    def _rounds(self, trace: Trace | None) -> Iterator[Callable[[], Sequence[TraceRequest]]]:
+        if trace is not None:
+            requests = trace.requests
+            while True:
+                yield lambda: requests
+        for seed in count(self.config.seed):
+            yield functools.partial(_generated, self.config.request_rate or 1.0, seed)
+
+    def _send(self, engine: ServedEngine, line: TraceRequest) -> None:
+        if sum(rank.load for rank in engine.ranks) < _MOST * len(engine.ranks):
+            with contextlib.suppress(KvatlasError):  # too long, or just restarting: the traffic goes on
+                engine.submit(prompt_tokens(line), max(line.output_length, 1))
+                self.sent += 1
+                return
+        self.refused += 1
+
+
+def _generated(rate: float, seed: int) -> list[TraceRequest]:
+    """A round of the usual workload, its clock stretched or pressed to come to `rate` requests a second."""
+    usual = WorkloadConfig(requests=2_000, seed=seed)
+    stretch = usual.request_rate / rate
+    return [replace(line, timestamp=round(line.timestamp * stretch)) for line in generate(usual).requests]

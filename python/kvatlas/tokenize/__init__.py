@@ -1,0 +1,23 @@
+"""Text in: token ids of a text or of chat messages, as an engine would make them.
+
+Engines cache blocks of tokens, so a prompt must become the same tokens here as there. `LocalTokenizer` reads a Hugging
+Face tokenizer and its chat template; `EngineTokenizer` and `AsyncEngineTokenizer` ask an engine. Give one to a client,
+and its queries take `text=` and `messages=`.
+"""
+
+from kvatlas.tokenize.engine_aio import AsyncEngineTokenizer
+from kvatlas.tokenize.engine_sync import EngineTokenizer
+from kvatlas.tokenize.local import LocalTokenizer
+from kvatlas.tokenize.protocol import AnyTokenizer, AsyncTokenizer, Message, Tokenizer
+from kvatlas.tokenize.template import ChatTemplate
+
+__all__ = [
+    "AnyTokenizer",
+    "AsyncEngineTokenizer",
+    "AsyncTokenizer",
+    "ChatTemplate",
+    "EngineTokenizer",
+    "LocalTokenizer",
+    "Message",
+    "Tokenizer",
+]

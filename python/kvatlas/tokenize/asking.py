@@ -1,0 +1,77 @@
+"""What is sent to an engine's `/tokenize`, and what its answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from kvatlas._http import failure
+from kvatlas.errors import InvalidTypeError, TokenizerError
+
+PATH = "/tokenize"
+
+
+def prompt(text: str, model: str | None, *, add_special_tokens: bool) -> dict[str, Any]:
+    """The body for a completion's prompt."""
+    if not isinstance(text, str):
+        raise InvalidTypeError(f"text must be a str, got {type(text).__name__}")
+    return _with_model({"prompt": text, "add_special_tokens": add_special_tokens}, model)
+
+
+def chat(
+    messages: Sequence[Mapping[str, Any]],
+    model: str | None,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+    template_kwargs: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The body for a chat."""
+    if not isinstance(messages, list | tuple):
+        raise InvalidTypeError(f"messages must be a list of objects, got {type(messages).__name__}")
+    body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+    if tools:
+        body["tools"] = list(tools)
+    if template_kwargs:
+        body["chat_template_kwargs"] = dict(template_kwargs)
+    return _with_model(body, model)
+
+
+def tokens(answer: httpx.Response) -> list[int]:
+    """The token ids in an answer.
+
+    Raises:
+        TokenizerError: It is a refusal, or not an answer to this.
+    """
+    url, status = answer.request.url, answer.status_code
+    if status == httpx.codes.NOT_FOUND and "model" not in answer.text:
+        raise TokenizerError(f"{url} does not exist: is this the address of a vLLM or SGLang server?", "http_404")
+    if not answer.is_success:
+        said = " ".join(answer.text.split())[:300] or answer.reason_phrase
+        raise TokenizerError(f"{url} answers with status {status}: {said}", f"http_{status}")
+    try:
+        found = answer.json()["tokens"]
+        if isinstance(found, list) and all(type(token) is int for token in found):
+            return found
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    raise TokenizerError(f"{url} gave an answer without a list of tokens: {answer.text[:100]!r}", "bad_answer")
+
+
+@contextmanager
+def errors(url: str, *, closed: bool) -> Iterator[None]:
+    """Within, errors of httpx become those of kvatlas."""
+    if closed:
+        raise TokenizerError(f"the tokenizer that asks {url} is closed", "closed")
+    try:
+        yield
+    except httpx.HTTPError as error:
+        code, words = failure(error)
+        raise TokenizerError(f"engine {url} {words}", code) from error
+
+
+def _with_model(body: dict[str, Any], model: str | None) -> dict[str, Any]:
+    return body if model is None else {"model": model} | body

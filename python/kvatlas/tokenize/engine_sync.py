@@ -1,0 +1,98 @@
+"""A tokenizer that asks an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from kvatlas._http import options
+from kvatlas.tokenize import asking
+from kvatlas.tokenize.protocol import Message
+
+
+class EngineTokenizer:
+    """Asks `POST /tokenize` of a vLLM or SGLang server: always right, at the price of a request.
+
+    Every method raises `TokenizerError` if the engine does not answer, refuses, or gives something else than tokens.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        timeout: float = 30.0,
+        *,
+        model: str | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            url: Where the engine is: `http://host:8000`.
+            key: Its API key.
+            timeout: Seconds that connecting, sending and each part of an answer may take.
+            model: The model to name in requests; engines that serve one model need none.
+            ssl_context: What certificates to trust; those of the system if not given.
+
+        Raises:
+            InvalidArgumentError: The URL, the key or the timeout cannot be used.
+        """
+        self._http = httpx.Client(**options(url, key, timeout, ssl_context))
+        self.url = url.strip().rstrip("/")
+        self.model = model
+
+    def encode(self, text: str, /, *, add_special_tokens: bool = True) -> list[int]:
+        """The token ids of a completion's prompt.
+
+        Args:
+            text: The prompt.
+            add_special_tokens: Whether special tokens are added, as engines do unless told otherwise.
+        """
+        return self._ask(asking.prompt(text, self.model, add_special_tokens=add_special_tokens))
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The token ids of a chat.
+
+        Args:
+            messages: As a chat request has them.
+            tools: The tools offered, as a chat request has them.
+            add_generation_prompt: Whether the beginning of the assistant's answer follows, as in chat requests.
+            template_kwargs: More variables for the template: what requests have in `chat_template_kwargs`.
+        """
+        body = asking.chat(
+            messages,
+            self.model,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs=template_kwargs,
+        )
+        return self._ask(body)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, body: dict[str, Any]) -> list[int]:
+        with asking.errors(self.url, closed=self._http.is_closed):
+            answer = self._http.post(asking.PATH, json=body)
+        return asking.tokens(answer)

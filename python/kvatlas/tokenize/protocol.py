@@ -1,0 +1,35 @@
+"""What a tokenizer is, for the clients: two methods, that wait or that are awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+
+
+class Tokenizer(Protocol):
+    """Makes token ids of text and of chat messages."""
+
+    def encode(self, text: str, /) -> Sequence[int]:
+        """The token ids of a completion's prompt, with the special tokens that engines add."""
+
+    def encode_chat(
+        self, messages: Sequence[Message], /, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Sequence[int]:
+        """The token ids of a chat, up to where the assistant's answer begins."""
+
+
+class AsyncTokenizer(Protocol):
+    """The same for asyncio."""
+
+    async def encode(self, text: str, /) -> Sequence[int]:
+        """The token ids of a completion's prompt, with the special tokens that engines add."""
+
+    async def encode_chat(
+        self, messages: Sequence[Message], /, *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> Sequence[int]:
+        """The token ids of a chat, up to where the assistant's answer begins."""
+
+
+AnyTokenizer: TypeAlias = Tokenizer | AsyncTokenizer

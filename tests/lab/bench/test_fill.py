@@ -1,0 +1,52 @@
+"""Figures put into documents."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvatlas.errors import PageError
+from kvatlas.lab.bench.fill import fill, main
+from kvatlas.lab.bench.sweep import Sweeper, SweepSettings
+
+from .fake import MACHINE, PLAN, Designs
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_only_what_is_between_the_marks_changes() -> None:
+    text = "a\n<!-- x -->\nold\n<!-- end x -->\nb <!-- y --><!-- end y -->"
+    done = fill(text, "x", "new \\1")
+    assert done == "a\n<!-- x -->\nnew \\1\n<!-- end x -->\nb <!-- y --><!-- end y -->"
+    assert fill(done, "x", "new \\1") == done
+    for wrong in ("", text + text):
+        with pytest.raises(PageError, match="<!-- x --> and <!-- end x --> once"):
+            fill(wrong, "x", "new")
+
+
+def test_a_sweep_gets_into_a_document(tmp_path: Path) -> None:
+    capacities = {"low": 1e5, "high": 3e6, "none": 1.0}
+    sweep = Sweeper(list(capacities), SweepSettings(repeats=2), PLAN, Designs(capacities), MACHINE).run()
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep.as_json()))
+    (tmp_path / "page.md").write_text("<!-- W1 -->\n<!-- end W1 -->\n")
+    assert main([str(tmp_path / "page.md"), f"W1={tmp_path / 'sweep.json'}"]) == 0
+    text = (tmp_path / "page.md").read_text()
+    assert text.index("`high`") < text.index("`low`") < text.index("`none`")
+    assert "2.9" in text.split("`high`")[1].split("|")[1]
+    assert "no rate passes" in text.split("`none`")[1]
+    assert "medians of 2" in text
+
+
+def test_what_cannot_be_filled_in_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "page.md").write_text("nothing here")
+    (tmp_path / "x.json").write_text("{}")
+    for args in ([], ["page.md"], [str(tmp_path / "page.md"), f"W1={tmp_path / 'x.json'}"], ["no.md", "W1=no.json"]):
+        assert main(args) == 2
+        assert capsys.readouterr().err.startswith("Error: ")
+    assert (tmp_path / "page.md").read_text() == "nothing here"
+
+
+def test_the_page_has_a_place_for_every_figure() -> None:
+    text = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
+    for name in ("W1", "W2", "W4", "order", "grow"):
+        fill(text, name, "figures")

@@ -1,0 +1,25 @@
+"""What the tests of the replay share."""
+
+import pytest
+
+from kvatlas.lab.replay import ReplayConfig, ReplayResult, replay
+from kvatlas.sim import EngineConfig, FleetConfig, Trace, WorkloadConfig, generate
+
+SMALL = ReplayConfig(fleet=FleetConfig(engines=4, engine=EngineConfig(block_size=64, blocks=1_536)), check=0.2)
+
+
+@pytest.fixture(scope="session")
+def trace() -> Trace:
+    """A small generated trace that four small engines can just bear."""
+    return generate(WorkloadConfig(requests=400, request_rate=1.5))
+
+
+@pytest.fixture(scope="session")
+def config() -> ReplayConfig:
+    return SMALL
+
+
+@pytest.fixture(scope="session")
+def result(trace: Trace) -> ReplayResult:
+    """All policies over the small trace."""
+    return replay(trace, SMALL)

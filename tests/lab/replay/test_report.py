@@ -1,0 +1,96 @@
+"""What people read at the end."""
+
+import io
+import json
+from dataclasses import replace
+
+from rich.console import Console
+
+from kvatlas._text import percent, seconds
+from kvatlas.lab.replay import ReplayResult, words
+from kvatlas.lab.replay.check import Disagreement
+from kvatlas.lab.replay.report import print_report
+from kvatlas.lab.replay.results import as_json
+
+
+def printed(result: ReplayResult, width: int = 110) -> str:
+    out = io.StringIO()
+    print_report(result, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_report_says_everything(result: ReplayResult) -> None:
+    text = flat(printed(result))
+    for policy in result.policies:
+        assert policy.policy in text
+        assert percent(policy.hit_rate) in text
+        assert seconds(policy.ttft.p99) in text
+    assert percent(result.bound_rate) in text
+    assert "one infinite cache" in text
+    assert "Generated: " in text
+    assert "all agree" in text
+    assert "Routing by the exact index" in text
+    assert "Interrupted" not in text
+
+
+def test_the_tables_fit_a_narrow_terminal(result: ReplayResult) -> None:
+    assert all(len(line) <= 80 for line in printed(result, width=80).splitlines())
+    assert "prefix-affinity" in printed(result, width=80)
+    assert "…" not in printed(result, width=80)
+
+
+def test_a_partial_report_says_so(result: ReplayResult) -> None:
+    policies = [result.policies[0], replace(result.policies[1], partial=True)]
+    text = flat(printed(replace(result, partial=True, policies=policies)))
+    assert "Interrupted: this is what was done so far" in text
+    assert "round-robin (partial)" in text
+    assert "Routing by the exact index" not in text
+    assert "Interrupted" in printed(replace(result, partial=True, policies=[]))
+
+
+def test_disagreements_are_printed(result: ReplayResult) -> None:
+    example = Disagreement("exact", 17, "engine-3", "reference", 5, 4, 60)
+    wrong = replace(result.policies[4].agreement, disagreements=1, examples=[example])
+    policies = [*result.policies[:4], replace(result.policies[4], agreement=wrong)]
+    text = flat(printed(replace(result, policies=policies)))
+    assert "1 DISAGREE" in text
+    assert "exact, request 17 (60 blocks), engine-3: the reference says 5, the index says 4" in text
+
+
+def test_the_conclusion_does_not_flatter(result: ReplayResult) -> None:
+    exact = result.policies[4]
+    worse = replace(exact, hit_rate=0.01, prefill_tokens=10**9, ttft=replace(exact.ttft, mean=1e6))
+    text = " ".join(words.conclusion(replace(result, policies=[*result.policies[:4], worse])))
+    assert "finds more" in text
+    assert "comes sooner with" in text
+    assert "the index saves" not in text
+    equal = replace(result.policies[3], policy="exact")
+    text = " ".join(words.conclusion(replace(result, policies=[result.policies[3], equal])))
+    assert "prefix-affinity finds as much" in text
+    assert "as it does with prefix-affinity" in text
+
+
+def test_overload_and_refusals_are_told(result: ReplayResult) -> None:
+    busy = replace(result.policies[0], utilisation=0.99, refused=3)
+    text = " ".join(words.conclusion(replace(result, policies=[busy, *result.policies[1:]])))
+    assert "With random prefill kept the engines busy more than 90 %" in text
+    assert "3 requests were too large" in text
+
+
+def test_nothing_is_concluded_from_one_policy(result: ReplayResult) -> None:
+    assert words.conclusion(replace(result, policies=result.policies[4:])) == []
+    assert words.conclusion(replace(result, policies=result.policies[:4])) == []
+
+
+def test_json_has_everything_but_single_lookups(result: ReplayResult) -> None:
+    data = json.loads(json.dumps(as_json(result), allow_nan=False))
+    assert [p["policy"] for p in data["policies"]] == [p.policy for p in result.policies]
+    assert data["disagreements"] == 0
+    assert data["partial"] is False
+    assert data["config"]["fleet"]["engines"] == 4
+    assert "find_ns" not in data["policies"][0]
+    assert data["policies"][0]["index"]["lookups"] == 400

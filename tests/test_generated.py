@@ -1,0 +1,16 @@
+"""The clients that wait are those for asyncio, made anew: one source."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_generated_clients_are_up_to_date() -> None:
+    pytest.importorskip("unasync")
+    command = [sys.executable, str(ROOT / "tools" / "generate_sync.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,24 @@
+"""What `import kvatlas` gives."""
+
+import subprocess
+import sys
+
+import pytest
+
+import kvatlas
+
+
+def test_what_people_try_first() -> None:
+    assert kvatlas.Client.__module__ == "kvatlas.client.sync"
+    assert kvatlas.AsyncClient.__module__ == "kvatlas.client.aio"
+    assert kvatlas.Service.__module__ == "kvatlas.service.service"
+    assert {"AsyncClient", "BlockIndex", "Client", "Service", "errors"} <= set(dir(kvatlas))
+    assert all(hasattr(kvatlas, name) for name in kvatlas.__all__)
+    with pytest.raises(AttributeError, match="module 'kvatlas' has no attribute 'Servcie'"):
+        _ = kvatlas.Servcie  # type: ignore[attr-defined]
+
+
+def test_the_index_does_not_import_an_http_client() -> None:
+    code = "import sys, kvatlas; kvatlas.BlockIndex(); print({'httpx', 'asyncio', 'kvatlas.client'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,68 @@
+"""The hook of mkdocs: fills the places in pages that are generated, and adds the changelog.
+
+A page has `<!-- generated: NAME -->` on a line of its own where the text of `GENERATORS[NAME]` belongs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _use_checkout() -> None:
+    """Import from this checkout, whether or not another is installed."""
+    for path in (str(ROOT / "python"), str(ROOT)):
+        if path in sys.path:
+            sys.path.remove(path)
+        sys.path.insert(0, path)
+
+
+_use_checkout()  # mkdocs loads this file by its path
+
+from tools.docs import cli, configuration, errors, http  # noqa: E402 - the path is set above
+
+GENERATORS: dict[str, Callable[[], str]] = {
+    "cli": cli.page,
+    "errors": errors.page,
+    "http": http.page,
+    "settings": configuration.page,
+}
+
+_PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_WATCHED = ("python", "crates/service/src/http/openapi.json", "tools/docs", "CHANGELOG.md")
+
+
+def fill(markdown: str) -> str:
+    """The text with every generated place filled. An unknown name is a KeyError, which ends the build."""
+    return _PLACE.sub(lambda place: GENERATORS[place[1]](), markdown)
+
+
+def on_config(config: Any) -> Any:
+    """Set the path once more: mkdocs puts it back after it has loaded the hook."""
+    _use_checkout()
+    return config
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the changelog, which lies beside the README."""
+    files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_page: Any) -> str:
+    """Fill the generated places of a page."""
+    return fill(markdown)
+
+
+def on_serve(server: Any, **_site: Any) -> Any:
+    """Build again when the code changes."""
+    for path in _WATCHED:
+        server.watch(str(ROOT / path))
+    return server
