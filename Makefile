@@ -48,7 +48,7 @@ lint-python:
 
 types:
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest kvatlas._native
+	$(BIN)/python -W "ignore:kvatlas is a debug build" -m mypy.stubtest kvatlas._native
 
 test-rust:
 	cargo test --locked --workspace --no-fail-fast
