@@ -15,6 +15,9 @@ VARIABLES = pytest.StashKey[dict[str, str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # readline, which pytest imports, sets the width of a terminal for processes: those of xdist would see it.
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     own = {name: os.environ.pop(name) for name in _OWN if name in os.environ}
     # A worker of pytest-xdist is started without them, and gets them from the process that starts it.
     given: dict[str, str] = getattr(config, "workerinput", {}).get("own_variables", {})

@@ -155,7 +155,7 @@ def test_the_error_page_has_every_class() -> None:
 def test_the_configuration_page_has_every_setting() -> None:
     """What it says of each setting is checked beside the settings, in tests/service/test_config.py."""
     page = configuration.page()
-    for row in ("| `http.bind` | `--bind` | `KVATLAS_BIND` | `127.0.0.1:8090` |", "| `events.stale_after` |"):
+    for row in ("| `http.bind` | `--bind` | `KVATLAS_BIND` | `127.0.0.1:8090` |", "| `streams.stale_after` |"):
         assert row in page
 
 

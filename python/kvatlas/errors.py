@@ -120,7 +120,7 @@ class ServiceError(KvatlasError, RuntimeError):
 
     Codes: "not_started", "closed", "not_ready"; and those that the HTTP interface gives to the same refusal:
     "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint", "rank_taken",
-    "unknown_rank", "unknown_worker", "invalid_settings", "service".
+    "unknown_rank", "unknown_worker", "invalid_config", "service".
     """
 
     code = "service"

@@ -254,7 +254,7 @@ def test_a_wrong_variable_names_the_nearest(run: Run, monkeypatch: pytest.Monkey
 def test_the_settings_in_force(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVATLAS_KEY", "s3cret")
     monkeypatch.setenv("KVATLAS_PROBE_INTERVAL", "7s")
-    (tmp_path / "k.toml").write_text("[events]\nreplay_attempts = 5\n")
+    (tmp_path / "k.toml").write_text("[streams]\nreplay_attempts = 5\n")
     done = run(
         "serve", "--config", "k.toml", "--stale-after", "90", "--engine", "http://user:pass@h:1", "--print-config"
     )

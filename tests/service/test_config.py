@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvatlas.errors import ConfigError
-from kvatlas.service import Config, DiscoveryConfig, Engine, EventsConfig, HttpConfig, Stream, read_config
+from kvatlas.service import Config, DiscoveryConfig, Engine, HttpConfig, Stream, StreamConfig, read_config
 from kvatlas.service.config import show_config
 from kvatlas.service.config.read import LISTS, SECRETS
 from kvatlas.service.config.schema import SECTIONS, all_keys
@@ -33,17 +33,17 @@ OTHER = {
     "http.request_timeout": "3s",
     "http.idle_timeout": "4s",
     "http.untrusted": "flag",
-    "events.threads": "3",
-    "events.stale_after": "1m",
-    "events.probe_interval": "1s",
-    "events.replay_timeout": "250ms",
-    "events.replay_attempts": "9",
-    "events.reorder_grace": "0",
-    "events.reconnect_min": "20ms",
-    "events.reconnect_max": "2s",
-    "events.settle_timeout": "5s",
-    "events.buffer_batches": "10",
-    "events.buffer_bytes": "64kB",
+    "streams.threads": "3",
+    "streams.stale_after": "1m",
+    "streams.probe_interval": "1s",
+    "streams.replay_timeout": "250ms",
+    "streams.replay_attempts": "9",
+    "streams.reorder_grace": "0",
+    "streams.reconnect_min": "20ms",
+    "streams.reconnect_max": "2s",
+    "streams.settle_timeout": "5s",
+    "streams.buffer_batches": "10",
+    "streams.buffer_bytes": "64kB",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -99,11 +99,11 @@ def test_each_setting_by_each_source(path: str, tmp_path: Path) -> None:
 
 def test_flags_come_before_the_environment_before_the_file_before_the_defaults(tmp_path: Path) -> None:
     file = tmp_path / "k.toml"
-    file.write_text('[events]\nstale_after = "1s"\nprobe_interval = "1s"\nreplay_timeout = "1s"\n')
+    file.write_text('[streams]\nstale_after = "1s"\nprobe_interval = "1s"\nreplay_timeout = "1s"\n')
     env = {"KVATLAS_STALE_AFTER": "2s", "KVATLAS_PROBE_INTERVAL": "2s"}
-    events = read_config({"events.stale_after": "3s"}, env, file).config.events
-    assert (events.stale_after, events.probe_interval, events.replay_timeout) == (3, 2, 1)
-    assert events.settle_timeout == EventsConfig().settle_timeout
+    streams = read_config({"streams.stale_after": "3s"}, env, file).config.streams
+    assert (streams.stale_after, streams.probe_interval, streams.replay_timeout) == (3, 2, 1)
+    assert streams.settle_timeout == StreamConfig().settle_timeout
 
 
 def test_lists_of_a_higher_source_take_the_place_of_others(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_lists_of_a_higher_source_take_the_place_of_others(tmp_path: Path) -> No
     env = {"KVATLAS_ENGINES": "http://e:1\n x=https://h/base/ ", "KVATLAS_STREAMS": "w=tcp://h:1,rank=2"}
     settings = read_config({}, env, file).config
     assert [(e.worker, e.url) for e in settings.engines] == [("e:1", "http://e:1"), ("x", "https://h/base")]
-    assert settings.streams == (Stream("w", "tcp://h:1", rank=2),)
+    assert settings.static_streams == (Stream("w", "tcp://h:1", rank=2),)
     assert read_config({"engine": ["http://a:1"]}, env, file).config.engines == (Engine("http://a:1"),)
 
 
@@ -190,13 +190,13 @@ REFUSED_FLAGS = [
     ("http.max_body", "8 miles", "--max-body must be a size"),
     ("http.max_body", "1.5", "--max-body must be a size"),
     ("http.untrusted", "leave", '--untrusted must be one of "leave-out", "flag", got "leave"'),
-    ("events.stale_after", "0", "--stale-after must be a duration above 0"),
-    ("events.stale_after", "-1s", "--stale-after must be a duration"),
-    ("events.stale_after", "5 parsecs", "--stale-after must be a duration"),
-    ("events.stale_after", "400d", "--stale-after must be a duration"),
-    ("events.stale_after", "nan", "--stale-after must be a duration"),
-    ("events.stale_after", "1e400", "--stale-after must be a duration"),
-    ("events.reconnect_min", "6s", "events.reconnect_min (6 s) must not be above events.reconnect_max (5 s)"),
+    ("streams.stale_after", "0", "--stale-after must be a duration above 0"),
+    ("streams.stale_after", "-1s", "--stale-after must be a duration"),
+    ("streams.stale_after", "5 parsecs", "--stale-after must be a duration"),
+    ("streams.stale_after", "400d", "--stale-after must be a duration"),
+    ("streams.stale_after", "nan", "--stale-after must be a duration"),
+    ("streams.stale_after", "1e400", "--stale-after must be a duration"),
+    ("streams.reconnect_min", "6s", "streams.reconnect_min (6 s) must not be above streams.reconnect_max (5 s)"),
     ("http.tls_cert", "c", "http.tls_key is missing: TLS needs both http.tls_cert and http.tls_key"),
     ("http.tls_key", "k", "http.tls_cert is missing"),
     ("block_size", "0", "--block-size must be an integer from 1 to 1048576, got 0"),
@@ -216,13 +216,12 @@ def test_refused_flags(path: str, text: str, message: str) -> None:
 REFUSED_FILES = [
     ("x = [", "k.toml is not TOML: "),
     ("[[[", "k.toml is not TOML: "),
-    ('stale_after = "1s"', "k.toml, line 1: unknown key stale_after: did you mean events.stale_after?"),
+    ('stale_after = "1s"', "k.toml, line 1: unknown key stale_after: did you mean streams.stale_after?"),
     (
-        '\n[events]\nstale_afer = "1s"',
-        "k.toml, line 3: unknown key events.stale_afer: did you mean events.stale_after?",
+        '\n[streams]\nstale_afer = "1s"',
+        "k.toml, line 3: unknown key streams.stale_afer: did you mean streams.stale_after?",
     ),
     ("[stream]\nthreads = 1", "k.toml, line 1: stream must be tables, [[stream]], or a list of strings"),
-    ("[streams]\nthreads = 1", "k.toml, line 1: unknown key streams: did you mean [[stream]]?"),
     ('engines = ["http://a"]', "k.toml, line 1: unknown key engines: did you mean [[engine]]?"),
     ("http = 3", "k.toml, line 1: http must be a table, [http], got 3"),
     ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, threads, "),
@@ -234,10 +233,10 @@ REFUSED_FILES = [
         '[discovery]\nkey = "k"',
         "line 2: discovery.key does not belong in a configuration file: use discovery.key_file or",
     ),
-    ("[events]\n\nstale_after = true", "k.toml, line 3: events.stale_after must be a duration above 0"),
-    ("[events]\nstale_after = inf", "line 2: events.stale_after must be a duration"),
-    ('[events]\nreplay_attempts = "3"', 'line 2: events.replay_attempts must be an integer from 1 to 1000, got "3"'),
-    ("[events]\nreplay_attempts = 3.0", "line 2: events.replay_attempts must be an integer from 1 to 1000, got 3.0"),
+    ("[streams]\n\nstale_after = true", "k.toml, line 3: streams.stale_after must be a duration above 0"),
+    ("[streams]\nstale_after = inf", "line 2: streams.stale_after must be a duration"),
+    ('[streams]\nreplay_attempts = "3"', 'line 2: streams.replay_attempts must be an integer from 1 to 1000, got "3"'),
+    ("[streams]\nreplay_attempts = 3.0", "line 2: streams.replay_attempts must be an integer from 1 to 1000, got 3.0"),
     ("model = 3", "line 1: model must be a string that is not empty, got 3"),
     ("engine = 3", "line 1: engine must be tables, [[engine]], or a list of strings, got 3"),
     ("[engine]\nurl = 'http://a'", "line 1: engine must be tables, [[engine]], or a list of strings"),
@@ -320,20 +319,20 @@ def test_engines_and_streams_as_flags() -> None:
 def test_names_must_not_clash() -> None:
     streams = ("a=tcp://h:1", "a=tcp://h:2,rank=1")
     both: Any = {"model": "m", "block_size": 16}
-    assert len(Config(streams=streams, **both).streams) == 2  # type: ignore[arg-type]
+    assert len(Config(static_streams=streams, **both).static_streams) == 2  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rank 0 has two streams"):
-        Config(streams=("a=tcp://h:1", "a=tcp://h:2"), **both)  # type: ignore[arg-type]
+        Config(static_streams=("a=tcp://h:1", "a=tcp://h:2"), **both)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match='worker "a" of a stream has the name of engine http://h'):
-        Config(engines=("a=http://h",), streams=streams, **both)  # type: ignore[arg-type]
+        Config(engines=("a=http://h",), static_streams=streams, **both)  # type: ignore[arg-type]
 
 
 def test_settings_of_a_program_are_checked_too() -> None:
     for make, message in (
-        (lambda: EventsConfig(stale_after=-1), "events.stale_after must be a duration above 0"),
+        (lambda: StreamConfig(stale_after=-1), "streams.stale_after must be a duration above 0"),
         (lambda: HttpConfig(threads=True), "http.threads must be an integer"),
         (lambda: HttpConfig(key="a\nb"), "http.key must hold one key"),
         (lambda: HttpConfig(key="a", key_file=Path("b")), "http.key and http.key_file are both given"),
-        (lambda: Config(http=EventsConfig()), "http must be HttpConfig, got EventsConfig"),  # type: ignore[arg-type]
+        (lambda: Config(http=StreamConfig()), "http must be HttpConfig, got StreamConfig"),  # type: ignore[arg-type]
         (lambda: Config(engines=(3,)), "engine must be Engine, a string or a table, got int"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
@@ -422,18 +421,18 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     assert default["holds"] == ["discovery"]
     assert "tls" not in default["http"]
     # Every setting of these sections is passed on.
-    assert default["streams"].keys() == {key.path[7:] for key in KEYS.values() if key.path.startswith("events.")}
+    assert default["streams"].keys() == {key.path[8:] for key in KEYS.values() if key.path.startswith("streams.")}
     own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.")} - {"key_file", "tls_cert", "tls_key"}
     assert default["http"].keys() == own | {"key"}
 
 
 def test_defaults_are_those_of_the_native_service() -> None:
     """Both sides say them, so that a program that starts either finds the same."""
-    source = (ROOT / "crates/service/src/settings.rs").read_text()
+    source = (ROOT / "crates/service/src/config.rs").read_text()
     default = Config().for_native()
     found = 0
     for section in ("http", "streams"):
-        name = {"http": "HttpSettings", "streams": "StreamSettings"}[section]
+        name = {"http": "HttpConfig", "streams": "StreamConfig"}[section]
         body = source.split(f"impl Default for {name}")[1].split("\n}\n")[0]
         for field, text in re.findall(r"^            (\w+): (.+),$", body, re.MULTILINE):
             value = default[section].get(field)

@@ -49,7 +49,7 @@ def test_where_it_is(address: str, url: str) -> None:
 
 def test_streams_by_hand_are_registered_at_once() -> None:
     start = Starter()
-    settings = Config(streams=("a=tcp://h:1,topic=t",), routing_group="g", **BOTH)  # type: ignore[arg-type]
+    settings = Config(static_streams=("a=tcp://h:1,topic=t",), routing_group="g", **BOTH)  # type: ignore[arg-type]
     with started(start, streams=["b=tcp://h:2,rank=3,replay_endpoint=tcp://h:4,model=n,block_size=8"], config=settings):
         assert start.native.registered["a", 0] == {
             "instance_id": "a",

@@ -7,7 +7,7 @@ from tools.docs.markdown import cell, code, join, table
 _TITLES = {
     "": "General",
     "http": "Queries over HTTP, `[http]`",
-    "events": "Engines' events, `[events]`",
+    "streams": "Engines' event streams, `[streams]`",
     "discovery": "Asking engines, `[discovery]`",
     "log": "Logs, `[log]`",
 }

@@ -8,11 +8,11 @@ from kvatlas.service.config import (
     Config,
     DiscoveryConfig,
     Engine,
-    EventsConfig,
     HttpConfig,
     LogConfig,
     ResolvedConfig,
     Stream,
+    StreamConfig,
     read_config,
 )
 from kvatlas.service.serve import serve
@@ -22,12 +22,12 @@ __all__ = [
     "Config",
     "DiscoveryConfig",
     "Engine",
-    "EventsConfig",
     "HttpConfig",
     "LogConfig",
     "ResolvedConfig",
     "Service",
     "Stream",
+    "StreamConfig",
     "read_config",
     "serve",
 ]

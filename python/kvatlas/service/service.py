@@ -65,7 +65,7 @@ class Service:
                 raise ConfigError(f"{name} must be a list, got a string: [{shown(items)}]")
         more = {
             "engines": (*given.engines, *map(Engine.of, engines)),
-            "streams": (*given.streams, *map(Stream.of, streams)),
+            "static_streams": (*given.static_streams, *map(Stream.of, streams)),
         }
         self._config = config = _replace(given, more)
         self._discovery = Discovery(config)
@@ -77,7 +77,7 @@ class Service:
         self._thread: _Thread | None = None
         try:
             # Here and not only by discovery, so that what cannot be registered is an error now.
-            for stream in config.streams:
+            for stream in config.static_streams:
                 self._register(stream)
             self._url = _url(self._native.address, tls=config.http.tls_cert is not None)
             if follows:

@@ -47,6 +47,6 @@ def test_what_cannot_be_filled_in_is_said(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_page_has_a_place_for_every_figure() -> None:
-    text = (ROOT / "docs" / "ladder.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "lab" / "designs.md").read_text(encoding="utf-8")
     for name in ("W1", "W2", "W4", "order", "grow"):
         fill(text, name, "figures")

@@ -184,7 +184,7 @@ def test_restart_with_time_to_notice(engine: EngineHandle) -> None:
 
     def restart() -> None:
         began = time.monotonic()
-        handle = EngineHandle(engine.number, engine.settings, engine._process)
+        handle = EngineHandle(engine.number, engine.config, engine._process)
         handle.restart(down=0.5)
         handle.close()
         took.append(time.monotonic() - began)
@@ -226,7 +226,7 @@ def test_pause(engine: EngineHandle, live: Subscriber) -> None:
         request = pool.submit(store, engine)
         assert live.receive(0.5) is None  # nothing is published
         assert not request.done()  # nothing is answered
-        engine_of_its_own = EngineHandle(engine.number, engine.settings, engine._process)
+        engine_of_its_own = EngineHandle(engine.number, engine.config, engine._process)
         engine_of_its_own.resume()
         engine_of_its_own.close()
         request.result(PATIENCE)

@@ -6,17 +6,17 @@ the two lists, and `read` puts a configuration together from flags, the environm
 
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.read import ResolvedConfig, read_config, show_config
-from kvatlas.service.config.schema import Config, DiscoveryConfig, EventsConfig, HttpConfig, LogConfig
+from kvatlas.service.config.schema import Config, DiscoveryConfig, HttpConfig, LogConfig, StreamConfig
 
 __all__ = [
     "Config",
     "DiscoveryConfig",
     "Engine",
-    "EventsConfig",
     "HttpConfig",
     "LogConfig",
     "ResolvedConfig",
     "Stream",
+    "StreamConfig",
     "read_config",
     "show_config",
 ]

@@ -98,7 +98,9 @@ def _build(values: Mapping[str, Any]) -> Config:
         sections[section][name] = value
     general = sections.pop("")
     made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in sections.items()}
-    return Config(engines=tuple(values.get("engine", ())), streams=tuple(values.get("stream", ())), **general, **made)
+    return Config(
+        engines=tuple(values.get("engine", ())), static_streams=tuple(values.get("stream", ())), **general, **made
+    )
 
 
 # The environment
@@ -262,7 +264,7 @@ def show_config(resolved: ResolvedConfig) -> str:
         for secret, (variable, _file) in SECRETS.items():
             if secret.rpartition(".")[0] == section and secret in resolved.sources:
                 lines.append(f"# {secret.rpartition('.')[2]} is hidden  # {variable}")
-    for name, entries in (("engine", config.engines), ("stream", config.streams)):
+    for name, entries in (("engine", config.engines), ("stream", config.static_streams)):
         for entry in entries:
             lines += ["", f"[[{name}]]  # {resolved.sources.get(name, 'given')}", *_entry(entry)]
     return "\n".join(lines) + "\n"

@@ -158,10 +158,10 @@ class HttpConfig(_Section):
 
 
 @dataclass(frozen=True)
-class EventsConfig(_Section):
+class StreamConfig(_Section):
     """How engines' events are followed."""
 
-    section: ClassVar[str] = "events"
+    section: ClassVar[str] = "streams"
 
     threads: int = field(default=2, metadata=_about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
     stale_after: float = field(
@@ -208,8 +208,8 @@ class EventsConfig(_Section):
         super().__post_init__()
         if self.reconnect_min > self.reconnect_max:
             raise ConfigError(
-                f"events.reconnect_min ({self.reconnect_min:g} s) must not be above "
-                f"events.reconnect_max ({self.reconnect_max:g} s)"
+                f"streams.reconnect_min ({self.reconnect_min:g} s) must not be above "
+                f"streams.reconnect_max ({self.reconnect_max:g} s)"
             )
 
 
@@ -290,7 +290,7 @@ class Config(_Section):
     section: ClassVar[str] = ""
 
     engines: tuple[Engine, ...] = ()
-    streams: tuple[Stream, ...] = ()
+    static_streams: tuple[Stream, ...] = ()
     engines_file: Path | None = field(
         default=None,
         metadata=_about(File(), "--engines-file", "A TOML file of engines and streams, read again when it changes."),
@@ -315,7 +315,7 @@ class Config(_Section):
         metadata=_about(_FROM_0, "--drain-timeout", "How long requests may take to finish when the service stops."),
     )
     http: HttpConfig = field(default_factory=HttpConfig)
-    events: EventsConfig = field(default_factory=EventsConfig)
+    streams: StreamConfig = field(default_factory=StreamConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -325,9 +325,9 @@ class Config(_Section):
             if name and not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
         object.__setattr__(self, "engines", tuple(map(Engine.of, self.engines)))
-        object.__setattr__(self, "streams", tuple(map(Stream.of, self.streams)))
-        check_names(self.engines, self.streams)
-        for stream in self.streams:
+        object.__setattr__(self, "static_streams", tuple(map(Stream.of, self.static_streams)))
+        check_names(self.engines, self.static_streams)
+        for stream in self.static_streams:
             stream.check(model=self.model, block_size=self.block_size)
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
@@ -348,13 +348,13 @@ class Config(_Section):
         logs = {"format": self.log.format, "level": self.log.level if log else "off"}
         if self.http.tls_cert is not None:
             http["tls"] = {"cert": str(self.http.tls_cert), "key": str(self.http.tls_key)}
-        return {"http": http, "streams": dataclasses.asdict(self.events), "holds": list(holds), "log": logs}
+        return {"http": http, "streams": dataclasses.asdict(self.streams), "holds": list(holds), "log": logs}
 
 
 SECTIONS: dict[str, type[_Section]] = {
     "": Config,
     "http": HttpConfig,
-    "events": EventsConfig,
+    "streams": StreamConfig,
     "discovery": DiscoveryConfig,
     "log": LogConfig,
 }

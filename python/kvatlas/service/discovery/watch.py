@@ -82,7 +82,7 @@ class Discovery:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """What is to be followed, as far as is known."""
-        return (*self._config.engines, *self._config.streams, *self._listed)
+        return (*self._config.engines, *self._config.static_streams, *self._listed)
 
     async def run(self, native: Native) -> None:
         """Follow, until `stop`; what is registered stays registered then."""
