@@ -1032,7 +1032,7 @@ class Rung:
     when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
     stats()["refused"].
 
-    Made by kvatlas.ladder.open_rung, which says what there is and what each option means.
+    Made by kvatlas.lab.designs.open_rung, which says what there is and what each option means.
 
     Args:
         name: The rung. With "-strict" behind it, strict.
@@ -1195,7 +1195,7 @@ class PositionalIndexer:
 
     Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
     error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
-    is told in kvatlas.ladder.RUNGS["positional"].
+    is told in kvatlas.lab.designs.RUNGS["positional"].
 
     Args:
         jump_size: Blocks that the search leaps, at least 1.
