@@ -22,6 +22,7 @@
 //! [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which is what the tests hold the rungs against.
 
 pub mod actor;
+mod bits;
 pub mod block_index;
 pub mod concurrent;
 pub mod grouped;
