@@ -102,7 +102,7 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         args = [sys.executable, "-m", "kvatlas.cli", "replay", *map(str, FAST), "--json", "r.json"]
         done = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "Error: cannot write the report: No space left on device\n"
+    assert done.stderr == "Error: cannot write: No space left on device\n"
     assert (tmp_path / "r.json").stat().st_size > 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from kvatlas.cli import INTERRUPTED
-from kvatlas.cli.console import console, on_interrupt, progress_bar
+from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar
 from kvatlas.cli.engine_options import (
     POSITIVE,
     cache_option,
@@ -22,7 +22,6 @@ from kvatlas.cli.engine_options import (
     seed_option,
     speed_options,
 )
-from kvatlas.errors import KvatlasError
 from kvatlas.lab.figures import check_plot
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.plots import write_plot
@@ -117,6 +116,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     metavar="FILE",
     help="Draw the results: .png, .svg or .html. Repeat for several.",
 )
+@exit_status
 def replay(trace: Path | None, **options: Any) -> None:
     """Route TRACE over simulated engines, once by each policy, and report what each is worth.
 
@@ -130,20 +130,7 @@ def replay(trace: Path | None, **options: Any) -> None:
     Ctrl-C ends with a report of what was done so far. Exit status: 0; 1 if the index was wrong anywhere; 2 if
     something given cannot be used; 130 after Ctrl-C.
     """
-    try:
-        result = _run(trace, options)
-    except KvatlasError as error:
-        # Usage is fine where this comes from: only the text matters.
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        raise  # click ends quietly
-    except OSError as error:
-        click.echo(f"Error: cannot write the report: {error.strerror or error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        click.echo("Interrupted.", err=True)
-        sys.exit(INTERRUPTED)
+    result = _run(trace, options)
     if result.disagreements:
         sys.exit(1)
     if result.partial:

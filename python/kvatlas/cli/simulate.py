@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvatlas._tables import make_table
-from kvatlas.cli.console import console
+from kvatlas.cli.console import console, exit_status
 from kvatlas.cli.engine_options import (
     POSITIVE,
     cache_option,
@@ -24,7 +24,6 @@ from kvatlas.cli.engine_options import (
     seed_option,
     speed_options,
 )
-from kvatlas.errors import KvatlasError
 from kvatlas.sim.engine import EngineConfig
 
 if TYPE_CHECKING:
@@ -124,6 +123,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="Write their URLs for `kvatlas serve --engines-file`.",
 )
+@exit_status
 def simulate(**options: Any) -> None:
     """Run a fleet of simulated engines, until Ctrl-C.
 
@@ -135,25 +135,16 @@ def simulate(**options: Any) -> None:
 
     Exit status: 0 after Ctrl-C or SIGTERM; 1 if an engine ended by itself; 2 if something given cannot be used.
     """
-    try:
-        fleet = _fleet(options)
-        with _stop_signals() as stop, fleet:
-            if (path := options["engines_file"]) is not None:
-                fleet.write_engines_file(path)
-            _show(fleet, as_json=options["as_json"])
-            while not stop.wait(0.5):
-                if fleet.dead:
-                    names = ", ".join(engine.name for engine in fleet.dead[:5])
-                    click.echo(f"Error: {names} ended; all others are stopped.", err=True)
-                    sys.exit(1)
-    except KvatlasError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        raise  # click ends quietly
-    except OSError as error:
-        click.echo(f"Error: {error.filename or 'cannot write'}: {error.strerror or error}", err=True)
-        sys.exit(2)
+    fleet = _fleet(options)
+    with _stop_signals() as stop, fleet:
+        if (path := options["engines_file"]) is not None:
+            fleet.write_engines_file(path)
+        _show(fleet, as_json=options["as_json"])
+        while not stop.wait(0.5):
+            if fleet.dead:
+                names = ", ".join(engine.name for engine in fleet.dead[:5])
+                click.echo(f"Error: {names} ended; all others are stopped.", err=True)
+                sys.exit(1)
 
 
 def _fleet(options: dict[str, Any]) -> Fleet:

@@ -17,11 +17,10 @@ from kvatlas.cli.bench.running import (
     CONTEXT,
     check_folder,
     draw_pictures,
-    exit_status,
     progress_bar,
     same_command,
 )
-from kvatlas.cli.console import console
+from kvatlas.cli.console import console, exit_status
 
 _WIDE = 100  # characters in which a size has room for both times beside each other
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from kvatlas.cli.bench.options import FILE, PLAN_OPTIONS, plan_config, plan_options
-from kvatlas.cli.bench.running import CONTEXT, check_file, exit_status, progress_bar
-from kvatlas.cli.console import console
+from kvatlas.cli.bench.running import CONTEXT, check_file, progress_bar
+from kvatlas.cli.console import console, exit_status
 
 
 def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from kvatlas.cli.bench.options import FILE, plan_options, run_options, run_values
 from kvatlas.cli.bench.plan import get_plan, plan_facts
-from kvatlas.cli.bench.running import CONTEXT, check_file, exit_status
-from kvatlas.cli.console import console
+from kvatlas.cli.bench.running import CONTEXT, check_file
+from kvatlas.cli.console import console, exit_status
 from kvatlas.lab.bench.verdict import judge, parse_time
 
 

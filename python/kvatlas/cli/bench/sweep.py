@@ -17,11 +17,10 @@ from kvatlas.cli.bench.running import (
     CONTEXT,
     check_folder,
     draw_pictures,
-    exit_status,
     progress_bar,
     same_command,
 )
-from kvatlas.cli.console import console
+from kvatlas.cli.console import console, exit_status
 from kvatlas.lab.bench.verdict import Limit, parse_time
 
 
