@@ -184,7 +184,7 @@ class StreamStatus:
         lag_max_ms: The longest lag so far.
         silence_ms: How long ago the engine was heard.
         blocks: Blocks held.
-        parked: Blocks that wait for the one before them.
+        unlinked: Blocks that match nothing, because an earlier block of their chain is missing.
         buffered: Batches that wait.
         ranks: Ranks that the stream feeds.
         counters: What happened how often: "gaps", "lost_batches", "resets" and so on.
@@ -206,7 +206,7 @@ class StreamStatus:
     lag_max_ms: float
     silence_ms: float | None
     blocks: int
-    parked: int
+    unlinked: int
     buffered: int
     ranks: tuple[int, ...]
     counters: Mapping[str, int]

@@ -133,7 +133,7 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
         lag_max_ms=float(about.get("lag_max_ms") or 0),
         silence_ms=_optional(float, about.get("silence_ms")),
         blocks=int(about["blocks"]),
-        parked=int(about.get("unlinked", 0)),
+        unlinked=int(about.get("unlinked", 0)),
         buffered=int(about.get("buffered", 0)),
         ranks=tuple(map(int, about.get("ranks", (rank,)))),
         counters={str(name): int(count) for name, count in about.get("counters", {}).items()},
