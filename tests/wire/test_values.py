@@ -130,7 +130,7 @@ def test_batches_and_refusals() -> None:
     (refused,) = batch.refused
     assert (refused.at, refused.events, refused.reason) == (1, 1, "unknown_event")
     assert (
-        repr(refused) == "Refused(at=1, events=1, reason='unknown_event', detail='no event that is known: \"Other\"')"
+        repr(refused) == "Refused(at=1, events=1, reason='unknown_event', detail='unknown event: \"Other\"')"
     )
     assert batch == decoded(["AllBlocksCleared"], {"type": "Other"}, rank=None)
     assert batch != decoded(["AllBlocksCleared"], rank=None)

@@ -85,7 +85,7 @@ impl BlockIndex {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, a
+    ///     InvalidArgumentError: Lengths that do not match, both or neither of content_hashes and tokens, a
     ///         number out of range, or an unknown tier.
     ///     IndexFullError: The index cannot number any more workers or blocks.
     #[pyo3(signature = (worker, *, block_hashes, content_hashes=None, tokens=None, parent=None, rank=Rank(0),
@@ -190,7 +190,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// Who holds how many leading blocks of a prompt.
+    /// How many leading blocks of a prompt each worker holds.
     ///
     /// The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
     /// depth lies between the smallest and the largest true depth of that worker during the call.
@@ -265,7 +265,7 @@ impl BlockIndex {
     ///
     /// apply(events) applies the events in order; all are checked before the first is applied. It returns None.
     ///
-    /// apply(worker, batch) applies what decode_batch() gave. What has to be remembered between the batches of a rank
+    /// apply(worker, batch) applies what decode_batch() gave. State that spans the batches of a rank
     /// (salts that continue a chain, kinds of cache groups) is kept with the index, and forgotten with clear() and
     /// drop(). Events that cannot be applied are left out and counted. It returns a Tally.
     ///
@@ -292,7 +292,7 @@ impl BlockIndex {
     ) -> PyResult<Bound<'py, PyAny>> {
         let Some(batch) = batch else {
             if rank.is_some() {
-                let message = "rank goes with a batch; events have ranks of their own";
+                let message = "rank can only be used with a batch; events have their own rank";
                 return Err(errors::argument("conflicting_arguments", message));
             }
             self.apply_events(py, events)?;
@@ -357,7 +357,7 @@ impl BlockIndex {
     ///
     /// Raises:
     ///     OSError: It cannot be read.
-    ///     InvalidArgumentError: It is no snapshot of an index, of another version, cut off or altered: code
+    ///     InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
     ///         "invalid_snapshot".
     #[classmethod]
     fn load(_cls: &Bound<'_, PyType>, py: Python<'_>, path: PathBuf) -> PyResult<Self> {

@@ -15,7 +15,7 @@ use crate::errors;
 ///     settings_json: The settings, a JSON object.
 ///
 /// Raises:
-///     ServiceError: A setting of no use, or the service cannot be started.
+///     ServiceError: A setting is invalid, or the service cannot be started.
 #[pyclass(module = "kvatlas._native", frozen)]
 pub(crate) struct Service {
     inner: Inner,
@@ -104,7 +104,7 @@ impl Service {
     ///     InvalidArgumentError: timeout is negative or not a number.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|_| errors::argument("out_of_range", "timeout must be a number of seconds from 0 on"))?;
+            .map_err(|_| errors::argument("out_of_range", "timeout must be at least 0 seconds"))?;
         Ok(py.detach(|| self.inner.drain(timeout)))
     }
 

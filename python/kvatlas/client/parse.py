@@ -36,7 +36,7 @@ def parsed(text: str | bytes, make: Callable[[Any], T], url: object) -> T:
     try:
         return make(json.loads(text))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ClientError(f"{url} gave an answer that cannot be understood: {error!r}", "bad_answer") from error
+        raise ClientError(f"{url} returned an unexpected answer: {error!r}", "bad_answer") from error
 
 
 def refused(answer: httpx.Response) -> ClientError:
@@ -47,7 +47,7 @@ def refused(answer: httpx.Response) -> ClientError:
         code, message = str(body["code"]), str(body["error"])
     except (ValueError, LookupError, TypeError):
         said = " ".join(answer.text.split())[:200] or answer.reason_phrase
-        words = f"{answer.request.url} answers with status {status}, but not as kvatlas does: {said}"
+        words = f"{answer.request.url} returned status {status}, but not in the format of kvatlas: {said}"
         return ClientError(words, f"http_{status}", status)
     return ClientError(f"{answer.request.url}: {message} (status {status}, {code})", code, status)
 

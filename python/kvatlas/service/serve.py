@@ -1,4 +1,4 @@
-"""`kvatlas serve`: a service until somebody stops it."""
+"""`kvatlas serve`: run a service until it is stopped."""
 
 from __future__ import annotations
 

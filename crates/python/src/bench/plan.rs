@@ -102,7 +102,7 @@ impl Plan {
     ///
     /// Raises:
     ///     OSError: It cannot be read.
-    ///     InvalidArgumentError: It is no plan, of another version, cut off or altered.
+    ///     InvalidArgumentError: Not a plan, of another version, cut off or altered.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let core = py.detach(|| Core::load(&path)).map_err(|error| raised(&error))?;

@@ -12,11 +12,11 @@ use crate::scalars::{JumpSize, Strict, block_hash, describe, int, string, worker
 use crate::sequences::{contents, names};
 use crate::text::truth;
 
-/// The positional index: (position, content hash) to who holds it, searched in jumps.
+/// The positional index: a map from (position, content hash) to holders, searched in jumps.
 ///
 /// Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
 /// error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
-/// is told in kvatlas.lab.designs.RUNGS["positional"].
+/// is described in kvatlas.lab.designs.RUNGS["positional"].
 ///
 /// Args:
 ///     jump_size: Blocks that the search leaps, at least 1.

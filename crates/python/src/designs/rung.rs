@@ -124,7 +124,7 @@ impl Rung {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, or a
+    ///     InvalidArgumentError: Lengths that do not match, both or neither of content_hashes and tokens, or a
     ///         number out of range.
     #[pyo3(signature = (worker, *, block_hashes, content_hashes=None, tokens=None, parent=None, lora=None, salt=None))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
@@ -210,7 +210,7 @@ impl Rung {
         self.sound()
     }
 
-    /// Who holds how many leading blocks of a prompt, by what has been applied so far.
+    /// How many leading blocks of a prompt each worker holds, according to the events applied so far.
     ///
     /// The prompt is given by exactly one of tokens and content_hashes.
     ///
@@ -295,7 +295,7 @@ impl Rung {
     fn sound(&self) -> PyResult<()> {
         match self.feed.broken() {
             None => Ok(()),
-            Some(said) => Err(errors::rung("broken", &format!("the rung is broken, make a new one: {said}"))),
+            Some(said) => Err(errors::rung("broken", &format!("the design is broken; create a new one: {said}"))),
         }
     }
 }

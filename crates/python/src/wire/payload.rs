@@ -30,7 +30,7 @@ use crate::sequences::tokens as convert;
 ///
 /// Raises:
 ///     InvalidTypeError: Not bytes.
-///     DecodeError: The payload is no batch at all.
+///     DecodeError: The payload is not a batch.
 #[pyfunction]
 pub(crate) fn decode_batch(py: Python<'_>, payload: &Object<'_>) -> PyResult<Batch> {
     let decoded = match payload.cast::<PyBytes>() {

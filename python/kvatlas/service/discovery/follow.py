@@ -1,4 +1,4 @@
-"""Keeps one engine, or one stream named by hand, registered as it is, until told to stop.
+"""Keeps the registration of one engine, or of one configured stream, up to date until stopped.
 
 An engine that does not answer stays registered: that its stream is silent is found out by the stream itself, and until
 then what it holds is still right. It is unregistered when it leaves the list, and registered again when its answers
@@ -121,7 +121,7 @@ class Follower(ABC):
         return bool(await self._call(self.native.register, text))
 
     async def unregister(self, rank: int | None = None) -> None:
-        """Tell the native service. It is fine if somebody was faster."""
+        """Register with the native service. Tolerate that it is already registered."""
         try:
             await self._call(self.native.unregister, self.name, rank)
         except DiscoveryError as problem:

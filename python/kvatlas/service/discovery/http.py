@@ -49,7 +49,7 @@ class Asker:
         """The body of an answer with status 200; None for the statuses of `absent`.
 
         Raises:
-            DiscoveryError: There is no answer, or another one.
+            DiscoveryError: There is no answer, or an unexpected one.
         """
         try:
             async with self._turn, self._http.stream("GET", url) as answer:
@@ -83,7 +83,7 @@ class Asker:
         """An answer in JSON; None for the statuses of `absent`.
 
         Raises:
-            DiscoveryError: There is no answer, or another one.
+            DiscoveryError: There is no answer, or an unexpected one.
         """
         text = await self.get(url, absent=absent)
         if text is None:

@@ -74,7 +74,7 @@ class Prober:
         """Whether the engine says something else than when `whole` asked.
 
         Raises:
-            DiscoveryError: It does not say.
+            DiscoveryError: It does not report them.
         """
         return self._said is None or await self._ask() != self._said
 
@@ -170,7 +170,7 @@ class Prober:
             raise DiscoveryError(_NO_ENGINE, "bad_answer") from problem
 
     async def _vllm_version(self) -> str:
-        """As `0.22.1`; empty if the engine does not say."""
+        """Such as `0.22.1`; empty if the engine does not report it."""
         with contextlib.suppress(DiscoveryError):
             answer = await self._asker.get_json(f"{self._engine.url}/version", absent=(404, 405))
             if isinstance(answer, dict) and isinstance(answer.get("version"), str):

@@ -31,7 +31,7 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
     """The engines and streams of a file.
 
     Raises:
-        ConfigError: It says something unknown or wrong.
+        ConfigError: It contains something unknown or invalid.
     """
     try:
         text = content.decode("utf-8-sig")

@@ -28,7 +28,7 @@ const LONG_BYTES: usize = 32 << 10;
 /// token is 4 big-endian bytes.
 ///
 /// Limits hold at the end of every call: the least recently used context goes, and the longest unseen prefixes go, of
-/// those seen together the deepest first. What nobody stored, added or matched for eviction_duration is evicted by a
+/// those seen together the deepest first. Prefixes that were not stored, added or matched for eviction_duration are evicted by a
 /// thread, which ends with close() or with the table.
 ///
 /// Any number of threads may use a table at once. A refused call has changed nothing.
@@ -46,7 +46,7 @@ const LONG_BYTES: usize = 32 << 10;
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     ConfigError: An argument or a variable of no use, named in the message.
+///     ConfigError: An argument or a variable is invalid; the message names it.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct SyncPrefixHashTable {
     core: Core,

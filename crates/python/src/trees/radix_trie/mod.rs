@@ -228,7 +228,7 @@ impl RadixTrie {
 
     /// Takes blocks out of the trie: they are the caller's now.
     ///
-    /// The least recently made or released leaf that nobody uses goes first, from its tail; then the next, and parents
+    /// The least recently made or released leaf that is not in use goes first, from its tail; then the next, and parents
     /// once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
     /// its old end are refused from then on. O(evicted * log leaves).
     ///
@@ -369,7 +369,7 @@ impl RadixTrie {
         let node = node
             .cast::<TrieNode>()
             .map_err(|_| errors::wrong_type(&format!("node must be a TrieNode, got {}", describe(node))))?;
-        node.get().of(slf).ok_or_else(|| errors::argument("foreign_node", "the node is another trie's"))
+        node.get().of(slf).ok_or_else(|| errors::argument("foreign_node", "the node belongs to another trie"))
     }
 
     /// Looks at a node with the trie locked.

@@ -36,7 +36,7 @@ impl TreeMatch {
         self.tenant.as_deref()
     }
 
-    /// int: The length of the longest prefix that anybody has.
+    /// int: The length of the longest prefix that any tenant has.
     #[getter]
     fn matched(&self) -> usize {
         self.matched
@@ -94,7 +94,7 @@ impl TreeDepths {
 
 #[pymethods]
 impl TreeDepths {
-    /// int: The greatest depth of any tenant; 0 if nobody has anything.
+    /// int: The greatest depth of any tenant; 0 if no tenant has any of it.
     #[getter]
     fn depth(&self) -> usize {
         self.ranked.depth()

@@ -19,7 +19,7 @@ use crate::sequences::bytes;
 tree! {
     /// Who was sent which texts: a radix tree over characters, for routers that see text.
     ///
-    /// It is told what was sent to whom, and answers who has the longest prefix of a text: a guess at what engines have
+    /// It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines have
     /// cached. Characters are Unicode scalar values; nothing is normalized.
     ///
     /// Any number of threads may use it at once. A refused call has changed nothing.
@@ -100,7 +100,7 @@ tree! {
 tree! {
     /// Who was sent which tokens: a radix tree over pages of tokens, for routers that have a tokenizer.
     ///
-    /// It is told what was sent to whom, and answers who has the longest prefix of a prompt: a guess at what engines
+    /// It records what was sent to which tenant, and finds the longest prefix of a prompt: an estimate of what engines
     /// have cached. Keys are cut down to whole pages, and match in whole pages.
     ///
     /// Any number of threads may use it at once. A refused call has changed nothing.

@@ -163,7 +163,7 @@ macro_rules! with_sizes {
             }
 
             /// Evicts the node whose whole path has this hash, and everything below it: what another router says by
-            /// eight bytes. A path that ends inside an edge is no node, and nobody's hash.
+            /// eight bytes. A path that ends inside an edge is not a node and has no hash.
             ///
             /// Args:
             ///     path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
