@@ -329,7 +329,9 @@ def test_refusals_keep_their_code_and_status(ask: Ask) -> None:
         with pytest.raises(ClientError) as caught:
             ask(answering(other, 502), "workers", (), {})
         assert (caught.value.code, caught.value.status) == ("http_502", 502)
-        assert str(caught.value).startswith("http://kv:1/workers returned status 502, but not in the format of kvatlas: ")
+        assert str(caught.value).startswith(
+            "http://kv:1/workers returned status 502, but not in the format of kvatlas: "
+        )
     with pytest.raises(ClientError) as caught:
         ask(answering(body, 401), "ready", (), {})
     assert caught.value.status == 401

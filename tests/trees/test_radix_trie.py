@@ -313,7 +313,7 @@ REFUSED: list[tuple[Callable[[Any, Any], object], str, str]] = [
     (lambda t, n: t.insert([1, None], [1]), "wrong_type", r"tokens\[1\] must be an int or a str, got NoneType"),
     (lambda t, n: t.insert([1, 2**64], [1]), "out_of_range", r"tokens\[1\] must be from -2\*\*63 to 2\*\*64 - 1"),
     (lambda t, n: t.insert([1, -(2**200)], [1]), "out_of_range", r"tokens\[1\] must be from"),
-    (lambda t, n: t.insert(["\udc00", "a"], [1]), "invalid_string", r"tokens\[0\] has a lone surrogate"),
+    (lambda t, n: t.insert(["\udc00", "a"], [1]), "invalid_string", r"tokens\[0\] contains a lone surrogate"),
     (lambda t, n: t.insert("ab", [1]), "wrong_type", "tokens must be an array or a list of ints or of strs, got str"),
     (lambda t, n: t.insert(b"ab", [1]), "wrong_type", "tokens must be an array or a list .* got bytes"),
     (lambda t, n: t.insert(7, [1]), "wrong_type", "tokens must be an array or a list .* got int"),
