@@ -50,8 +50,8 @@ class KvatlasError(Exception):
 class InvalidArgumentError(KvatlasError, ValueError):
     """A value of the right type that is invalid: out of range, unknown, or inconsistent with another.
 
-    Codes of all parts: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments", "invalid_string",
-    "length_mismatch", "wrong_shape".
+    Codes of all parts: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments",
+    "invalid_string", "length_mismatch", "wrong_shape".
 
     Blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
     "no_tokens".

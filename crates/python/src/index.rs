@@ -67,8 +67,8 @@ impl BlockIndex {
 
     /// A worker has cached consecutive blocks of one chain.
     ///
-    /// The first block continues `parent`, each other the one before it. What the blocks contain is said by exactly
-    /// one of content_hashes and tokens. A block the worker already holds under the same name with other content or
+    /// The first block continues `parent`, each other the one before it. Exactly one of content_hashes and tokens
+    /// gives the contents of the blocks. A block the worker already holds under the same name with other content or
     /// another parent is replaced. A store of no blocks does nothing.
     ///
     /// Args:
@@ -147,7 +147,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// A worker has lost everything, or everything of one rank, one tier or both. An unknown worker changes nothing.
+    /// A worker has lost all blocks, or those of one rank, one tier or both. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -174,7 +174,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+    /// A worker is gone. Its next store registers it again; an unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -225,7 +225,7 @@ impl BlockIndex {
         Ok(Match::new(found, prompt.blocks(block_size)))
     }
 
-    /// Numbers about the contents, the memory and the events so far.
+    /// Statistics of the contents, the memory and the events so far.
     ///
     /// Returns:
     ///     dict of str to int; "bytes" is in bytes, everything else counts.
@@ -317,7 +317,7 @@ impl BlockIndex {
         PyBytes::new(py, &bytes)
     }
 
-    /// The index that a snapshot was made of.
+    /// Restores an index from a snapshot.
     ///
     /// Args:
     ///     snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
@@ -327,7 +327,7 @@ impl BlockIndex {
     ///
     /// Raises:
     ///     InvalidTypeError: Not bytes.
-    ///     InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
+    ///     InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
     ///         "invalid_snapshot".
     #[classmethod]
     fn from_snapshot(_cls: &Bound<'_, PyType>, py: Python<'_>, snapshot: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -335,7 +335,7 @@ impl BlockIndex {
         py.detach(|| Core::from_snapshot(&bytes)).map(Self::of).map_err(|error| errors::index(&error))
     }
 
-    /// Writes snapshot() to a file, which appears under its name only when it is whole.
+    /// Writes snapshot() to a file, atomically: the file appears only when it is complete.
     ///
     /// Args:
     ///     path: The file, replaced if there is one.
@@ -357,7 +357,7 @@ impl BlockIndex {
     ///
     /// Raises:
     ///     OSError: It cannot be read.
-    ///     InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
+    ///     InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
     ///         "invalid_snapshot".
     #[classmethod]
     fn load(_cls: &Bound<'_, PyType>, py: Python<'_>, path: PathBuf) -> PyResult<Self> {

@@ -104,8 +104,8 @@ class Answer(_Match):
         block_size: Tokens in a block.
         length: Whole blocks of the prompt: what a depth is out of.
         prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
-        untrusted: Ranks that are untrusted now. The service's setting `http.untrusted` decides whether `workers` includes
-            them.
+        untrusted: Ranks that are untrusted now. The service's setting `http.untrusted` decides whether `workers`
+            includes them.
         upper_bound: Whether some depths are upper bounds only, as for hybrid models.
     """
 

@@ -22,9 +22,9 @@ use plan::Plan;
 /// How long Ctrl-C may go unnoticed.
 const SIGNALS: Duration = Duration::from_millis(50);
 
-/// Replays a plan against an index in an open loop, and says what came of it.
+/// Runs a plan against an index in an open loop, and returns the result.
 ///
-/// The interpreter is free meanwhile, and Ctrl-C ends the replay and its threads.
+/// It releases the GIL, and Ctrl-C ends the run and its threads.
 ///
 /// Args:
 ///     plan: What happens, and when.
@@ -70,7 +70,7 @@ fn replay(
     serde_json::to_string(&result).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// Builds a rung from a plan's events, then times the plan's lookups one by one, with nothing else running.
+/// Builds a rung from a plan's events, then times the plan's lookups one by one, with no other load.
 ///
 /// Args:
 ///     plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.

@@ -22,7 +22,7 @@ use crate::text::truth;
 ///     jump_size: Blocks that the search leaps, at least 1.
 ///     search: What to do when a leap fails: "jump" looks at each place of it, "bisect" halves it.
 ///     layout: "map" by position and content hash, or "arrays" by position of maps by content hash.
-///     strict: Compare prefix hashes always, and mind holes.
+///     strict: Always compare prefix hashes, and check for holes.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
@@ -119,7 +119,7 @@ impl PositionalIndexer {
         Ok(())
     }
 
-    /// A worker has lost everything. An unknown worker changes nothing.
+    /// A worker has lost all blocks. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -170,7 +170,7 @@ impl PositionalIndexer {
         Ok(depths)
     }
 
-    /// Numbers about the contents and the changes so far.
+    /// Statistics of the contents and of the changes so far.
     ///
     /// Returns:
     ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" by position and content hash,
