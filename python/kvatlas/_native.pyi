@@ -74,18 +74,18 @@ build_profile: Final[str]
 
 @final
 class Match:
-    """Who holds how much of a query, at the moment of the find.
+    """How much of a query each worker holds, at the time of the lookup.
 
     Made by BlockIndex.find; later changes of the index do not change it. Workers that hold none of the query's blocks
-    from the first on are not in it. Everything here speaks of device memory; `any_tier` is the same answer with
+    from the first on are not in it. All depths count blocks in device memory; `any_tier` is the same answer with
     offloaded blocks counted in, `within(tier)` with those down to a tier. A kvatlas.types.PrefixMatch.
     """
     @property
     def depth(self) -> int:
-        """int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block."""
+        """int: The greatest depth of any worker, in blocks; 0 if no worker holds the first block."""
     @property
     def length(self) -> int:
-        """int: The blocks that were asked for: what a depth is out of."""
+        """int: The number of blocks in the query, the maximum of a depth."""
     @property
     def unit(self) -> Literal["blocks"]:
         """str: What depths and length count: "blocks"."""
@@ -203,7 +203,7 @@ class BlockIndex:
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, a
+            InvalidArgumentError: Lengths that do not match, both or neither of content_hashes and tokens, a
                 number out of range, or an unknown tier.
             IndexFullError: The index cannot number any more workers or blocks.
         """
@@ -258,7 +258,7 @@ class BlockIndex:
         lora: str | None = None,
         salt: str | None = None,
     ) -> Match:
-        """Who holds how many leading blocks of a prompt.
+        """How many leading blocks of a prompt each worker holds.
 
         The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
         depth lies between the smallest and the largest true depth of that worker during the call.
@@ -305,7 +305,7 @@ class BlockIndex:
 
         apply(events) applies the events in order; all are checked before the first is applied. It returns None.
 
-        apply(worker, batch) applies what decode_batch() gave. What has to be remembered between the batches of a rank
+        apply(worker, batch) applies what decode_batch() gave. State that spans the batches of a rank
         (salts that continue a chain, kinds of cache groups) is kept with the index, and forgotten with clear() and
         drop(). Events that cannot be applied are left out and counted. It returns a Tally.
 
@@ -366,7 +366,7 @@ class BlockIndex:
 
         Raises:
             OSError: It cannot be read.
-            InvalidArgumentError: It is no snapshot of an index, of another version, cut off or altered: code
+            InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
                 "invalid_snapshot".
         """
     def __reduce__(self) -> tuple[Any, ...]: ...
@@ -609,7 +609,7 @@ def decode_batch(payload: Buffer) -> Batch:
 
     Raises:
         InvalidTypeError: Not bytes.
-        DecodeError: The payload is no batch at all.
+        DecodeError: The payload is not a batch.
     """
 
 def encode_batch(
@@ -677,7 +677,7 @@ class Service:
         settings_json: The settings, a JSON object.
 
     Raises:
-        ServiceError: A setting of no use, or the service cannot be started.
+        ServiceError: A setting is invalid, or the service cannot be started.
     """
     def __new__(cls, settings_json: str) -> Service: ...
     @property
@@ -851,7 +851,7 @@ class Plan:
 
         Raises:
             OSError: It cannot be read.
-            InvalidArgumentError: It is no plan, of another version, cut off or altered.
+            InvalidArgumentError: Not a plan, of another version, cut off or altered.
         """
     @property
     def digest(self) -> str:
@@ -883,7 +883,7 @@ def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lo
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
-        InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+        InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
     """
 
 def replay(plan: Plan, index: object, options_json: str) -> str:
@@ -897,7 +897,7 @@ def replay(plan: Plan, index: object, options_json: str) -> str:
             content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which returns a dict
             of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One thread calls the
             first three, each query thread find. If it has a method holdings(), pairs of worker and block hash, these
-            are compared too. What it raises is counted and told in the result, which is not ok then.
+            are compared too. Errors that it raises are counted and reported in the result, which is then not ok.
         options_json: Options as a JSON object; window_ns or rate is needed.
 
     Returns:
@@ -905,22 +905,22 @@ def replay(plan: Plan, index: object, options_json: str) -> str:
 
     Raises:
         InvalidTypeError: An argument is of the wrong type, or the object lacks a method.
-        InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+        InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
     """
 
 @final
 class RungMatch:
-    """Who holds how much of a query, by what the rung had applied at the moment of the find.
+    """How much of a query each worker holds, according to the events applied at the time of the lookup.
 
     Made by Rung.find; later changes do not change it. Workers that hold none of the query's blocks are not in it. A
     kvatlas.types.PrefixMatch.
     """
     @property
     def depth(self) -> int:
-        """int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block."""
+        """int: The greatest depth of any worker, in blocks; 0 if no worker holds the first block."""
     @property
     def length(self) -> int:
-        """int: The blocks that were asked for: what a depth is out of."""
+        """int: The number of blocks in the query, the maximum of a depth."""
     @property
     def unit(self) -> Literal["blocks"]:
         """str: What depths and length count: "blocks"."""
@@ -964,7 +964,7 @@ class TreeMatch:
         """str or None: Who has held the deepest matched node for longest; None if nothing matched."""
     @property
     def matched(self) -> int:
-        """int: The length of the longest prefix that anybody has."""
+        """int: The length of the longest prefix that any tenant has."""
     @property
     def input(self) -> int:
         """int: The length of what was asked for."""
@@ -986,7 +986,7 @@ class TreeDepths:
     """
     @property
     def depth(self) -> int:
-        """int: The greatest depth of any tenant; 0 if nobody has anything."""
+        """int: The greatest depth of any tenant; 0 if no tenant has any of it."""
     @property
     def length(self) -> int:
         """int: What a depth is out of: the length of the prompt, in whole pages."""
@@ -1098,7 +1098,7 @@ class Rung:
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, or a
+            InvalidArgumentError: Lengths that do not match, both or neither of content_hashes and tokens, or a
                 number out of range.
         """
     def remove(
@@ -1147,7 +1147,7 @@ class Rung:
         lora: str | None = None,
         salt: str | None = None,
     ) -> RungMatch:
-        """Who holds how many leading blocks of a prompt, by what has been applied so far.
+        """How many leading blocks of a prompt each worker holds, according to the events applied so far.
 
         The prompt is given by exactly one of tokens and content_hashes.
 
@@ -1191,11 +1191,11 @@ class Rung:
 
 @final
 class PositionalIndexer:
-    """The positional index: (position, content hash) to who holds it, searched in jumps.
+    """The positional index: a map from (position, content hash) to holders, searched in jumps.
 
     Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
     error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
-    is told in kvatlas.lab.designs.RUNGS["positional"].
+    is described in kvatlas.lab.designs.RUNGS["positional"].
 
     Args:
         jump_size: Blocks that the search leaps, at least 1.
@@ -1304,7 +1304,7 @@ class TokenEntries:
 class StringTree:
     """Who was sent which texts: a radix tree over characters, for routers that see text.
 
-    It is told what was sent to whom, and answers who has the longest prefix of a text: a guess at what engines have
+    It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines have
     cached. Characters are Unicode scalar values; nothing is normalized.
 
     Any number of threads may use it at once. A refused call has changed nothing.
@@ -1541,7 +1541,7 @@ class StringTree:
         """
     def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int:
         """Evicts the node whose whole path has this hash, and everything below it: what another router says by
-        eight bytes. A path that ends inside an edge is no node, and nobody's hash.
+        eight bytes. A path that ends inside an edge is not a node and has no hash.
 
         Args:
             path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
@@ -1597,7 +1597,7 @@ class StringTree:
 class TokenTree:
     """Who was sent which tokens: a radix tree over pages of tokens, for routers that have a tokenizer.
 
-    It is told what was sent to whom, and answers who has the longest prefix of a prompt: a guess at what engines
+    It records what was sent to which tenant, and finds the longest prefix of a prompt: an estimate of what engines
     have cached. Keys are cut down to whole pages, and match in whole pages.
 
     Any number of threads may use it at once. A refused call has changed nothing.
@@ -1838,7 +1838,7 @@ class TokenTree:
         """
     def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int:
         """Evicts the node whose whole path has this hash, and everything below it: what another router says by
-        eight bytes. A path that ends inside an edge is no node, and nobody's hash.
+        eight bytes. A path that ends inside an edge is not a node and has no hash.
 
         Args:
             path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
@@ -2074,7 +2074,7 @@ class RadixTrie:
     def evict_blocks(self, desired_num_evicted: SupportsIndex) -> list[Any]:
         """Takes blocks out of the trie: they are the caller's now.
 
-        The least recently made or released leaf that nobody uses goes first, from its tail; then the next, and parents
+        The least recently made or released leaf that is not in use goes first, from its tail; then the next, and parents
         once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
         its old end are refused from then on. O(evicted * log leaves).
 
@@ -2162,7 +2162,7 @@ class SyncPrefixHashTable:
     token is 4 big-endian bytes.
 
     Limits hold at the end of every call: the least recently used context goes, and the longest unseen prefixes go, of
-    those seen together the deepest first. What nobody stored, added or matched for eviction_duration is evicted by a
+    those seen together the deepest first. Prefixes that were not stored, added or matched for eviction_duration are evicted by a
     thread, which ends with close() or with the table.
 
     Any number of threads may use a table at once. A refused call has changed nothing.
@@ -2180,7 +2180,7 @@ class SyncPrefixHashTable:
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
-        ConfigError: An argument or a variable of no use, named in the message.
+        ConfigError: An argument or a variable is invalid; the message names it.
     """
     def __new__(
         cls,

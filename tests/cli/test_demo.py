@@ -13,7 +13,7 @@ from .conftest import Run
 def test_policies_side_by_side(run: Run) -> None:
     done = run("demo", "--engines", 1, "--seconds", 2, "--request-rate", 2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Starting 2 simulated engines, a process each, and a service that follows them.")
+    assert done.stdout.startswith("Starting 2 simulated engines, one process each, and a service that follows them.")
     rows = [line.split() for line in done.stdout.splitlines()]
     by_policy = {row[0]: row[1:] for row in rows if row and row[0] in ("round-robin", "exact")}
     assert by_policy.keys() == {"round-robin", "exact"}

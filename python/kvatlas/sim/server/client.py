@@ -40,10 +40,10 @@ class ControlClient:
         with self._lock:
             status, answer = self._exchange(method, path, data, sent)
         if status not in ok:
-            raise SimulatedEngineError(_reason(answer) or f"{method} {path} was answered {status}", f"http_{status}")
+            raise SimulatedEngineError(_reason(answer) or f"{method} {path} returned status {status}", f"http_{status}")
         found = json.loads(answer)
         if not isinstance(found, dict):
-            raise SimulatedEngineError(f"{method} {path} was answered by something else than an object", "bad_answer")
+            raise SimulatedEngineError(f"{method} {path} did not return a JSON object", "bad_answer")
         return found
 
     def close(self) -> None:
