@@ -54,7 +54,6 @@ def test_streams_by_hand_are_registered_at_once() -> None:
         assert start.native.registered["a", 0] == {
             "instance_id": "a",
             "endpoint": "tcp://h:1",
-            "replay_endpoint": None,
             "topic": "t",
             "model_name": "m",
             "routing_group": "g",

@@ -7,14 +7,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
-use crate::found::Match;
 use crate::gil::{Writers, detach_if};
+use crate::index_match::Match;
 use crate::prompt::Given;
+use crate::repr::grouped;
 use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name};
 use crate::sequences::{bytes, names};
-use crate::text::grouped;
 use crate::wire::{Batch, Readers};
-use crate::{errors, events, files, numbers};
+use crate::{errors, events, files, stats as counts};
 
 /// Blocks that take about 10 µs to store or remove.
 const LONG_WRITE: usize = 128;
@@ -231,7 +231,7 @@ impl BlockIndex {
     ///     dict of str to int; "bytes" is in bytes, everything else counts.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.writers.write(py, true, || self.core.stats());
-        numbers::index(py, &stats)
+        counts::index(py, &stats)
     }
 
     /// The registered workers.

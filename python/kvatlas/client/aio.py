@@ -152,7 +152,7 @@ class AsyncClient:
             replay_endpoint: The replay socket, which is asked for lost batches.
             topic: The prefix of the topics to subscribe to; empty for all.
         """
-        asked = requests.register(
+        stream = requests.registration(
             worker,
             endpoint,
             model=model,
@@ -162,7 +162,7 @@ class AsyncClient:
             replay_endpoint=replay_endpoint,
             topic=topic,
         )
-        return await self._send(asked)
+        return await self._send(requests.register(stream))
 
     async def unregister(
         self, worker: str, *, model: str | None = None, routing_group: str | None = None, rank: int | None = None

@@ -66,7 +66,7 @@ class EngineConfig:
             raise ConfigError(f"chunk must be at least 1 or None, got {self.chunk}")
 
     @property
-    def pool_tokens(self) -> int:
+    def cache_tokens(self) -> int:
         """Tokens of KV that it has room for."""
         return self.blocks * self.block_size
 

@@ -4,17 +4,17 @@ use kvatlas_designs::{Change, Feed, OpenError, Options, Scores, open};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::answer::RungMatch;
 use super::names::Names;
+use super::rung_match::RungMatch;
 use crate::errors;
 use crate::gil::detach_if;
-use crate::numbers::design;
 use crate::prompt::Given;
+use crate::repr::{grouped, truth};
 use crate::scalars::{
     BlockSize, EventThreads, GroupSize, JumpSize, Shards, Strict, block_hash, string, worker as name,
 };
 use crate::sequences::names;
-use crate::text::{grouped, truth};
+use crate::stats::design;
 
 /// A running design of the ladder, with the methods of BlockIndex.
 ///

@@ -1,4 +1,4 @@
-"""Plans: every lookup and every event of a fleet, with the virtual time of each, made once and replayed often.
+"""Plans: every lookup and every event of a fleet, with the virtual time of each, made once and run often.
 
 A trace is spread over workers (`arrivals`), each worker's share runs through the mock engine in virtual time
 (`engines`), and what all of them announce is merged in order of time: at equal times lookups come before events, then

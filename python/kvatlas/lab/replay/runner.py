@@ -77,7 +77,7 @@ def replay(
     factories = [(name, find_policy(name)) for name in config.policies]
     bound = infinite_cache(trace.requests, size)
     prompts = sum(request.input_length for request in trace.requests)
-    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.pool_tokens)
+    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens)
     result = ReplayResult(
         version=kvatlas.__version__,
         trace=trace.name,
