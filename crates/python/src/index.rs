@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
 use crate::gil::{Writers, detach_if};
 use crate::index_match::Match;
-use crate::prompt::Given;
+use crate::prompt::{Given, by_keyword};
 use crate::repr::grouped;
 use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name};
 use crate::sequences::{bytes, names};
@@ -210,15 +210,18 @@ impl BlockIndex {
     ///     InvalidTypeError: An argument is of the wrong type.
     ///     InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
     ///         number out of range, or an array of more than one dimension.
-    #[pyo3(signature = (*, tokens=None, content_hashes=None, lora=None, salt=None))]
+    #[pyo3(signature = (prompt=None, /, *, tokens=None, content_hashes=None, lora=None, salt=None))]
+    #[pyo3(text_signature = "($self, *, tokens=None, content_hashes=None, lora=None, salt=None)")]
     fn find(
         &self,
         py: Python<'_>,
+        prompt: Option<&Bound<'_, PyAny>>,
         tokens: Option<&Bound<'_, PyAny>>,
         content_hashes: Option<&Bound<'_, PyAny>>,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Match> {
+        by_keyword(prompt)?;
         let given = Given::new("find", tokens, content_hashes, lora, salt)?;
         let (prompt, block_size) = (given.prompt(), self.block_size());
         let found = detach_if(py, prompt.is_long(), || self.core.find(&prompt.hashes(block_size)).to_owned());

@@ -55,6 +55,9 @@ class Client:
         self._tokenizer = tokenizer
         self.url = url.strip().rstrip("/")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
     def query(
         self,
         *,

@@ -91,6 +91,11 @@ class Service:
         """Where it answers, for this machine."""
         return self._url
 
+    def __repr__(self) -> str:
+        kinds = {kind: sum(isinstance(entry, kind) for entry in self.entries) for kind in (Engine, Stream)}
+        closed = ", closed" if self._closed else ""
+        return f"Service(url={self.url!r}, engines={kinds[Engine]:,}, streams={kinds[Stream]:,}{closed})"
+
     @property
     def address(self) -> str:
         """Where it listens: the IP address and port."""

@@ -1,4 +1,4 @@
-"""A mock engine: vLLM's block pool under a plain model of time.
+"""A simulated engine: vLLM's block pool under a plain model of time.
 
 Time is in seconds and virtual. Prefill is one queue, first come first served: a prompt takes
 `uncached tokens / prefill_rate`, in chunks of at most `chunk` tokens, so

@@ -1,4 +1,4 @@
-"""Replay a trace over a fleet of mock engines, once for each policy.
+"""Replay a trace over a fleet of simulated engines, once for each policy.
 
 In virtual time: a request arrives, the index is asked what each engine holds of its prompt, the policy picks an engine,
 the engine prefills and generates and announces what it caches and gives up, and every announcement is applied to the
