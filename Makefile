@@ -48,7 +48,7 @@ lint-python:
 
 types:
 	$(BIN)/mypy
-	$(BIN)/python -m mypy.stubtest kvatlas._native
+	$(BIN)/python -W "ignore:kvatlas is a debug build" -m mypy.stubtest kvatlas._native
 
 test-rust:
 	cargo test --locked --workspace --no-fail-fast
@@ -124,7 +124,7 @@ docs: docs-rust docs-site  ## the documentation: the site in target/site, Rust's
 docs-rust: .venv/ready
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
 
-docs-site: build-tests .venv/docs
+docs-site: build-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # One wheel an architecture, for every Python from 3.11 on and every Linux with this glibc or a later one: what NumPy,
@@ -175,13 +175,9 @@ target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
 	$(BIN)/maturin build --profile dev --locked --compatibility linux --out $(@D)
 	@touch $@
 
-.venv/ready: requirements-dev.txt | check-tools
+.venv/ready: requirements-dev.txt requirements-docs.txt | check-tools
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
-	@touch $@
-
-.venv/docs: requirements-docs.txt .venv/ready
-	$(BIN)/python -m pip install --quiet --requirement requirements-docs.txt
 	@touch $@
 
 # Without what the peer's packages depend on besides: see the file.

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,7 +18,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # readline, which pytest imports, sets the width of a terminal for processes: those of xdist would see it.
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
-    config.stash[VARIABLES] = {name: os.environ.pop(name) for name in _OWN if name in os.environ}
+    own = {name: os.environ.pop(name) for name in _OWN if name in os.environ}
+    # A worker of pytest-xdist is started without them, and gets them from the process that starts it.
+    given: dict[str, str] = getattr(config, "workerinput", {}).get("own_variables", {})
+    config.stash[VARIABLES] = given | own
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Called by pytest-xdist for each worker."""
+    node.workerinput["own_variables"] = node.config.stash[VARIABLES]
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +40,10 @@ settings.register_profile("kvatlas", max_examples=400, deadline=None, suppress_h
 settings.register_profile("quick", parent=settings.get_profile("kvatlas"), max_examples=40)
 settings.register_profile("long", parent=settings.get_profile("kvatlas"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvatlas"))
+
+
+# The tests are to run with every assertion; what they start need not say so.
+os.environ["PYTHONWARNINGS"] = "ignore:kvatlas is a debug build:RuntimeWarning"
 
 
 @pytest.fixture(scope="session")

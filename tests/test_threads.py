@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.threads import run
+from tests.threads import run, times
 
 from kvatlas import BlockIndex
 from kvatlas.events import Store
@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("frequent_switches")
 
 LENGTH = 6000
 QUERY = np.arange(1, LENGTH + 1, dtype=np.uint64)
-SECONDS = 2.0
 
 
 class Chain:
@@ -87,14 +86,13 @@ def test_depths_lie_between_the_true_ones(step: int, length: int) -> None:
                 assert min(least, least_after, length) <= depth <= max(most, most_after)
         assert scores == {}
 
-    run(SECONDS, write, read, read)
-    assert judged > 20
+    run(lambda: judged > times(3_000) and chains[0].turns > times(100), write, read, read)
 
 
 def test_answers_outlive_what_they_speak_of() -> None:
     index = BlockIndex()
     query = QUERY[:64].copy()
-    number = 0
+    number = looked = 0
 
     def write() -> None:
         nonlocal number
@@ -105,19 +103,23 @@ def test_answers_outlive_what_they_speak_of() -> None:
             index.drop(f"{number}-{worker}")
 
     def read() -> None:
+        nonlocal looked
         matches = [index.find(content_hashes=query) for _ in range(20)]
         for match in matches:
             for depth, workers in match.levels():
                 assert {int(worker.split("-")[1]) + 1 for worker in workers} == {depth}
             assert match.depth == max(match.scores().values(), default=0)
             assert {worker for worker, _ in match.any_tier.by_rank()} == match.scores().keys()
+        looked += 1
 
-    run(SECONDS, write, read, read)
+    run(lambda: number > times(1_000) and looked > times(1_000), write, read, read)
     assert index.workers() == {}
 
 
 def test_several_writers_are_each_complete() -> None:
     index = BlockIndex()
+    rounds = dict.fromkeys("abc", 0)
+    looks = 0
 
     def churn(worker: str) -> Callable[[], None]:
         chain = Chain(index, worker, 500)
@@ -127,16 +129,19 @@ def test_several_writers_are_each_complete() -> None:
             assert index.find(content_hashes=QUERY).scores()[worker] == LENGTH
             chain.shrink()
             assert worker not in index.find(content_hashes=QUERY).scores()
+            rounds[worker] += 1
 
         return once
 
     def look() -> None:
+        nonlocal looks
         assert index.stats()["blocks"] <= 3 * LENGTH
         copied = BlockIndex()
         copied.apply(index.dump())
         assert copied.find(content_hashes=QUERY).scores().keys() <= {"a", "b", "c"}
+        looks += 1
 
-    run(SECONDS, churn("a"), churn("b"), churn("c"), look)
+    run(lambda: min(rounds.values()) > times(300) and looks > times(100), churn("a"), churn("b"), churn("c"), look)
     assert index.stats()["blocks"] == 0
 
 

@@ -55,6 +55,7 @@ def test_a_plan_is_kept_and_replayed(run: Run) -> None:
     assert (done.returncode, "--plan and --engines are mutually exclusive" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_sweep_writes_everything_and_goes_on_where_it_was(run: Run, tmp_path: Path) -> None:
     where = ("bench", "sweep", *SMALL, "--index", "block-index", "--out", "s")
     how = ("--no-curves", "--short", "--seconds", 0.05, "--width", 1, "--p99-limit", "10s", "--start", 2000)
@@ -105,6 +106,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None
     assert json.loads((tmp_path / "s" / "sweep.json").read_text())["complete"] is False
 
 
+@pytest.mark.slow
 def test_growth(run: Run, tmp_path: Path) -> None:
     done = run("bench", "grow", "--short", "--index", "block-index", "--lookup-seconds", 0.01, "--build-seconds", 60)
     assert done.returncode == 0, done.stderr

@@ -322,6 +322,7 @@ def test_silence_is_told(
     assert capsys.readouterr().err == words
 
 
+@pytest.mark.slow
 def test_a_silent_replay_is_not_waited_for(run: Run, context: "zmq.Context[Any]") -> None:
     engine = Engine(context)
     with context.socket(zmq.ROUTER) as silent:

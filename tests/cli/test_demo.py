@@ -9,6 +9,7 @@ import pytest
 from .conftest import Run
 
 
+@pytest.mark.slow
 def test_policies_side_by_side(run: Run) -> None:
     done = run("demo", "--engines", 1, "--seconds", 2, "--request-rate", 2)
     assert done.returncode == 0, done.stderr
@@ -21,6 +22,7 @@ def test_policies_side_by_side(run: Run) -> None:
     assert "failed" not in done.stdout
 
 
+@pytest.mark.slow
 def test_why_requests_failed(run: Run) -> None:
     """Prompts that the engine has no room for."""
     done = run("demo", "--engines", 1, "--seconds", 2, "--request-rate", 2, "--pool-tokens", 32, "--policy", "exact")

@@ -10,6 +10,8 @@ import pytest
 from tests.service.arena import Arena
 from tests.service.soak import soak
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[Arena]:

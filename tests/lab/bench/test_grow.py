@@ -65,7 +65,7 @@ def test_every_design_answers_right_and_is_timed(name: str) -> None:
     found = json.loads(run([json.dumps(asdict(shape)), name, json.dumps(OPTIONS)]))
     assert found["built"]
     assert found["wrong"] == 0
-    assert found["lookups"] == found["service"]["count"] > 100
+    assert found["lookups"] == found["service"]["count"] > 10
     assert 0 < found["service"]["p50"] <= found["service"]["p99"]
 
 

@@ -65,6 +65,7 @@ def test_names_of_their_own_change_nothing(trace: Trace, config: ReplayConfig, r
     assert own.hit_rate == next(p.hit_rate for p in result.policies if p.policy == "exact")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engines", "changes"), [(4, {"block_size": 16, "blocks": 6_144}), (4, {"chunk": None}), (2, {"blocks": 1_875})]
 )
@@ -229,6 +230,7 @@ def test_a_policy_that_fails_is_named(
         replay(trace, replace(config, policies=("bad",)))
 
 
+@pytest.mark.slow
 def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
     path = shared / "traces" / "conversation_trace.jsonl"
     if not path.exists():

@@ -44,6 +44,7 @@ def test_a_killed_engine_comes_back_on_its_ports_with_nothing() -> None:
         assert number(frames) < 10
 
 
+@pytest.mark.slow
 def test_engines_of_one_process_die_together() -> None:
     with Fleet(4, SETTINGS, processes=2) as fleet:
         assert len({engine.pid for engine in fleet.engines}) == 2
@@ -80,6 +81,7 @@ def test_a_taken_port_is_named(which: str) -> None:
         assert fleet.dead == fleet.engines
 
 
+@pytest.mark.slow
 def test_a_fleet_ends_with_whoever_started_it() -> None:
     script = (
         "from kvatlas.sim.server import Fleet; import os, time\n"
@@ -114,6 +116,7 @@ def test_a_fleet_ends_by_sigterm() -> None:
     fleet.close()
 
 
+@pytest.mark.slow
 def test_own_names_and_common_ones() -> None:
     prompt = list(range(8))
 
@@ -152,6 +155,7 @@ def test_an_idle_fleet_says_nothing() -> None:
         assert state.seq is None
 
 
+@pytest.mark.slow
 def test_engines_send_themselves_requests() -> None:
     fast = replace(SETTINGS, speed=200.0, engine=replace(FAST, blocks=2_000, block_size=16))
     with Fleet(4, fast, processes=2, traffic=TrafficConfig(request_rate=20.0)) as fleet:
