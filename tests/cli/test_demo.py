@@ -38,7 +38,7 @@ def test_why_requests_failed(run: Run) -> None:
         (["--engines", 0], "0 is not in the range 1<=x<=64"),
         (["--seconds", 0], "seconds must be above 0 and finite, got 0.0"),
         (["--speed", "inf"], "speed must be above 0 and finite, got inf"),
-        (["--seconds", 1e9], "seconds x speed x request_rate are 10,000,000,000 requests: 1,000,000 at most"),
+        (["--seconds", 1e9], "seconds x speed x request_rate are 10,000,000,000 requests; the limit is 1,000,000"),
         (["--cache-tokens", 1], "cache_tokens must be at least one block of 16, got 1"),
         (["--seed", -1], "-1 is not in the range"),
         (["--policy", "exat"], "no policy 'exat'"),

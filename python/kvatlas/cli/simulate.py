@@ -158,7 +158,7 @@ def simulate(**options: Any) -> None:
 
     Each engine serves OpenAI completions and chat, and the discovery and metrics endpoints of vLLM or SGLang. It
     publishes its KV events over ZMQ, with replays, in the same wire format. The cache behaves exactly like vLLM's. Time
-    follows a simple model (see `kvatlas replay --help`). Generated text is random letters.
+    follows a simple model (see `kvatlas replay --help`). The generated text is a placeholder.
 
     Inject faults with the CHANCE options, or at run time by POST /sim/faults to an engine's URL.
 
