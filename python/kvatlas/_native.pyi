@@ -887,9 +887,9 @@ def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lo
     """
 
 def run_plan(plan: Plan, index: object, options_json: str) -> str:
-    """Runs a plan against an index in an open loop, and says what came of it.
+    """Runs a plan against an index in an open loop, and returns the result.
 
-    The interpreter is free meanwhile, and Ctrl-C ends the run and its threads.
+    It releases the GIL, and Ctrl-C ends the run and its threads.
 
     Args:
         plan: What happens, and when.
