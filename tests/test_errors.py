@@ -28,7 +28,7 @@ REFUSED: list[tuple[Callable[[Any], object], str, str]] = [
     (lambda i: i.store(7, **ONE), "wrong_type", "worker must be a str, got int"),
     (lambda i: i.store(b"w", **ONE), "wrong_type", "worker must be a str, got bytes"),
     (lambda i: i.store(None, **ONE), "wrong_type", "worker must be a str, got NoneType"),
-    (lambda i: i.store("\udcff", **ONE), "invalid_string", "worker has a lone surrogate in it"),
+    (lambda i: i.store("\udcff", **ONE), "invalid_string", "worker contains a lone surrogate"),
     (lambda i: i.store("x", **ONE, rank=-1), "out_of_range", "rank must be from 0 to 4294967295, got -1"),
     (lambda i: i.store("x", **ONE, rank=2**32), "out_of_range", "rank must be from 0 to 4294967295, got 4294967296"),
     (lambda i: i.store("x", **ONE, rank=True), "wrong_type", "rank must be an int, got bool"),
@@ -44,12 +44,12 @@ REFUSED: list[tuple[Callable[[Any], object], str, str]] = [
     (
         lambda i: i.store("x", **ONE, lora="a"),
         "conflicting_arguments",
-        "lora and salt go with tokens; content_hashes have them in already",
+        "lora and salt can only be used with tokens; content_hashes already include them",
     ),
     (
         lambda i: i.store("x", **ONE, salt="a"),
         "conflicting_arguments",
-        "lora and salt go with tokens; content_hashes have them in already",
+        "lora and salt can only be used with tokens; content_hashes already include them",
     ),
     (
         lambda i: i.store("x", **ONE, tokens=list(range(16))),

@@ -73,7 +73,7 @@ def test_the_core_serves_and_answers(environment: Environment) -> None:
     with environment.start("kvatlas", "serve", "--bind", "127.0.0.1:0") as service:
         try:
             assert service.stdout is not None
-            url = next(match[1] for line in service.stdout if (match := re.search(r"answers at (http://\S+)", line)))
+            url = next(match[1] for line in service.stdout if (match := re.search(r"listening at (http://\S+)", line)))
             registered = environment.run("python", "-c", REGISTER, url)
             assert registered.returncode == 0, registered.stderr
             tokens = ",".join(map(str, range(32)))

@@ -1,7 +1,7 @@
-"""What kvatlas raises: one hierarchy of classes, and codes that stay the same in every release.
+"""The errors of kvatlas: one hierarchy of classes, with codes that stay the same in every release.
 
-Each class is also the built-in exception that fits, so code that knows nothing of kvatlas catches it as usual.
-Every code that an exception can have is in the docstring of its class.
+Each class is also a subclass of the matching built-in exception, so generic handlers catch it as usual. The docstring
+of each class lists all codes that it can have.
 """
 
 __all__ = [
@@ -32,10 +32,10 @@ __all__ = [
 
 
 class KvatlasError(Exception):
-    """The base of all exceptions of kvatlas. It is not raised itself. Code: "error".
+    """The base class of all exceptions of kvatlas. It is never raised itself. Code: "error".
 
     Attributes:
-        code: A short name of what is wrong, for programs: "wrong_type", "out_of_range", "length_mismatch" and so on.
+        code: A short name of the problem, for programs: "wrong_type", "out_of_range", "length_mismatch" and so on.
             Messages may change from release to release, codes do not.
     """
 
@@ -48,23 +48,23 @@ class KvatlasError(Exception):
 
 
 class InvalidArgumentError(KvatlasError, ValueError):
-    """A value of the right type that cannot be used: out of range, unknown, or not fitting another.
+    """A value of the right type that is invalid: out of range, unknown, or inconsistent with another.
 
-    Codes, of all: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments", "invalid_string",
-    "length_mismatch", "wrong_shape".
+    Codes of all parts: "invalid_argument", "out_of_range", "missing_argument", "conflicting_arguments",
+    "invalid_string", "length_mismatch", "wrong_shape".
 
-    Of blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
+    Blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
     "no_tokens".
 
-    Of clients and tokenizers: "invalid_url", "invalid_key", "invalid_messages".
+    Clients and tokenizers: "invalid_url", "invalid_key", "invalid_messages".
 
-    Of the trees: "unknown_policy", "invalid_page_size", "invalid_snapshot", "evicted_node", "not_in_use",
+    Trees: "unknown_policy", "invalid_page_size", "invalid_snapshot", "evicted_node", "not_in_use",
     "foreign_node", "no_thread".
 
-    Of the laboratory: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
+    Lab: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
     "invalid_group_size", "invalid_sparse_step", "plan", "plan_file", "irregular_array", "options", "index".
 
-    Of the simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
+    Simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
     """
 
     code = "invalid_argument"
@@ -83,7 +83,7 @@ class IndexFullError(KvatlasError, RuntimeError):
 
 
 class DecodeError(KvatlasError, ValueError):
-    """A payload that is no batch of events at all. What is wrong with single events is in `Batch.refused` instead.
+    """A payload that is not a batch of events. Problems with single events are in `Batch.refused` instead.
 
     Codes: "empty_payload", "not_a_batch", "truncated_payload", "malformed_payload".
     """
@@ -107,7 +107,7 @@ class MissingExtraError(KvatlasError, ImportError):
 
 
 class UnknownParentError(InvalidArgumentError, LookupError):
-    """A store continues a block that its worker does not hold, and the design has no place for it.
+    """A store continues a block that its worker does not hold, and the design cannot keep such blocks.
 
     Code: "unknown_parent".
     """
@@ -118,7 +118,7 @@ class UnknownParentError(InvalidArgumentError, LookupError):
 class ServiceError(KvatlasError, RuntimeError):
     """The service could not be started, or refused a request made in this process.
 
-    Codes: "not_started", "closed", "not_ready"; and those that the HTTP interface gives to the same refusal:
+    Codes: "not_started", "closed", "not_ready"; and the codes of the HTTP interface for the same refusals:
     "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint", "rank_taken",
     "unknown_rank", "unknown_worker", "invalid_config", "service".
     """
@@ -127,14 +127,14 @@ class ServiceError(KvatlasError, RuntimeError):
 
 
 class DiscoveryError(KvatlasError, RuntimeError):
-    """An engine cannot be registered as it is. `kvatlas serve` logs these and asks again.
+    """An engine cannot be registered as it is. `kvatlas serve` logs these errors and tries again.
 
     Codes: "unreachable", "timeout", "http_" and the status of a refusal, "bad_answer", "no_events" (the engine does not
-    publish events that can be followed), "unknown_address" (it does not say where its events are), "unusable_address",
+    publish events that can be followed), "unknown_address" (it does not report its event sockets), "unusable_address",
     "refused" (the service did not accept the registration), "discovery".
 
     Attributes:
-        temporary: Whether waiting may help: the engine is starting or away. Otherwise its answer was clear.
+        temporary: Whether waiting may help, because the engine is starting or unreachable.
     """
 
     code = "discovery"
@@ -156,10 +156,10 @@ class TokenizerError(KvatlasError, RuntimeError):
 
 
 class ClientError(KvatlasError, RuntimeError):
-    """A service refused a request, or gave an answer that cannot be understood.
+    """A service refused a request, or returned an unexpected answer.
 
-    Codes: those that the service gives, "http_" and the status if it gave none, "bad_answer", "closed" (the client was
-    closed before), "not_ready" (it took too long), "no_workers", "client".
+    Codes: those of the service, "http_" and the status if it gave none, "bad_answer", "closed" (the client is closed),
+    "not_ready" (the time limit passed), "no_workers", "client".
 
     Attributes:
         status: The HTTP status; None if there was no answer.
@@ -173,18 +173,18 @@ class ClientError(KvatlasError, RuntimeError):
 
 
 class UnreachableError(ClientError, ConnectionError):
-    """Nobody answered. Codes: "unreachable", "timeout"."""
+    """The service did not answer. Codes: "unreachable", "timeout"."""
 
     code = "unreachable"
 
 
-# Of routing, the simulator and the laboratory
+# Routing, simulator and lab
 
 
 class PolicyError(KvatlasError, ValueError):
-    """There is no such routing policy, what was named is not a policy, or a policy failed.
+    """A routing policy is unknown, is not a policy, or failed.
 
-    Codes: "invalid_policy"; "policy_failed" if the policy itself raised an error or chose an engine that is not there.
+    Codes: "invalid_policy"; "policy_failed" if the policy raised an error or chose an engine that does not exist.
     """
 
     code = "invalid_policy"
@@ -197,7 +197,7 @@ class TraceError(KvatlasError, ValueError):
 
 
 class SimulatedEngineError(KvatlasError, RuntimeError):
-    """A simulated engine that cannot start, or cannot do what it was asked.
+    """A simulated engine cannot start, or cannot do what was requested.
 
     Codes: "port_in_use", "invalid_host", "not_started", "running", "down", "unreachable", "timeout", "bad_answer",
     "http_" and the status of an answer, "simulated_engine".
@@ -207,11 +207,11 @@ class SimulatedEngineError(KvatlasError, RuntimeError):
 
 
 class RequestRefusedError(InvalidArgumentError):
-    """A request that a simulated engine cannot understand or can never run. Codes: "invalid_request", "too_long".
+    """A request that is invalid or can never run on a simulated engine. Codes: "invalid_request", "too_long".
 
     Attributes:
-        param: The field of the request that is wrong; None if it is not one alone.
-        status: The HTTP status that says so.
+        param: The invalid field of the request; None if it is not a single field.
+        status: The HTTP status of the refusal.
     """
 
     code = "invalid_request"
@@ -223,13 +223,13 @@ class RequestRefusedError(InvalidArgumentError):
 
 
 class RequestFailedError(KvatlasError, RuntimeError):
-    """A simulated engine gave a request up before its end. Code: "request_failed"."""
+    """A simulated engine abandoned a request. Code: "request_failed"."""
 
     code = "request_failed"
 
 
 class DesignError(KvatlasError, RuntimeError):
-    """A design of the index that is unknown, cannot be started, or is broken, so that its answers are worth nothing.
+    """A design of the index is unknown, cannot be started, or is broken, so that its answers are not valid.
 
     Codes: "unknown_design", "cannot_load", "not_started", "broken".
     """
@@ -238,13 +238,13 @@ class DesignError(KvatlasError, RuntimeError):
 
 
 class PlotError(KvatlasError, ValueError):
-    """A picture cannot be made under the name given. Code: "unknown_format"."""
+    """A plot cannot be written under the given file name. Code: "unknown_format"."""
 
     code = "unknown_format"
 
 
 class MeasurementError(KvatlasError, RuntimeError):
-    """A measurement that came to no result. Codes: "measurement_failed", "measurement_timeout", "no_program"."""
+    """A measurement gave no result. Codes: "measurement_failed", "measurement_timeout", "no_program"."""
 
     code = "measurement_failed"
 
@@ -256,6 +256,6 @@ class JournalError(KvatlasError, ValueError):
 
 
 class PageError(KvatlasError, ValueError):
-    """A document without the place for figures, or a file without the figures. Code: "invalid_page"."""
+    """A document lacks the place for figures, or a file lacks the figures. Code: "invalid_page"."""
 
     code = "invalid_page"

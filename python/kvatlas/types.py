@@ -72,7 +72,7 @@ class PrefixMatch(Protocol):
 
     @property
     def depth(self) -> int:
-        """The greatest depth of anyone; 0 if nobody has anything."""
+        """The greatest depth of any worker; 0 if no worker has any of it."""
 
     @property
     def length(self) -> int:
@@ -137,7 +137,7 @@ class Counts:
 
     @property
     def depth(self) -> int:
-        """The greatest depth of anyone; 0 if nobody has anything."""
+        """The greatest depth of any worker; 0 if no worker has any of it."""
         return max(self.counts.values(), default=0)
 
     def levels(self) -> list[tuple[int, list[str]]]:

@@ -42,7 +42,7 @@ PEOPLE = """\
 time 1.500000  rank 2
   stored    6 blocks of 2 tokens in gpu after the beginning: 1, 2, 3, 4, and 2 more lora=ad salted group_idx=0 full_attention session=x
   removed   2 blocks from cpu: -1, abcd
-  cleared   everything of the rank
+  cleared   all blocks of the rank
 """  # noqa: E501
 WITHOUT_ZMQ = "import sys; sys.modules['zmq'] = None; from kvatlas.cli import main; main()"
 
@@ -156,13 +156,13 @@ def test_what_is_no_batch_does_not_stop_the_rest(run: Run, tmp_path: Path) -> No
         (None, [], "cannot read p: No such file"),
         (b"", [], "p is empty"),
         (b"\n \n", [], "p is empty"),
-        (b"what is this?", [], "p is neither a payload, nor one in hexadecimal digits or base64, nor a recording"),
+        (b"what is this?", [], "p is neither a payload (raw, hexadecimal or base64) nor a recording"),
         (b"\x1f\x8b nothing", [], "cannot read p"),
         (gzip.compress(PAYLOAD)[:-9], [], "cannot read p"),
         (b'{"type": "frames"}', [], "p, line 1: not a record of frames"),
         (b'{"type": "meta"}\n{"type', [], "p, line 2: not a record of frames"),
-        (b'{"type": "meta"}', [], "p: nothing has been published in it"),
-        (PAYLOAD, ["--topic", "x"], "--replay-endpoint and --topic are for an endpoint"),
+        (b'{"type": "meta"}', [], "p: it contains no batches"),
+        (PAYLOAD, ["--topic", "x"], "--replay-endpoint and --topic require an endpoint"),
         (PAYLOAD, ["--count", "0"], "0 is not in the range"),
     ],
 )
@@ -177,7 +177,7 @@ def test_wrong_input_is_named(run: Run, tmp_path: Path, content: bytes | None, a
 
 def test_wrong_endpoints(run: Run) -> None:
     for args, message in (
-        (["http://host:1"], "'http://host:1' is no endpoint: tcp://HOST:PORT or ipc://PATH is"),
+        (["http://host:1"], "'http://host:1' is not an endpoint: use tcp://HOST:PORT or ipc://PATH"),
         (["tcp://nowhere"], "cannot connect to tcp://nowhere"),
         (["tcp://127.0.0.1:1", "--replay-endpoint", "127.0.0.1:5"], "'127.0.0.1:5' is not of the form tcp://host:port"),
         (["tcp://127.0.0.1:1", "--replay-endpoint", "tcp://x"], "cannot connect to tcp://x"),
@@ -191,7 +191,7 @@ def test_without_pyzmq(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_ZMQ, "decode", "tcp://127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == "Error: an endpoint needs pyzmq: pip install 'kvatlas[sim]'\n"
+    assert done.stderr == "Error: reading from an endpoint needs pyzmq: pip install 'kvatlas[sim]'\n"
     (tmp_path / "p").write_bytes(PAYLOAD)
     command[-1] = str(tmp_path / "p")
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == PEOPLE
@@ -266,8 +266,8 @@ def test_gaps_and_new_beginnings_are_told(run: Run, context: "zmq.Context[Any]")
         done = run("decode", engine.endpoint, "--count", 4, "--json")
     finally:
         engine.close()
-    assert "batches 6 to 7 did not come" in done.stderr
-    assert "batch 5 after 8: the engine has begun again" in done.stderr
+    assert "batches 6 to 7 are missing" in done.stderr
+    assert "batch 5 after 8: the engine has restarted" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -318,7 +318,7 @@ def test_silence_is_told(
         port = pub.bind_to_random_port("tcp://127.0.0.1")
         endpoint = f"tcp://127.0.0.1:{port}"
         assert not list(decode._subscribe(endpoint, "kv", None, FewLooks()))
-    words = f"nothing has come from {endpoint} under topics that begin with 'kv' yet: still waiting\n"
+    words = f"nothing received from {endpoint} under topics that begin with 'kv' yet; still waiting\n"
     assert capsys.readouterr().err == words
 
 
@@ -331,5 +331,5 @@ def test_a_silent_replay_is_not_waited_for(run: Run, context: "zmq.Context[Any]"
             done = run("decode", engine.endpoint, "--replay-endpoint", f"tcp://127.0.0.1:{port}", "--count", 1)
         finally:
             engine.close()
-    assert "does not answer, or not to the end: going on live" in done.stderr
+    assert "did not answer completely; continuing with live events" in done.stderr
     assert "rank 2" in done.stdout

@@ -13,7 +13,7 @@ from .conftest import Run
 def test_policies_side_by_side(run: Run) -> None:
     done = run("demo", "--engines", 1, "--seconds", 2, "--request-rate", 2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("Starting 2 simulated engines, a process each, and a service that follows them.")
+    assert done.stdout.startswith("Starting 2 simulated engines, one process each, and a service that follows them.")
     rows = [line.split() for line in done.stdout.splitlines()]
     by_policy = {row[0]: row[1:] for row in rows if row and row[0] in ("round-robin", "exact")}
     assert by_policy.keys() == {"round-robin", "exact"}
@@ -38,7 +38,7 @@ def test_why_requests_failed(run: Run) -> None:
         (["--engines", 0], "0 is not in the range 1<=x<=64"),
         (["--seconds", 0], "seconds must be above 0 and finite, got 0.0"),
         (["--speed", "inf"], "speed must be above 0 and finite, got inf"),
-        (["--seconds", 1e9], "seconds x speed x request_rate are 10,000,000,000 requests: 1,000,000 at most"),
+        (["--seconds", 1e9], "seconds x speed x request_rate are 10,000,000,000 requests; the limit is 1,000,000"),
         (["--cache-tokens", 1], "cache_tokens must be at least one block of 16, got 1"),
         (["--seed", -1], "-1 is not in the range"),
         (["--policy", "exat"], "no policy 'exat'"),

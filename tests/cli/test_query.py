@@ -169,11 +169,11 @@ def test_without_the_package_for_texts(asks: Run, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "One of --tokens, --tokens-file, --text, --chat and --content-hashes is needed, got none."),
+        ((), "Exactly one of --tokens, --tokens-file, --text, --chat and --content-hashes is required, got none."),
         (("--tokens", "1", "--content-hashes", "1"), "got --tokens and --content-hashes."),
-        (("--text", "a"), "--text needs one of --tokenizer and --tokenize-url."),
-        (("--tokens", "1", "--tokenizer", "x"), "--tokenizer goes with --text or --chat."),
-        (("--content-hashes", "1", "--salt", "s"), "--lora and --salt do not go with --content-hashes"),
+        (("--text", "a"), "--text requires one of --tokenizer and --tokenize-url."),
+        (("--tokens", "1", "--tokenizer", "x"), "--tokenizer can only be used with --text or --chat."),
+        (("--content-hashes", "1", "--salt", "s"), "--lora and --salt cannot be used with --content-hashes"),
         (("--tokens", "1,x"), "Error: --tokens must be integers separated by commas or white space, got 'x'"),
         (("--tokens", "-1"), "Error: tokens[0] must be from 0 to 4294967295, got -1"),
         (("--tokens", "4294967296"), "Error: tokens[0] must be from 0 to 4294967295, got 4294967296"),
@@ -207,8 +207,8 @@ def test_several_models_and_none(run: Run) -> None:
         assert done.stderr == f"Error: {service.url} has no workers for model 'o'; it has models m, n\n"
         done = run("query", "--url", service.url, "--tokens", "1", "--model", "n")
         assert done.returncode == 0
-        assert "1 token for n, in blocks of 16\nThe prompt does not fill a block" in done.stdout
-        assert "Not trusted now: c rank 0 (connecting)" in done.stdout
+        assert "1 token for n, in blocks of 16\nThe prompt is shorter than one block" in done.stdout
+        assert "Untrusted: c rank 0 (connecting)" in done.stdout
         done = run("query", "--url", service.url, "--content-hashes", "1", "--model", "n")
         assert "No trusted worker holds the first block." in done.stdout
 

@@ -63,7 +63,7 @@ class Process:
 
     @property
     def url(self) -> str:
-        return self.wait_for(r"answers at (https?://\S+)")[1]
+        return self.wait_for(r"is listening at (https?://\S+)")[1]
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -115,7 +115,7 @@ def test_requests_under_way_are_finished() -> None:
             # Only when that has arrived: another request comes through after it.
             httpx.get(url.join("/health"), trust_env=False)
             process.signal(signal.SIGTERM)
-            process.wait_for("stopping: finishing requests")
+            process.wait_for("stopping: finishing open requests")
             slow.sendall(body[5:])
             assert slow.recv(1000).startswith(b"HTTP/1.1 404 ")
         assert process.end() == 0
@@ -128,10 +128,10 @@ def test_the_second_signal_stops_at_once() -> None:
             slow.sendall(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
             httpx.get(url.join("/health"), trust_env=False)
             process.signal(signal.SIGINT)
-            process.wait_for("stopping: finishing requests")
+            process.wait_for("stopping: finishing open requests")
             process.signal(signal.SIGINT)
             assert process.end() == 130
-    assert process.lines[-1] == "stopped at once"
+    assert process.lines[-1] == "stopped immediately"
 
 
 def test_requests_that_take_too_long_are_cut_off() -> None:

@@ -103,7 +103,7 @@ def test_an_engine_that_ends_is_told(start: Start) -> None:
     os.kill(engines[1]["pid"], signal.SIGKILL)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err == "Error: engine-1 ended; all others are stopped.\n"
+    assert err == "Error: engine-1 exited; stopping all others.\n"
     assert not Path(f"/proc/{engines[0]['pid']}/cmdline").exists()
 
 
@@ -157,10 +157,10 @@ def test_engines_feed_themselves(start: Start, tmp_path: Path, traffic: str) -> 
         (["--dialect", "tgi"], "'--dialect'"),
         (["--engines", 0], "'--engines'"),
         (["--trace", "none.jsonl"], "none.jsonl"),
-        (["--trace", "none.jsonl", "--request-rate", 1], "--trace and --request-rate contradict"),
-        (["--idle", "--request-rate", 1], "--request-rate and --idle contradict"),
-        (["--skip-bad"], "--skip-bad is for traces"),
-        (["--hash-bytes", "--dialect", "sglang"], "--hash-bytes goes with --dialect vllm"),
+        (["--trace", "none.jsonl", "--request-rate", 1], "--trace and --request-rate are mutually exclusive"),
+        (["--idle", "--request-rate", 1], "--request-rate and --idle are mutually exclusive"),
+        (["--skip-bad"], "--skip-bad requires --trace"),
+        (["--hash-bytes", "--dialect", "sglang"], "--hash-bytes requires --dialect vllm"),
         (["--replay-socket", "none", "--replay-socket-fault", "closed"], "--replay-socket-fault"),
         (["--engines", 2, "--processes", 3], "--processes 3 is more than --engines 2"),
         (["--engines-file", "."], "is a directory"),

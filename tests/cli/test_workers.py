@@ -47,7 +47,20 @@ def test_a_table(run: Run, service: Service) -> None:
     assert done.returncode == 0, done.stderr
     words, header, first, second = done.stdout.splitlines()
     assert words.startswith("1 worker, 2 streams, 2 trusted; not ready: it waits for gone, rank 0")
-    names = ["worker", "rank", "state", "trusted", "epoch", "seq", "lag", "blocks", "gaps", "lost", "refused", "parked"]
+    names = [
+        "worker",
+        "rank",
+        "state",
+        "trusted",
+        "epoch",
+        "seq",
+        "lag",
+        "blocks",
+        "gaps",
+        "lost",
+        "refused",
+        "unlinked",
+    ]
     assert header.split() == names
     assert first.split()[:4] == ["a", "0", "live", "yes"]
     assert second.split()[:4] == ["a", "1", "live", "yes"]

@@ -329,7 +329,9 @@ def test_refusals_keep_their_code_and_status(ask: Ask) -> None:
         with pytest.raises(ClientError) as caught:
             ask(answering(other, 502), "workers", (), {})
         assert (caught.value.code, caught.value.status) == ("http_502", 502)
-        assert str(caught.value).startswith("http://kv:1/workers answers with status 502, but not as kvatlas does: ")
+        assert str(caught.value).startswith(
+            "http://kv:1/workers returned status 502, but not in the format of kvatlas: "
+        )
     with pytest.raises(ClientError) as caught:
         ask(answering(body, 401), "ready", (), {})
     assert caught.value.status == 401
@@ -349,7 +351,7 @@ def test_refusals_keep_their_code_and_status(ask: Ask) -> None:
     ],
 )
 def test_answers_that_cannot_be_understood(ask: Ask, body: str) -> None:
-    with pytest.raises(ClientError, match="gave an answer that cannot be understood") as caught:
+    with pytest.raises(ClientError, match="returned an unexpected answer") as caught:
         ask(answering(body), "query", (), {"tokens": [1], "model": "m"})
     assert caught.value.code == "bad_answer"
     for method in ("workers", "dump", "ready"):
@@ -413,7 +415,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]]
     ("query", (), {"tokens": [1], "text": "a"}, InvalidArgumentError, "got tokens= and text="),
     ("query", (), {"content_hashes": [1], "salt": "s"}, InvalidArgumentError, "salt does not go with content hashes"),
     ("query", (), {"content_hashes": [1], "lora": "l"}, InvalidArgumentError, "lora does not go with content hashes"),
-    ("query", (), {"text": "a", "tools": []}, InvalidArgumentError, "tools goes with messages only"),
+    ("query", (), {"text": "a", "tools": []}, InvalidArgumentError, "tools can only be used with messages"),
     ("query", ([1],), {}, TypeError, "positional"),
 ]
 

@@ -227,11 +227,11 @@ REFUSED_FILES = [
     ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, threads, "),
     (
         '[http]\nkey = "k"',
-        "k.toml, line 2: http.key does not belong in a configuration file: use http.key_file or KVATLAS_KEY",
+        "k.toml, line 2: http.key is not allowed in a configuration file: use http.key_file or KVATLAS_KEY",
     ),
     (
         '[discovery]\nkey = "k"',
-        "line 2: discovery.key does not belong in a configuration file: use discovery.key_file or",
+        "line 2: discovery.key is not allowed in a configuration file: use discovery.key_file or",
     ),
     ("[streams]\n\nstale_after = true", "k.toml, line 3: streams.stale_after must be a duration above 0"),
     ("[streams]\nstale_after = inf", "line 2: streams.stale_after must be a duration"),
@@ -247,10 +247,10 @@ REFUSED_FILES = [
     ("[[stream]]\nworker = 'a'", "k.toml, line 1: stream: endpoint is missing"),
     (
         "[[stream]]\nworker = 'a'\nendpoint = 'tcp://h:1'",
-        'stream of worker "a": model is missing: add model=NAME, or --model for all',
+        'stream of worker "a": model is missing: add model=NAME, or set --model for all',
     ),
     ("model='m'\n[[stream]]\nworker = 'a'\nendpoint = 'tcp://h:1'", 'stream of worker "a": block_size is missing'),
-    ("engine = ['http://a:1', 'http://a:1']", 'engines http://a:1 and http://a:1 are both called "a:1"'),
+    ("engine = ['http://a:1', 'http://a:1']", 'engines http://a:1 and http://a:1 are both named "a:1"'),
 ]
 
 

@@ -123,17 +123,17 @@ def test_vllm_that_does_not_say_where_its_events_are() -> None:
             probe(engine.url)
         assert caught.value.code == "unknown_address"
         assert str(caught.value) == (
-            "this engine does not say where its KV events are: it has no GET /kv_event_sources, which vLLM has from "
-            "0.31 on. Give kvatlas the ports, --events-port 5557 --replay-port 5657 (or events_port and replay_port in "
-            "its [[engine]] table), and start the engine with the same ones: vllm serve MODEL --kv-events-config "
+            "this engine does not report where its KV events are: it has no GET /kv_event_sources, which vLLM has "
+            "since 0.31. Add --events-port 5557 --replay-port 5757 to `kvatlas serve` (or events_port and replay_port "
+            "to its [[engine]] table), and start the engine with the same ports: vllm serve MODEL --kv-events-config "
             """'{"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557", """
-            """"replay_endpoint": "tcp://*:5657"}'"""
+            """"replay_endpoint": "tcp://*:5757"}'"""
         )
         engine.answers["/version"] = {"version": "0.22.1"}
-        with pytest.raises(DiscoveryError, match=r"^vLLM 0\.22\.1 does not say where its KV events are: "):
+        with pytest.raises(DiscoveryError, match=r"^vLLM 0\.22\.1 does not report where its KV events are: "):
             probe(engine.url)
         engine.answers["/version"] = "not JSON"
-        with pytest.raises(DiscoveryError, match=r"^this engine does not say"):
+        with pytest.raises(DiscoveryError, match=r"^this engine does not report"):
             probe(engine.url)
         ports = DiscoveryConfig(interval=0.05, events_port=6000, replay_port=6100)
         found = probe(engine.url, Config(discovery=ports))
@@ -148,37 +148,40 @@ def test_vllm_that_does_not_say_where_its_events_are() -> None:
 
 NOT_EVENTS = "it publishes no KV events: start it with --kv-events-config"
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
-    ({}, "it has none of vLLM's and SGLang's paths: is this the address of an engine?"),
+    ({}, "it has none of the HTTP routes of vLLM and SGLang: is this the address of an engine?"),
     (vllm() | {"/kv_event_sources": {}}, NOT_EVENTS),
-    (vllm() | {"/kv_event_sources": []}, "something else than ranks"),
-    (vllm() | {"/kv_event_sources": {"x": {}}}, "something else than ranks"),
-    (vllm() | {"/kv_event_sources": {"0": 3}}, "something else than ranks"),
-    (vllm() | {"/kv_event_sources": "<html>"}, "something that is not JSON"),
-    (vllm() | {"/kv_event_sources": "[" * 100_000}, "something that is not JSON"),
+    (vllm() | {"/kv_event_sources": []}, "did not return a JSON object of ranks"),
+    (vllm() | {"/kv_event_sources": {"x": {}}}, "did not return a JSON object of ranks"),
+    (vllm() | {"/kv_event_sources": {"0": 3}}, "did not return a JSON object of ranks"),
+    (vllm() | {"/kv_event_sources": "<html>"}, "did not return JSON"),
+    (vllm() | {"/kv_event_sources": "[" * 100_000}, "did not return JSON"),
     (vllm(enable_kv_cache_events=False), 'rank 0 publishes no events over ZMQ: its --kv-events-config needs "enable'),
     (vllm(publisher="null"), 'and "publisher": "zmq"'),
-    (vllm(endpoint="tcp://127.0.0.1:*"), "the engine does not say which port the system chose"),
-    (vllm(endpoint="tcp://*:0"), "the engine does not say which port the system chose"),
-    (vllm(endpoint="inproc://kv"), "which is inside its process"),
-    (vllm(endpoint=None), "which is no ZMQ address"),
-    (vllm(endpoint="udp://x:1"), "which is no ZMQ address"),
+    (vllm(endpoint="tcp://127.0.0.1:*"), "the engine does not report which port the system chose"),
+    (vllm(endpoint="tcp://*:0"), "the engine does not report which port the system chose"),
+    (vllm(endpoint="inproc://kv"), "which can only be reached from inside its process"),
+    (vllm(endpoint=None), "which is not a ZMQ address"),
+    (vllm(endpoint="udp://x:1"), "which is not a ZMQ address"),
     (vllm(replay_endpoint="inproc://kv"), 'start the engine with "replay_endpoint": "tcp://*:PORT"'),
-    (vllm() | {"/v1/models": {"data": []}}, "GET /v1/models answers with no models: name the model by --model"),
-    (vllm() | {"/v1/models": [3]}, "GET /v1/models answers with no models"),
-    (vllm() | {"/metrics": ""}, "GET /metrics does not say the block size: give it by --block-size"),
-    (vllm() | {"/metrics": 404}, "GET /metrics does not say the block size"),
-    (vllm(block_size="None"), "GET /metrics does not say the block size"),
-    (vllm() | {"/metrics": METRICS % (16, 0) + METRICS % (32, 1)}, "GET /metrics says several block sizes"),
+    (vllm() | {"/v1/models": {"data": []}}, "GET /v1/models lists no models: set the model with --model"),
+    (vllm() | {"/v1/models": [3]}, "GET /v1/models lists no models"),
+    (vllm() | {"/metrics": ""}, "GET /metrics does not report the block size: set it with --block-size"),
+    (vllm() | {"/metrics": 404}, "GET /metrics does not report the block size"),
+    (vllm(block_size="None"), "GET /metrics does not report the block size"),
+    (vllm() | {"/metrics": METRICS % (16, 0) + METRICS % (32, 1)}, "GET /metrics reports several block sizes"),
     (sglang(kv_events=None), NOT_EVENTS),
     (sglang(kv_events=None, kv_events_config="{"), "its --kv-events-config is not JSON"),
-    (sglang(kv_events=None, kv_events_config='{"endpoint": "x"}'), "its endpoint is 'x', which is no tcp://HOST:PORT"),
+    (sglang(kv_events=None, kv_events_config='{"endpoint": "x"}'), "its endpoint is 'x', expected tcp://HOST:PORT"),
     (sglang(kv_events=None, kv_events_config="{}"), 'needs "publisher": "zmq"'),
     (sglang(kv_events={"publisher": "null"}), 'its --kv-events-config needs "publisher": "zmq"'),
-    (sglang(served_model_name=None, model_path=3), "does not say the model: name it by --model"),
-    (sglang(page_size=0, kv_events={"endpoint_port_base": 1}), "does not say the block size: give it by --block-size"),
-    (sglang(kv_events={"block_size": 1, "endpoint_port_base": 1, "dp_size": -1}), "says dp_size -1"),
-    (sglang(kv_events={"block_size": 1, "endpoint_port_base": 1, "dp_size": 10**9}), "says dp_size 1000000000"),
-    (sglang(kv_events={"block_size": 1}), "rank 0's endpoint is '', which is no ZMQ address"),
+    (sglang(served_model_name=None, model_path=3), "does not report the model: set it with --model"),
+    (
+        sglang(page_size=0, kv_events={"endpoint_port_base": 1}),
+        "does not report the block size: set it with --block-size",
+    ),
+    (sglang(kv_events={"block_size": 1, "endpoint_port_base": 1, "dp_size": -1}), "reports dp_size -1"),
+    (sglang(kv_events={"block_size": 1, "endpoint_port_base": 1, "dp_size": 10**9}), "reports dp_size 1000000000"),
+    (sglang(kv_events={"block_size": 1}), "rank 0's endpoint is '', which is not a ZMQ address"),
 ]
 
 
@@ -192,7 +195,7 @@ def test_what_is_wrong_with_an_engine(answers: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize("path", ["/kv_event_sources", "/v1/models", "/metrics"])
 def test_failures_of_the_engine_may_pass(path: str) -> None:
     caught = problem(vllm() | {path: 503})
-    assert str(caught) == f"GET {path} answers with status 503"
+    assert str(caught) == f"GET {path} returned status 503"
     assert caught.temporary
 
 
@@ -231,14 +234,16 @@ def test_something_that_is_no_http_server() -> None:
 
 def test_an_engine_that_wants_a_key() -> None:
     with FakeEngine(vllm(), key="k") as engine:
-        with pytest.raises(DiscoveryError, match="give its API key by --engine-key-file or KVATLAS_ENGINE_KEY"):
+        with pytest.raises(DiscoveryError, match="set its API key with --engine-key-file or KVATLAS_ENGINE_KEY"):
             probe(engine.url)
         assert probe(engine.url, key="k").model == "m"
 
 
 def test_an_endpoint_that_the_engine_connects_to() -> None:
     with closed_port() as port, FakeEngine(vllm(endpoint=f"tcp://127.0.0.1:{port}")) as engine:
-        with pytest.raises(DiscoveryError, match=r"has no \* in it connects to it instead of listening") as caught:
+        with pytest.raises(
+            DiscoveryError, match=r"connects to an endpoint without a \* instead of listening"
+        ) as caught:
             probe(engine.url)
         assert caught.value.temporary  # it may be one that listens soon
     with listening() as port, FakeEngine(vllm(endpoint=f"tcp://127.0.0.1:{port}")) as engine:
@@ -264,7 +269,7 @@ def test_addresses_that_can_be_reached(address: str, host: str, wanted: tuple[st
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:5557", "tcp://localhost:5557", "ipc:///tmp/kv"])
 def test_addresses_of_another_machine_itself(address: str) -> None:
-    with pytest.raises(DiscoveryError, match="which only its own machine reaches"):
+    with pytest.raises(DiscoveryError, match="which can only be reached from its own machine"):
         reachable(address, "host-a", "the endpoint")
 
 
@@ -328,7 +333,7 @@ def test_readiness_does_not_wait_forever(caplog: pytest.LogCaptureFixture) -> No
     hasty = DiscoveryConfig(interval=0.05, timeout=0.05)
     with closed_port() as port, following([f"http://127.0.0.1:{port}"], hasty) as native:
         until(lambda: not native.holds)
-    assert f"not waiting any longer for engine http://127.0.0.1:{port}" in caplog.text
+    assert f"no longer waiting for engine http://127.0.0.1:{port}" in caplog.text
 
 
 def test_an_engine_that_changes_is_registered_anew() -> None:
@@ -355,12 +360,12 @@ def test_an_engine_that_is_away_stays_registered_and_is_said_once(caplog: pytest
         engine.answers = {"/kv_event_sources": 500}
         until(lambda: engine.asked["/kv_event_sources"] > before + 5)
         assert native.endpoints() == {("a", 0): "tcp://127.0.0.1:5557"}
-        assert caplog.text.count("GET /kv_event_sources answers with status 500") == 1
+        assert caplog.text.count("GET /kv_event_sources returned status 500") == 1
         # Another engine may have taken its place: all is asked anew.
         engine.answers = vllm(block_size=8)
         until(lambda: [about["block_size"] for about in native.registered.values()] == [8])
         assert (
-            f"engine {engine.url}: it is well again; before, GET /kv_event_sources answers with status 500"
+            f"engine {engine.url}: recovered; the last problem was: GET /kv_event_sources returned status 500"
             in caplog.text
         )
 
@@ -403,7 +408,7 @@ def test_strange_answers_do_not_end_the_watch(
     with following(["http://127.0.0.1:9"]) as native:
         until(lambda: asked > 2)
         assert not native.holds
-    assert caplog.text.count("its answers cannot be understood: KeyError('x')") == 1
+    assert caplog.text.count("unexpected answer: KeyError('x')") == 1
 
 
 def test_few_requests_for_an_engine_that_stays_the_same() -> None:
@@ -446,14 +451,14 @@ def test_a_file_of_engines_is_followed(
             file.write_text("[[engine]]\nurl = 'http://'\n")
             until(lambda: "the host is missing" in caplog.text)
             assert f"{file}, line 1: engine " in caplog.text
-            assert "what it said before stays in force" in caplog.text
+            assert "keeping the previous content" in caplog.text
             file.unlink()
             until(lambda: "No such file or directory" in caplog.text)
             assert native.log == before
             # Removed.
             file.write_text(by_hand.format(1, 0))
             until(lambda: native.endpoints() == {("w", 0): "tcp://h:1"})
-            assert "left the list; unregistered" in caplog.text
+            assert "removed from the file; unregistered" in caplog.text
 
 
 def test_what_was_given_at_the_start_comes_before_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -463,7 +468,7 @@ def test_what_was_given_at_the_start_comes_before_the_file(tmp_path: Path, caplo
         with following([f"one={one.url}"], engines_file=file) as native:
             until(lambda: not native.holds)
             assert native.endpoints() == {("one", 0): "tcp://127.0.0.1:6000", ("two", 0): "tcp://127.0.0.1:7000"}
-    assert "engine one is there already: what was given at the start counts" in caplog.text
+    assert "ignored engine one, which was already configured at the start" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -474,7 +479,7 @@ def test_what_was_given_at_the_start_comes_before_the_file(tmp_path: Path, caplo
         (b"x = [", "is not TOML"),
         (b"model = 'm'", "line 1: unknown key model: it must be one of [[engine]], [[stream]]"),
         (b"[[engine]]\n", "line 1: engine: url is missing"),
-        (b"engine = ['http://a', 'http://a']", "are both called"),
+        (b"engine = ['http://a', 'http://a']", "are both named"),
         (b"\n[[stream]]\nworker = 'w'\nendpoint = 'tcp://h:1'", 'line 2: stream of worker "w": model is missing'),
     ],
 )

@@ -168,7 +168,7 @@ def test_a_service_in_an_event_loop() -> None:
 
     async def run() -> None:
         async with started(start, ["http://127.0.0.1:9"]) as service:
-            with pytest.raises(ServiceError, match="not ready after 0 s: it waits for") as caught:
+            with pytest.raises(ServiceError, match="not ready after 0 s: still waiting for") as caught:
                 await service.wait_ready_async(0)
             assert caught.value.code == "not_ready"
             start.native.release("discovery")

@@ -115,7 +115,7 @@ def test_engines_are_found_and_their_blocks_too(service: Service, engines: list[
     asyncio.run(the_same())
     streams = {(worker.worker, stream.rank): stream for worker in service.workers() for stream in worker.streams}
     stream = streams[vllm.name, 0]
-    assert (stream.state, stream.trusted, stream.partial, stream.parked) == ("live", True, False, 0)
+    assert (stream.state, stream.trusted, stream.partial, stream.unlinked) == ("live", True, False, 0)
     assert stream.blocks >= len(PROMPT) // BLOCK
     assert stream.seq == vllm.state()[0].seq
     (dump,) = client.dump()

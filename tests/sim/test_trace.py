@@ -61,7 +61,7 @@ def test_a_malformed_line_says_what_is_wrong(text: bytes, message: str) -> None:
 def test_a_malformed_line_names_its_number(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(b"\n".join([line(), b"", line(timestamp=2), line(timestamp=6)]))
-    with pytest.raises(TraceError, match=r"t\.jsonl, line 3: timestamp 2 is before the previous one, 5"):
+    with pytest.raises(TraceError, match=r"t\.jsonl, line 3: timestamp 2 is earlier than the previous one, 5"):
         read_trace(path)
     trace = read_trace(path, skip_bad=True)
     assert [r.timestamp for r in trace.requests] == [5, 6]

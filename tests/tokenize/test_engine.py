@@ -65,12 +65,12 @@ def test_a_chat(ask: Ask) -> None:
     ("answer", "code", "message"),
     [
         (404, "http_404", "/tokenize does not exist: is this the address of a vLLM or SGLang server?"),
-        (401, "http_401", "/tokenize answers with status 401: Unauthorized"),
-        (500, "http_500", "answers with status 500"),
-        ("no", "bad_answer", "gave an answer without a list of tokens: 'no'"),
-        ([], "bad_answer", "gave an answer without a list of tokens"),
-        ({"tokens": ["a"]}, "bad_answer", "gave an answer without a list of tokens"),
-        ({"tokens": None}, "bad_answer", "gave an answer without a list of tokens"),
+        (401, "http_401", "/tokenize returned status 401: Unauthorized"),
+        (500, "http_500", "returned status 500"),
+        ("no", "bad_answer", "returned an answer without a list of tokens: 'no'"),
+        ([], "bad_answer", "returned an answer without a list of tokens"),
+        ({"tokens": ["a"]}, "bad_answer", "returned an answer without a list of tokens"),
+        ({"tokens": None}, "bad_answer", "returned an answer without a list of tokens"),
     ],
 )
 def test_answers_that_are_not_tokens(ask: Ask, answer: Any, code: str, message: str) -> None:

@@ -262,7 +262,7 @@ def test_what_select_raises_comes_through(length: int) -> None:
     for wrong in (7, b"a", ["a"], False):
         with pytest.raises(InvalidTypeError, match="select must return the tenant as a str, or None; it returned "):
             tree.match_and_insert_with(text, lambda _: wrong)  # noqa: B023
-    with pytest.raises(InvalidArgumentError, match="what select returned has a lone surrogate"):
+    with pytest.raises(InvalidArgumentError, match="what select returned contains a lone surrogate"):
         tree.match_and_insert_with(text, lambda _: "\ud800")
     with pytest.raises(KeyboardInterrupt):
         tree.match_and_insert_with(text, lambda _: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -186,8 +186,8 @@ def test_a_router_of_ones_own() -> None:
             "conflicting_arguments",
             "find takes either content_hashes or tokens, not both",
         ),
-        ({"content_hashes": [1], "lora": "a"}, "conflicting_arguments", "lora and salt go with tokens"),
-        ({"content_hashes": [1], "salt": ""}, "conflicting_arguments", "lora and salt go with tokens"),
+        ({"content_hashes": [1], "lora": "a"}, "conflicting_arguments", "lora and salt can only be used with tokens"),
+        ({"content_hashes": [1], "salt": ""}, "conflicting_arguments", "lora and salt can only be used with tokens"),
     ],
 )
 def test_exactly_one_form_of_the_prompt(index: Any, arguments: dict[str, Any], code: str, message: str) -> None:

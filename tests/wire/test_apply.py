@@ -156,7 +156,7 @@ def test_refused_without_a_trace() -> None:
         (
             lambda: index.apply([], rank=1),
             InvalidArgumentError,
-            "rank goes with a batch; events have ranks of their own",
+            "rank can only be used with a batch; events have their own rank",
         ),
         (lambda: index.apply("v", one, 0), TypeError, "takes from 1 to 2 positional arguments"),
     ]

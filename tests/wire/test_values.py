@@ -129,9 +129,7 @@ def test_batches_and_refusals() -> None:
     assert repr(batch) == "Batch(timestamp=1.5, rank=None, events=1, refused=1)"
     (refused,) = batch.refused
     assert (refused.at, refused.events, refused.reason) == (1, 1, "unknown_event")
-    assert (
-        repr(refused) == "Refused(at=1, events=1, reason='unknown_event', detail='no event that is known: \"Other\"')"
-    )
+    assert repr(refused) == "Refused(at=1, events=1, reason='unknown_event', detail='unknown event: \"Other\"')"
     assert batch == decoded(["AllBlocksCleared"], {"type": "Other"}, rank=None)
     assert batch != decoded(["AllBlocksCleared"], rank=None)
     assert batch.events is batch.events

@@ -105,7 +105,7 @@ impl Options {
             (Some(window), None) => return wrong(format!("window_ns must be from 1 to {LONGEST_NS}, got {window}")),
             (None, Some(rate)) if rate.is_finite() && rate > 0.0 => {}
             (None, Some(rate)) => {
-                return wrong(format!("rate must be a number of block operations a second, got {rate}"));
+                return wrong(format!("rate must be a number of block operations per second, got {rate}"));
             }
             (Some(_), Some(_)) => return wrong("give either window_ns or rate, not both".to_owned()),
             (None, None) => return wrong("a run needs either window_ns or rate".to_owned()),

@@ -18,7 +18,7 @@
 //! many. What makes either usable from many threads without making a sender of events wait is a [`Feed`]. [`open()`] makes
 //! each of them by its name.
 //!
-//! On the ladder a block announced twice is held once: one removal ends it, as in every design of the story. That is
+//! On the ladder a block announced twice is held once: one removal ends it, as in every published design. That is
 //! [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which is what the tests hold the rungs against.
 
 pub mod actor;

@@ -132,7 +132,7 @@ pub enum OpenError {
         got: usize,
     },
     /// A rung whose deviations cannot be mended.
-    #[error("{name} cannot be strict: what it gets wrong belongs to its design")]
+    #[error("{name} cannot be strict: its errors follow from its design")]
     NeverStrict {
         /// Which.
         name: &'static str,

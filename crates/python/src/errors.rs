@@ -50,7 +50,7 @@ pub(crate) fn service(error: &kvatlas_service::Error) -> PyErr {
     raise(&CLASS, "ServiceError", error.code(), &error.to_string())
 }
 
-/// A payload that is no batch.
+/// A payload that is not a batch.
 pub(crate) fn decode(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "DecodeError", code, message)

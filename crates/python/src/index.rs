@@ -67,8 +67,8 @@ impl BlockIndex {
 
     /// A worker has cached consecutive blocks of one chain.
     ///
-    /// The first block continues `parent`, each other the one before it. What the blocks contain is said by exactly
-    /// one of content_hashes and tokens. A block the worker already holds under the same name with other content or
+    /// The first block continues `parent`, each other the one before it. Exactly one of content_hashes and tokens
+    /// gives the contents of the blocks. A block the worker already holds under the same name with other content or
     /// another parent is replaced. A store of no blocks does nothing.
     ///
     /// Args:
@@ -85,7 +85,7 @@ impl BlockIndex {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, a
+    ///     InvalidArgumentError: Lengths that do not match, both or neither of content_hashes and tokens, a
     ///         number out of range, or an unknown tier.
     ///     IndexFullError: The index cannot number any more workers or blocks.
     #[pyo3(signature = (worker, *, block_hashes, content_hashes=None, tokens=None, parent=None, rank=Rank(0),
@@ -147,7 +147,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// A worker has lost everything, or everything of one rank, one tier or both. An unknown worker changes nothing.
+    /// A worker has lost all blocks, or those of one rank, one tier or both. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -174,7 +174,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+    /// A worker is gone. Its next store registers it again; an unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -190,7 +190,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// Who holds how many leading blocks of a prompt.
+    /// How many leading blocks of a prompt each worker holds.
     ///
     /// The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
     /// depth lies between the smallest and the largest true depth of that worker during the call.
@@ -228,7 +228,7 @@ impl BlockIndex {
         Ok(Match::new(found, prompt.blocks(block_size)))
     }
 
-    /// Numbers about the contents, the memory and the events so far.
+    /// Statistics of the contents, the memory and the events so far.
     ///
     /// Returns:
     ///     dict of str to int; "bytes" is in bytes, everything else counts.
@@ -268,7 +268,7 @@ impl BlockIndex {
     ///
     /// apply(events) applies the events in order; all are checked before the first is applied. It returns None.
     ///
-    /// apply(worker, batch) applies what decode_batch() gave. What has to be remembered between the batches of a rank
+    /// apply(worker, batch) applies what decode_batch() gave. State that spans the batches of a rank
     /// (salts that continue a chain, kinds of cache groups) is kept with the index, and forgotten with clear() and
     /// drop(). Events that cannot be applied are left out and counted. It returns a Tally.
     ///
@@ -295,7 +295,7 @@ impl BlockIndex {
     ) -> PyResult<Bound<'py, PyAny>> {
         let Some(batch) = batch else {
             if rank.is_some() {
-                let message = "rank goes with a batch; events have ranks of their own";
+                let message = "rank can only be used with a batch; events have their own rank";
                 return Err(errors::argument("conflicting_arguments", message));
             }
             self.apply_events(py, events)?;
@@ -320,7 +320,7 @@ impl BlockIndex {
         PyBytes::new(py, &bytes)
     }
 
-    /// The index that a snapshot was made of.
+    /// Restores an index from a snapshot.
     ///
     /// Args:
     ///     snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
@@ -330,7 +330,7 @@ impl BlockIndex {
     ///
     /// Raises:
     ///     InvalidTypeError: Not bytes.
-    ///     InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
+    ///     InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
     ///         "invalid_snapshot".
     #[classmethod]
     fn from_snapshot(_cls: &Bound<'_, PyType>, py: Python<'_>, snapshot: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -338,7 +338,7 @@ impl BlockIndex {
         py.detach(|| Core::from_snapshot(&bytes)).map(Self::of).map_err(|error| errors::index(&error))
     }
 
-    /// Writes snapshot() to a file, which appears under its name only when it is whole.
+    /// Writes snapshot() to a file, atomically: the file appears only when it is complete.
     ///
     /// Args:
     ///     path: The file, replaced if there is one.
@@ -360,7 +360,7 @@ impl BlockIndex {
     ///
     /// Raises:
     ///     OSError: It cannot be read.
-    ///     InvalidArgumentError: It is no snapshot of an index, of another version, cut off or altered: code
+    ///     InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
     ///         "invalid_snapshot".
     #[classmethod]
     fn load(_cls: &Bound<'_, PyType>, py: Python<'_>, path: PathBuf) -> PyResult<Self> {

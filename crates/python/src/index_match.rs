@@ -10,10 +10,10 @@ use crate::ranked::names;
 use crate::repr::grouped;
 use crate::scalars::{TierName, TopK};
 
-/// Who holds how much of a query, at the moment of the find.
+/// How much of a query each worker holds, at the time of the lookup.
 ///
 /// Made by BlockIndex.find; later changes of the index do not change it. Workers that hold none of the query's blocks
-/// from the first on are not in it. Everything here speaks of device memory; `any_tier` is the same answer with
+/// from the first on are not in it. All depths count blocks in device memory; `any_tier` is the same answer with
 /// offloaded blocks counted in, `within(tier)` with those down to a tier. A kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Match {
@@ -52,13 +52,13 @@ impl Match {
 
 #[pymethods]
 impl Match {
-    /// int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block.
+    /// int: The greatest depth of any worker, in blocks; 0 if no worker holds the first block.
     #[getter]
     fn depth(&self) -> u32 {
         self.found().depth(self.view)
     }
 
-    /// int: The blocks that were asked for: what a depth is out of.
+    /// int: The number of blocks in the query, the maximum of a depth.
     #[getter]
     fn length(&self) -> usize {
         self.length

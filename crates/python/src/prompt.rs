@@ -32,7 +32,7 @@ impl<'a> Given<'a> {
         match (tokens, content_hashes) {
             (None, Some(hashes)) => {
                 if lora.is_some() || salt.is_some() {
-                    let message = "lora and salt go with tokens; content_hashes have them in already";
+                    let message = "lora and salt can only be used with tokens; content_hashes already include them";
                     return Err(errors::argument("conflicting_arguments", message));
                 }
                 contents(hashes).map(Self::Hashes)

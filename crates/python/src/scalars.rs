@@ -47,7 +47,7 @@ pub(crate) fn string<'a>(value: &'a Bound<'_, PyAny>, what: &str) -> PyResult<&'
     let value = value
         .cast::<PyString>()
         .map_err(|_| errors::wrong_type(&format!("{what} must be a str, got {}", describe(value))))?;
-    value.to_str().map_err(|_| errors::argument("invalid_string", &format!("{what} has a lone surrogate in it")))
+    value.to_str().map_err(|_| errors::argument("invalid_string", &format!("{what} contains a lone surrogate")))
 }
 
 /// Arguments with a default other than `None`: a type of their own lets PyO3 fill the default in, and refuse `None`.

@@ -9,13 +9,13 @@ use crate::errors;
 
 /// The service in this process, as kvatlas.Service uses it: settings, registrations and answers are JSON.
 ///
-/// Calls wait without the interpreter, so that other threads go on.
+/// Calls release the GIL while they wait.
 ///
 /// Args:
 ///     settings_json: The settings, a JSON object.
 ///
 /// Raises:
-///     ServiceError: A setting of no use, or the service cannot be started.
+///     ServiceError: A setting is invalid, or the service cannot be started.
 #[pyclass(module = "kvatlas._native", frozen)]
 pub(crate) struct Service {
     inner: Inner,
@@ -81,7 +81,7 @@ impl Service {
         py.detach(|| self.inner.waiting().map(|waiting| waiting.to_string()))
     }
 
-    /// Gives up one reason for not being ready.
+    /// Removes one reason for not being ready.
     ///
     /// Args:
     ///     hold: The reason's name.
@@ -92,19 +92,19 @@ impl Service {
         self.inner.fleet().release(hold)
     }
 
-    /// Accepts no more connections, answers what was asked, and closes. Draining again does nothing.
+    /// Accepts no more connections, finishes open requests, and closes. Draining again does nothing.
     ///
     /// Args:
-    ///     timeout: How many seconds that may take, from 0 on.
+    ///     timeout: Time limit in seconds, at least 0.
     ///
     /// Returns:
-    ///     bool: False if it took longer, and something was cut off.
+    ///     bool: False if the time limit passed and requests were cut off.
     ///
     /// Raises:
     ///     InvalidArgumentError: timeout is negative or not a number.
     fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
         let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|_| errors::argument("out_of_range", "timeout must be a number of seconds from 0 on"))?;
+            .map_err(|_| errors::argument("out_of_range", "timeout must be at least 0 seconds"))?;
         Ok(py.detach(|| self.inner.drain(timeout)))
     }
 

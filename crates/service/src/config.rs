@@ -89,7 +89,7 @@ pub struct StreamConfig {
     pub replay_timeout: Duration,
     /// Replays asked for one gap before it is given up.
     pub replay_attempts: u32,
-    /// How long a gap may be mere disorder, where there is no replay.
+    /// Without a replay socket: how long to wait for batches that arrive out of order.
     #[serde(with = "seconds")]
     pub reorder_grace: Duration,
     /// First wait before a connection is tried again; it doubles up to `reconnect_max`.

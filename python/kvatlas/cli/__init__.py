@@ -1,4 +1,4 @@
-"""The command line: `kvatlas COMMAND`. One file a command, read when it is needed: some take a while to import."""
+"""The command line: `kvatlas COMMAND`. One file per command, imported on demand, because some take a while."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ GROUPS: dict[str, dict[str, str]] = {
     "Ask": {
         "query": "Ask a running service which workers hold a prompt.",
         "workers": "Show the workers of a running service and their streams.",
-        "decode": "Print what an engine has published.",
+        "decode": "Print the KV events that an engine publishes.",
     },
     "Simulate": {
         "simulate": "Run simulated engines that serve and publish like real ones.",
         "replay": "Replay a trace over simulated engines with each routing policy.",
-        "demo": "Watch routing policies side by side on simulated engines.",
+        "demo": "Compare routing policies live on simulated engines.",
     },
-    "Measure": {"bench": "Measure designs of the index under a fleet's load."},
+    "Measure": {"bench": "Measure designs of the index under the load of a fleet."},
 }
 COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
 
 class _Commands(click.Group):
-    """The commands, each the function of its name in the module of its name. Names the nearest if there is none."""
+    """The commands: each is the function of its name in the module of its name. Suggests the nearest name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

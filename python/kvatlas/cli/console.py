@@ -59,7 +59,7 @@ class Interrupt:
 
 
 def exit_status(function: _F) -> _F:
-    """Ends a command as its help says: errors in one line and exit status 2, 130 after Ctrl-C."""
+    """Turn errors into one line and exit status 2, and Ctrl-C into 130."""
 
     @functools.wraps(function)
     def command(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""`kvatlas decode`: what an engine has published, for people or for tools."""
+"""`kvatlas decode`: print what an engine has published, for people or for tools."""
 
 from __future__ import annotations
 
@@ -47,35 +47,37 @@ class _Message:
     topic: str = ""
 
 
-@click.command(short_help="Print what an engine has published.")
+@click.command(short_help="Print the KV events that an engine publishes.")
 @click.argument("source", default="-", metavar="[FILE|-|ENDPOINT]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each batch.")
-@click.option("--tokens", is_flag=True, help="Print token ids, not just how many there are.")
-@click.option("--salts", is_flag=True, help="Print cache salts, not just that there is one.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON per batch.")
+@click.option("--tokens", is_flag=True, help="Print token ids instead of their number.")
+@click.option("--salts", is_flag=True, help="Print cache salts instead of just marking salted blocks.")
 @click.option("--count", type=click.IntRange(1), metavar="N", help="Stop after N batches.")
-@click.option("--topic", default="", metavar="PREFIX", help="Of an endpoint, only topics that begin so.")
+@click.option(
+    "--topic", default="", metavar="PREFIX", help="With an endpoint: print only topics that start with PREFIX."
+)
 @click.option(
     "--replay-endpoint",
     metavar="ENDPOINT",
-    help="The replay socket, first asked for the batches that the engine has kept.",
+    help="Replay socket. First print the batches that the engine still has buffered.",
 )
 def decode(
     source: str, as_json: bool, tokens: bool, salts: bool, count: int | None, topic: str, replay_endpoint: str | None
 ) -> None:
-    """Print the KV-cache events of an engine.
+    """Print the KV events that an engine publishes.
 
-    They come from a file, from standard input (-), or live from an ENDPOINT as in tcp://host:5557. A file or the input
-    is one payload as it is, in hexadecimal digits or in base64; or a recording: JSON lines, gzipped or not, whose
-    objects of type "frames" have three base64 frames each.
+    The source is a file, standard input (-), or a live ENDPOINT such as tcp://host:5557. A file or standard input holds
+    either one payload (raw, hexadecimal or base64) or a recording: JSON lines, optionally gzipped, whose objects of
+    type "frames" have three base64 frames each.
 
-    Exit status: 0; 1 if something was no batch; 2 if there was nothing to read, or something given cannot be used; 130
+    Exit status: 0; 1 if a message was not a valid batch; 2 if there was nothing to read or an argument is invalid; 130
     after Ctrl-C.
     """
     live = source.startswith(_SCHEMES)
     if not live and "://" in source:
-        raise click.UsageError(f"{source!r} is no endpoint: tcp://HOST:PORT or ipc://PATH is.")
+        raise click.UsageError(f"{source!r} is not an endpoint: use tcp://HOST:PORT or ipc://PATH.")
     if not live and (replay_endpoint or topic):
-        raise click.UsageError("--replay-endpoint and --topic are for an endpoint, as in tcp://host:5557.")
+        raise click.UsageError("--replay-endpoint and --topic require an endpoint, such as tcp://host:5557.")
     if replay_endpoint and not replay_endpoint.startswith(_SCHEMES):
         raise click.BadParameter(
             f"{replay_endpoint!r} is not of the form tcp://host:port.", param_hint="--replay-endpoint"
@@ -99,7 +101,7 @@ def decode(
         if interrupt.pressed:
             sys.exit(INTERRUPTED)
     if not done:
-        raise _failed(f"{source}: nothing has been published in it")
+        raise _failed(f"{source}: it contains no batches")
     if wrong:
         sys.exit(1)
 
@@ -133,9 +135,7 @@ def _payload(name: str, data: bytes) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise _failed(
-            f"{name} is neither a payload, nor one in hexadecimal digits or base64, nor a recording"
-        ) from None
+        raise _failed(f"{name} is neither a payload (raw, hexadecimal or base64) nor a recording") from None
 
 
 def _recording(name: str, data: bytes) -> Iterator[_Message]:
@@ -165,7 +165,7 @@ def _subscribe(endpoint: str, topic: str, replay_endpoint: str | None, interrupt
     try:
         import zmq  # noqa: PLC0415 - only this needs it
     except ModuleNotFoundError as error:
-        raise _failed("an endpoint needs pyzmq: pip install 'kvatlas[sim]'") from error
+        raise _failed("reading from an endpoint needs pyzmq: pip install 'kvatlas[sim]'") from error
     with zmq.Context() as context, context.socket(zmq.SUB) as live:
         live.linger = 0
         live.rcvhwm = 0  # what is printed slowly waits here instead of being dropped
@@ -185,22 +185,24 @@ def _subscribe(endpoint: str, topic: str, replay_endpoint: str | None, interrupt
         while not interrupt():
             if not live.poll(_POLL_MS):
                 if quiet is not None and time.monotonic() > quiet:
-                    click.echo(f"nothing has come from {_named(endpoint, topic)} yet: still waiting", err=True)
+                    click.echo(f"nothing received from {_named(endpoint, topic)} yet; still waiting", err=True)
                     quiet = None
                 continue
             quiet = None
             frames = live.recv_multipart()
             if len(frames) != 3 or len(frames[1]) != 8:
-                click.echo(f"{len(frames)} frames are no message: topic, sequence number and payload are", err=True)
+                click.echo(
+                    f"skipped a message of {len(frames)} frames: expected topic, sequence number and payload", err=True
+                )
                 continue
             message = _Message(frames[2], _number(frames[1]), frames[0].decode("utf-8", "replace"))
             if message.seq <= kept:
                 continue
             kept = -1
             if last is not None and message.seq > last + 1:
-                click.echo(f"batches {last + 1} to {message.seq - 1} did not come", err=True)
+                click.echo(f"batches {last + 1} to {message.seq - 1} are missing", err=True)
             elif last is not None and message.seq <= last:
-                click.echo(f"batch {message.seq} after {last}: the engine has begun again", err=True)
+                click.echo(f"batch {message.seq} after {last}: the engine has restarted", err=True)
             last = message.seq
             yield message
 
@@ -234,7 +236,7 @@ def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> I
                     topic = frames[-3] if len(frames) > 3 else b""
                     yield _Message(payload, _number(seq), topic.decode("utf-8", "replace"))
             elif time.monotonic() > deadline:
-                click.echo(f"{endpoint} does not answer, or not to the end: going on live", err=True)
+                click.echo(f"{endpoint} did not answer completely; continuing with live events", err=True)
                 return
 
 
@@ -284,7 +286,7 @@ def _event_line(event: Event, tokens: bool, salts: bool) -> str:
             parts = ["removed  ", f"{_blocks(event)} from {event.tier}:", _names(event.block_hashes)]
             return " ".join(parts + _group(event.group_idx, None))
         case Cleared():
-            return "cleared   everything of the rank"
+            return "cleared   all blocks of the rank"
 
 
 def _blocks(event: Stored | Removed) -> str:

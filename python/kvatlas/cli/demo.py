@@ -1,4 +1,4 @@
-"""`kvatlas demo`: a fleet of simulated engines, routed by the index and otherwise, as it happens."""
+"""`kvatlas demo`: routing policies side by side on a live fleet of simulated engines."""
 
 from __future__ import annotations
 
@@ -22,33 +22,30 @@ _CONFIG = DemoConfig()
 
 @click.command()
 @engines_option(_CONFIG.fleet.engines, MOST_ENGINES)
-@click.option("--seconds", default=_CONFIG.seconds, show_default=True, help="How long.")
-@click.option(
-    "--speed", default=_CONFIG.speed, show_default=True, help="How many times as fast as ours the engines' clock runs."
-)
-@request_rate_option("Requests a second of the engines' time.", default=_CONFIG.request_rate, show_default=True)
+@click.option("--seconds", default=_CONFIG.seconds, show_default=True, help="Duration of the demo.")
+@click.option("--speed", default=_CONFIG.speed, show_default=True, help="Speed factor of the engines' clock.")
+@request_rate_option("Requests per second of the engines' time.", default=_CONFIG.request_rate, show_default=True)
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     default=_CONFIG.policies,
     show_default=True,
-    help="A policy of `kvatlas replay`, or module:Class. Repeat for more; each has engines of its own.",
+    help="A policy of `kvatlas replay`, or module:Class. Repeatable. Each policy has its own engines.",
 )
 @cache_option
 @seed_option
 def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str, ...], **fleet: Any) -> None:
-    """Run simulated engines and show how routing policies fare.
+    """Compare routing policies live on simulated engines.
 
-    Each policy has --engines engines of its own: processes that publish their cache events over ZMQ and answer like an
-    OpenAI server. All policies have the same requests. A kvatlas service follows the engines; the policy `exact` asks
-    it over HTTP where to send each request.
+    Each policy has its own --engines engines: processes that publish KV events over ZMQ and serve requests like an
+    OpenAI server. All policies get the same requests. A kvatlas service follows the engines; the policy `exact` asks it
+    over HTTP where to send each request.
 
-    Hit rate: the share of prompt tokens that the chosen engine had in its cache. First token: the mean of the last 10
-    seconds, in the engines' time.
+    Hit rate: the share of prompt tokens that the chosen engine had cached. First token: the mean time to first token
+    over the last 10 seconds, in the engines' time.
 
-    Exit status: 0; 1 if the engines or the service did not start; 2 if something given cannot be used; 130 after
-    Ctrl-C.
+    Exit status: 0; 1 if the engines or the service did not start; 2 if an argument is invalid; 130 after Ctrl-C.
     """
     out = console()
     quiet = not out.is_terminal
@@ -73,7 +70,7 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
         race = Race(config, show)
         count = _text.counted(config.fleet.engines * len(config.policies), "simulated engine")
         with on_interrupt() as interrupt, Live(console=out, auto_refresh=False, transient=True) as view:
-            out.print(f"Starting {count}, a process each, and a service that follows them.")
+            out.print(f"Starting {count}, one process each, and a service that follows them.")
             last = race.run(interrupt)
     except KvatlasError as error:
         click.echo(f"Error: {error}", err=True)

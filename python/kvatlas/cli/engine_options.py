@@ -1,4 +1,4 @@
-"""The options that say what a simulated fleet is: the same for the commands that run one."""
+"""The options that describe a simulated fleet, shared by the commands that run one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cache_option(command: _F) -> _F:
         default=_DEFAULT.cache_tokens,
         show_default=True,
         metavar="N",
-        help="Tokens of KV that each engine's rank has room for, in whole blocks.",
+        help="KV-cache capacity of each rank of an engine, in tokens. Rounded down to whole blocks.",
     )(command)
 
 
@@ -53,18 +53,23 @@ def seed_option(command: _F) -> _F:
         type=click.IntRange(0, (1 << 64) - 1),
         default=0,
         show_default=True,
-        help="Of everything left to chance.",
+        help="Seed of all random choices.",
     )(command)
 
 
 def speed_options(command: _F) -> _F:
-    """--prefill-rate, --decode-rate, --max-running and --chunk: how quick an engine is."""
+    """--prefill-rate, --decode-rate, --max-running and --chunk: the speed of an engine."""
     for name, kind, default, text in reversed(
         (
-            ("prefill-rate", POSITIVE, _DEFAULT.prefill_rate, "Prompt tokens that an engine's rank computes a second."),
-            ("decode-rate", POSITIVE, _DEFAULT.decode_rate, "Tokens that each running request generates a second."),
-            ("max-running", click.IntRange(1), _DEFAULT.max_running, "Requests that an engine's rank runs at once."),
-            ("chunk", click.IntRange(0), _DEFAULT.chunk, "Prompt tokens of one prefill step; 0: all at once."),
+            ("prefill-rate", POSITIVE, _DEFAULT.prefill_rate, "Prompt tokens that each rank computes per second."),
+            ("decode-rate", POSITIVE, _DEFAULT.decode_rate, "Tokens that each running request generates per second."),
+            ("max-running", click.IntRange(1), _DEFAULT.max_running, "Requests that each rank runs at the same time."),
+            (
+                "chunk",
+                click.IntRange(0),
+                _DEFAULT.chunk,
+                "Prompt tokens per prefill step. 0 means the whole prompt at once.",
+            ),
         )
     ):
         command = click.option(f"--{name}", type=kind, default=default, show_default=True, help=text)(command)
@@ -72,7 +77,7 @@ def speed_options(command: _F) -> _F:
 
 
 def engine_config(options: dict[str, Any], default: EngineConfig = _DEFAULT) -> EngineConfig:
-    """One engine, by these options; what was not among them, or is None, is as in `default`."""
+    """The configuration of one engine from these options. Missing options and None keep the value in `default`."""
     given: dict[str, Any] = {
         name: options[name]
         for name in ("block_size", "prefill_rate", "decode_rate", "max_running")
@@ -88,7 +93,7 @@ def engine_config(options: dict[str, Any], default: EngineConfig = _DEFAULT) -> 
 
 
 def fleet_config(options: dict[str, Any]) -> FleetConfig:
-    """A fleet, by these options."""
+    """The configuration of a fleet from these options."""
     return FleetConfig(
         engines=options["engines"],
         engine=engine_config(options),

@@ -1,4 +1,4 @@
-"""`kvatlas query`: which worker holds how much of this prompt?"""
+"""`kvatlas query`: how much of a prompt each worker holds."""
 
 from __future__ import annotations
 
@@ -28,39 +28,41 @@ _WAYS = ("tokens", "tokens_file", "text", "chat", "content_hashes")
 _FLAGS = "--tokens, --tokens-file, --text, --chat and --content-hashes"
 
 
-@click.command(short_help="Ask a service which worker holds how much of a prompt.")
+@click.command(short_help="Ask a running service which workers hold a prompt.")
 @asks
-@click.option("--model", metavar="NAME", help="The model; not needed if the service has only one.")
-@click.option("--routing-group", metavar="NAME", help="The routing group.  [default: the model's, if it has only one]")
-@click.option("--text", metavar="TEXT", help="The prompt of a completion.")
+@click.option("--model", metavar="NAME", help="Model name. Optional if the service has only one model.")
+@click.option("--routing-group", metavar="NAME", help="Routing group.  [default: the model's, if it has only one]")
+@click.option("--text", metavar="TEXT", help="Prompt as text, as for a completion.")
 @click.option(
     "--chat",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="The messages of a chat as a JSON list, or a chat request as a JSON object; - for stdin.",
+    help="JSON file with a list of chat messages, or with a whole chat request; - for stdin.",
 )
 @click.option(
     "--tokenizer",
     metavar="PATH|NAME",
-    help="For --text and --chat: a tokenizer.json, a model's directory, or a model's name on the Hugging Face hub.",
+    help="Tokenizer for --text and --chat: a tokenizer.json, a model directory, or a model name on the Hugging Face "
+    "Hub.",
 )
 @click.option(
     "--tokenize-url",
     metavar="URL",
-    help="Or a vLLM or SGLang server, asked by POST /tokenize; its API key is in KVATLAS_ENGINE_KEY.",
+    help="Instead of --tokenizer: a vLLM or SGLang server, asked by POST /tokenize. KVATLAS_ENGINE_KEY holds its API "
+    "key.",
 )
-@click.option("--tokens", metavar="N,N,...", help="The prompt's token ids.")
+@click.option("--tokens", metavar="N,N,...", help="Token ids of the prompt.")
 @click.option(
     "--tokens-file",
     type=click.Path(path_type=Path, allow_dash=True),
     metavar="FILE",
-    help="The same from a file, separated by white space or commas, or a JSON list; - for stdin.",
+    help="File with the token ids, separated by white space or commas, or as a JSON list; - for stdin.",
 )
-@click.option("--content-hashes", metavar="N,N,...", help="The content hashes of the prompt's blocks.")
-@click.option("--lora", metavar="NAME", help="The LoRA adapter that the prompt is for.")
-@click.option("--salt", metavar="TEXT", help="The cache salt of the prompt.")
-@click.option("--top-k", type=click.IntRange(1), metavar="N", help="Only so many workers, the best ones.")
-@click.option("--among", metavar="NAME,NAME,...", help="Only these workers.")
+@click.option("--content-hashes", metavar="N,N,...", help="Content hashes of the prompt's blocks.")
+@click.option("--lora", metavar="NAME", help="LoRA adapter of the prompt.")
+@click.option("--salt", metavar="TEXT", help="Cache salt of the prompt.")
+@click.option("--top-k", type=click.IntRange(1), metavar="N", help="Return only the best N workers.")
+@click.option("--among", metavar="NAME,NAME,...", help="Consider only these workers.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def query(
     url: str,
@@ -74,12 +76,12 @@ def query(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Ask a service which worker holds how much of a prompt.
+    """Ask a running service how much of a prompt each worker holds.
 
-    The prompt is one of --text, --chat, --tokens, --tokens-file and --content-hashes. Text and chats are turned into
-    tokens by --tokenizer or --tokenize-url, as the engines would do it.
+    Give the prompt with one of --text, --chat, --tokens, --tokens-file and --content-hashes. Text and chats are
+    tokenized with --tokenizer or --tokenize-url, as the engine would.
 
-    Exit status: 0; 1 if the service does not answer or refuses; 2 if something given cannot be used; 130 after Ctrl-C.
+    Exit status: 0; 1 if the service does not respond or refuses; 2 if an argument is invalid; 130 after Ctrl-C.
     """
     with asking(url, key_file, ca, timeout, os.environ) as client:
         prompt = _prompt(given, timeout)
@@ -117,18 +119,20 @@ def _prompt(given: dict[str, Any], timeout: float) -> Query:
     ways = [name for name in _WAYS if given[name] is not None]
     if len(ways) != 1:
         flags = " and ".join(f"--{way.replace('_', '-')}" for way in ways) or "none"
-        raise click.UsageError(f"One of {_FLAGS} is needed, got {flags}.")
+        raise click.UsageError(f"Exactly one of {_FLAGS} is required, got {flags}.")
     lora, salt = given["lora"], given["salt"]
     way = ways[0]
     needs_tokenizer = way in ("text", "chat")
     sources = [name for name in ("tokenizer", "tokenize_url") if given[name] is not None]
     if needs_tokenizer and len(sources) != 1:
-        raise click.UsageError(f"--{way} needs one of --tokenizer and --tokenize-url.")
+        raise click.UsageError(f"--{way} requires one of --tokenizer and --tokenize-url.")
     if sources and not needs_tokenizer:
-        raise click.UsageError(f"--{sources[0].replace('_', '-')} goes with --text or --chat.")
+        raise click.UsageError(f"--{sources[0].replace('_', '-')} can only be used with --text or --chat.")
     if way == "content_hashes":
         if lora is not None or salt is not None:
-            raise click.UsageError("--lora and --salt do not go with --content-hashes, which are made with them.")
+            raise click.UsageError(
+                "--lora and --salt cannot be used with --content-hashes, which already include them."
+            )
         return Query(content_hashes=_numbers(given["content_hashes"], "--content-hashes"))
     if not needs_tokenizer:
         text = given["tokens"] if way == "tokens" else _file(given["tokens_file"], "--tokens-file")
@@ -181,7 +185,7 @@ def _numbers(text: str, flag: str) -> list[int]:
 
 
 def _keyspace(client: Client, model: str | None, routing_group: str | None) -> tuple[str, str]:
-    """The model and routing group, if only one fits."""
+    """The model and routing group, if only one matches."""
     fleet = client.workers(model=model, routing_group=routing_group if model is not None else None)
     found = {(worker.model, worker.routing_group) for worker in fleet if routing_group in (None, worker.routing_group)}
     if len(found) == 1:
@@ -209,14 +213,14 @@ def _print(answer: Answer, model: str) -> None:
     if answer.workers:
         out.print(_table(answer, length, block_size, untrusted))
     elif length < block_size:
-        out.print("The prompt does not fill a block, and workers hold whole blocks only.")
+        out.print("The prompt is shorter than one block, and workers cache only whole blocks.")
     else:
         out.print(f"No {'trusted ' if answer.untrusted else ''}worker holds the first block.")
     if answer.upper_bound:
-        out.print("Depths are upper bounds: the model has layers with a window or a state.", highlight=False)
+        out.print("Depths are upper bounds: the model has sliding-window or state-space layers.", highlight=False)
     if answer.untrusted:
         names = ", ".join(f"{each.worker} rank {each.rank} ({each.state})" for each in answer.untrusted)
-        out.print(f"Not trusted now: {names}", highlight=False, markup=False, soft_wrap=True)
+        out.print(f"Untrusted: {names}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(answer: Answer, length: int, block_size: int, untrusted: set[tuple[str, int | None]]) -> Table:

@@ -1,4 +1,4 @@
-"""`kvatlas replay`: what is routing by the index worth, on this trace?"""
+"""`kvatlas replay`: what routing by the index is worth on a trace."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     return value
 
 
-@click.command(short_help="Route a trace over simulated engines and see what it is worth.")
+@click.command(short_help="Replay a trace over simulated engines with each routing policy.")
 @click.argument("trace", required=False, type=click.Path(path_type=Path), metavar="[TRACE]")
 @engines_option(_CONFIG.fleet.engines, MOST_ENGINES)
 @click.option(
@@ -54,31 +54,31 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     show_default=True,
     callback=_block_size,
     metavar="TOKENS",
-    help=f"Tokens in an engine's block; divides {TRACE_BLOCK}.",
+    help=f"Tokens per block of an engine. Must divide {TRACE_BLOCK}.",
 )
 @cache_option
 @speed_options
-@click.option("--own-names", is_flag=True, help="Every engine names blocks in its own way (random hash seeds).")
+@click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="NAME",
-    help=f"{', '.join(POLICIES)}, or module:Class for your own. Repeat for several.  [default: all]",
+    help=f"{', '.join(POLICIES)}, or module:Class for your own. Repeatable.  [default: all]",
 )
 @click.option(
     "--speedup",
     type=POSITIVE,
     default=_CONFIG.speedup,
     show_default=True,
-    help="Run the trace's clock this many times as fast.",
+    help="Speed factor of the trace's clock.",
 )
 @click.option(
     "--requests",
     type=click.IntRange(1),
-    help=f"Only the first so many of TRACE; or how many to generate.  [default: all; {_WORK.requests}]",
+    help=f"Use only the first N requests of TRACE, or generate N.  [default: all; {_WORK.requests}]",
 )
-@request_rate_option(f"Generated requests a second.  [default: {_WORK.request_rate:g}]")
+@request_rate_option(f"Generated requests per second.  [default: {_WORK.request_rate:g}]")
 @click.option(
     "--agents",
     type=click.FloatRange(0, 1),
@@ -87,48 +87,50 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
 @click.option(
     "--zipf",
     type=click.FloatRange(0),
-    help=f"How uneven system prompts are in popularity, 0: even.  [default: {_WORK.zipf:g}]",
+    help=f"Zipf exponent of the popularity of system prompts. 0 means equally popular.  [default: {_WORK.zipf:g}]",
 )
-@click.option("--save-trace", type=click.Path(path_type=Path), metavar="FILE", help="Write the generated trace.")
+@click.option(
+    "--save-trace", type=click.Path(path_type=Path), metavar="FILE", help="Write the generated trace to FILE."
+)
 @seed_option
-@click.option("--skip-bad", is_flag=True, help="Leave out malformed lines and count them.")
+@click.option("--skip-bad", is_flag=True, help="Skip and count malformed lines.")
 @click.option(
     "--check",
     type=click.FloatRange(0, 1),
     default=_CONFIG.check,
     show_default=True,
     metavar="SHARE",
-    help="Share of the queries whose answers are held against the reference; 0: none.",
+    help="Share of queries whose answers are compared with the reference. 0 means none.",
 )
 @click.option(
     "--check-seconds",
     type=click.FloatRange(0),
     default=_CONFIG.check_seconds,
     show_default=True,
-    help="Time for those queries, for each policy; some are passed over if it is too short.",
+    help="Time limit per policy for these comparisons. Some are skipped if it is too short.",
 )
-@click.option("--json", "json_to", metavar="FILE", help="Write the results as JSON; - for stdout.")
+@click.option("--json", "json_to", metavar="FILE", help="Write the results to FILE as JSON; - for stdout.")
 @click.option(
     "--plot",
     "plots",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Draw the results: .png, .svg or .html. Repeat for several.",
+    help="Plot the results to FILE: .png, .svg or .html. Repeatable.",
 )
 @exit_status
 def replay(trace: Path | None, **options: Any) -> None:
-    """Route TRACE over simulated engines, once by each policy, and report what each is worth.
+    """Route TRACE over simulated engines, once with each policy, and compare the policies.
 
     TRACE is a JSONL file in Mooncake's format: timestamp (ms), input_length, output_length and hash_ids, which name
-    the prompt's blocks of 512 tokens. Without TRACE a workload is generated: chats and agents that share system
+    the prompt's blocks of 512 tokens. Without TRACE, a workload is generated: chats and agents that share system
     prompts.
 
-    Engines are simulated: the cache exactly as vLLM manages it, time by a plain model (time to first token = wait in
-    the queue + uncached tokens / prefill rate). Their events feed an index; the `exact` policy routes by it.
+    The engines are simulated. The cache behaves exactly like vLLM's. Time follows a simple model: time to first token =
+    wait in the queue + uncached tokens / prefill rate. The engines' events feed an index that the policy `exact` uses.
 
-    Ctrl-C ends with a report of what was done so far. Exit status: 0; 1 if the index was wrong anywhere; 2 if
-    something given cannot be used; 130 after Ctrl-C.
+    Ctrl-C ends the replay with a report of the results so far. Exit status: 0; 1 if the index gave any wrong answer; 2
+    if an argument is invalid; 130 after Ctrl-C.
     """
     result = _run(trace, options)
     if result.disagreements:
@@ -161,10 +163,12 @@ def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
     if path is not None:
         for flag in ("request_rate", "agents", "zipf", "save_trace"):
             if options[flag] is not None:
-                raise click.UsageError(f"--{flag.replace('_', '-')} is for generated traces: leave it or TRACE out.")
+                raise click.UsageError(
+                    f"--{flag.replace('_', '-')} only applies to generated traces: omit it or TRACE."
+                )
         return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"])
     if options["skip_bad"]:
-        raise click.UsageError("--skip-bad is for traces from a file: name TRACE.")
+        raise click.UsageError("--skip-bad requires a TRACE file.")
     names = ("requests", "request_rate", "agents", "zipf")
     given = {name: options[name] for name in names if options[name] is not None}
     trace = generate(WorkloadConfig(seed=options["seed"], decode_rate=options["decode_rate"], **given))
@@ -174,7 +178,7 @@ def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
 
 
 def _check_outputs(trace: Path | None, options: dict[str, Any]) -> None:
-    """Find out now, not after the work, that something cannot be written."""
+    """Check before the replay that every output can be written."""
     for plot in options["plots"]:
         check_plot(plot)
     files = [*options["plots"]]

@@ -1,4 +1,4 @@
-"""`kvatlas serve`: the service, until somebody stops it."""
+"""`kvatlas serve`: run the service until it is stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEYS = {key.path.replace(".", "__"): key for key in all_keys()}
 
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting, in their order. The configuration reads their values, so that all sources agree."""
+    """A flag for each setting, in order. The configuration parses the values, so that all sources agree."""
     for name, key in reversed(_KEYS.items()):
         shown = key.show_default().strip('"')
         default = f"  [default: {shown}]" if shown else ""
@@ -27,33 +27,41 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(short_help="Follow engines, and answer which of them holds how much of a prompt.")
+@click.command(short_help="Follow engines and answer which of them hold a prompt.")
 @click.option(
     "--engine",
     multiple=True,
     metavar="[NAME=]URL",
-    help="A vLLM or SGLang server, asked where its events are: http://host:8000. Repeat for several.",
+    help="HTTP address of a vLLM or SGLang server, such as http://host:8000. Its event sockets are discovered. "
+    "Repeatable.",
 )
 @click.option(
     "--stream",
     multiple=True,
     metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
-    help="A stream of events registered by hand: w1=tcp://host:5557,replay_endpoint=tcp://host:5657. Other keys: rank, "
-    "topic, model, block_size, routing_group. Repeat for several.",
+    help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other keys: "
+    "rank, topic, model, block_size, routing_group. Repeatable.",
 )
-@click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"A TOML file; or {CONFIG_ENV}.")
-@click.option("--print-config", is_flag=True, help="Print the settings in force, with where each came from, and exit.")
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"TOML configuration file. Alternatively, set {CONFIG_ENV}.",
+)
+@click.option(
+    "--print-config", is_flag=True, help="Print the effective configuration with the source of each value, and exit."
+)
 @_flags
 def serve(
     engine: tuple[str, ...], stream: tuple[str, ...], config: Path | None, print_config: bool, **flags: str | None
 ) -> None:
-    """Follow the events of vLLM and SGLang engines, and answer over HTTP which of them holds how much of a prompt.
+    """Follow the KV events of vLLM and SGLang engines, and answer over HTTP how much of a prompt each worker holds.
 
-    Every setting is a flag, an environment variable (--stale-after is KVATLAS_STALE_AFTER) and a key of the file; the
-    first of these that says something counts. Durations are like 30s or 500ms, sizes like 8MiB.
+    Every setting is a flag, an environment variable (--stale-after is KVATLAS_STALE_AFTER) and a key of the
+    configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.
 
-    SIGTERM and Ctrl-C finish what runs; a second one stops at once. Exit status: 0; 1 if requests were cut off or the
-    service could not start; 2 if something given cannot be used.
+    SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off
+    or the service could not start; 2 if an argument or setting is invalid.
     """
     given: dict[str, Any] = {_KEYS[name].path: text for name, text in flags.items() if text is not None}
     given |= {name: items for name, items in (("engine", engine), ("stream", stream)) if items}

@@ -1,4 +1,4 @@
-"""What commands that ask a service share: where it is, its key, how they end when it does not answer."""
+"""Shared by commands that query a service: its address and key, and how errors end the command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvatlas.service.config.schema import check_secret, read_secret
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of a command that asks a service."""
+    """The options of a command that queries a service."""
     for option in reversed(
         (
             click.option(
@@ -27,16 +27,19 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
                 default=DEFAULT_URL,
                 show_default=True,
                 show_envvar=True,
-                help="Where the service is.",
+                help="Address of the service.",
             ),
             click.option(
                 "--key-file",
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="A file with the service's key. Or the key in KVATLAS_KEY.",
+                help="File with the service's key. Alternatively, set KVATLAS_KEY.",
             ),
             click.option(
-                "--ca", type=click.Path(path_type=Path), metavar="FILE", help="A certificate in PEM to trust for https."
+                "--ca",
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="CA certificate in PEM to trust for https.",
             ),
             click.option(
                 "--timeout",
@@ -44,7 +47,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
                 default=10.0,
                 show_default=True,
                 metavar="SECONDS",
-                help="How long an answer may take.",
+                help="Time within which the service must answer.",
             ),
         )
     ):
@@ -54,7 +57,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
-    """A client. What it raises ends the command with one line, and status 1 if it comes from the service, else 2."""
+    """A client. Its errors end the command with one line: status 1 if they come from the service, else 2."""
     try:
         key = env.get("KVATLAS_KEY")
         if key_file is not None:
@@ -71,7 +74,7 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
 
 
 def no_workers(client: Client, model: str | None, routing_group: str | None) -> str:
-    """That no worker fits, and which models and routing groups there are."""
+    """A message: no worker matches, and which models and routing groups exist."""
     words = "no workers"
     if model is not None:
         words += f" for model {model!r}"

@@ -39,24 +39,24 @@ _SHOWN = 20  # engines in the table
 _CHANCES = {
     "drop": "Chance that a batch is not sent live.",
     "duplicate": "Chance that a batch is sent twice.",
-    "reorder": "Chance that a batch is sent after the one that follows it.",
-    "delay": "Chance that a batch waits before it is sent, and those behind it too.",
-    "poison-event": "Chance that a batch has an event that cannot be decoded.",
-    "poison-type": "Chance that a batch has an event of an unknown type.",
-    "poison-payload": "Chance that a message that is no batch follows a batch.",
-    "restart": "Chance, at each batch, that the engine begins again.",
+    "reorder": "Chance that a batch is sent after its successor.",
+    "delay": "Chance that a batch is delayed, along with those behind it.",
+    "poison-event": "Chance that a batch contains an event that cannot be decoded.",
+    "poison-type": "Chance that a batch contains an event of an unknown type.",
+    "poison-payload": "Chance that a batch is followed by a message that is not a batch.",
+    "restart": "Chance, at each batch, that the engine restarts.",
     "pause": "Chance, at each batch, that the engine hangs for a while.",
 }
 
 
 def _faults(command: Callable[..., None]) -> Callable[..., None]:
-    """The options for what goes wrong."""
+    """The options that inject faults."""
     command = click.option(
         "--replay-socket-fault",
         type=click.Choice(["closed", "silent"]),
-        help="The replay socket is closed, or does not answer.",
+        help="Break the replay socket: closed, or open but silent.",
     )(command)
-    for name, default, text in (("pause", 1.0, "How long a pause is."), ("delay", 0.2, "How long a delay is at most.")):
+    for name, default, text in (("pause", 1.0, "Length of a pause."), ("delay", 0.2, "Longest delay.")):
         command = click.option(f"--{name}-seconds", type=_SECONDS, default=default, show_default=True, help=text)(
             command
         )
@@ -65,75 +65,104 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(short_help="Run simulated engines that serve and publish as real ones do.")
+@click.command(short_help="Run simulated engines that serve and publish like real ones.")
 @engines_option(2, 10_000)
-@click.option("--processes", type=click.IntRange(1), help="Processes that they share.  [default: one each, up to 16]")
+@click.option(
+    "--processes", type=click.IntRange(1), help="Processes to spread the engines over.  [default: one each, up to 16]"
+)
 @click.option(
     "--dialect",
     type=click.Choice(["vllm", "sglang"]),
     default="vllm",
     show_default=True,
-    help="Whose words they speak.",
+    help="Engine to imitate.",
 )
-@click.option("--arrays", is_flag=True, help="Events as positional arrays, as engines had them before mid-2026.")
-@click.option("--hash-bytes", is_flag=True, help="Block hashes as whole digests instead of integers (vllm only).")
-@click.option("--hash-seed", metavar="TEXT", help="Name blocks as engines with this PYTHONHASHSEED do.")
-@click.option("--own-names", is_flag=True, help="Every engine names blocks in its own way.")
-@click.option("--model", default="sim-model", show_default=True, metavar="NAME", help="The model they say they serve.")
-@click.option("--lora", "loras", multiple=True, metavar="NAME", help="An adapter they serve too. Repeat for several.")
+@click.option("--arrays", is_flag=True, help="Encode events as positional arrays, as engines did before mid-2026.")
+@click.option("--hash-bytes", is_flag=True, help="Send block hashes as whole digests instead of integers (vllm only).")
+@click.option("--hash-seed", metavar="TEXT", help="Compute block hashes like engines with this PYTHONHASHSEED.")
+@click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(
-    "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="Data-parallel ranks of each."
+    "--model", default="sim-model", show_default=True, metavar="NAME", help="Model name that the engines report."
+)
+@click.option(
+    "--lora", "loras", multiple=True, metavar="NAME", help="LoRA adapter that the engines also serve. Repeatable."
 )
 @cache_option
 @click.option(
-    "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens in a block."
+    "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="Data-parallel ranks per engine."
+)
+@click.option(
+    "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens per block."
 )
 @speed_options
+@click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed factor of the engines' clocks.")
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to bind.")
 @click.option(
-    "--speed", type=POSITIVE, default=1.0, show_default=True, help="Run the engines' clocks so many times as fast."
+    "--http-port",
+    type=_PORT,
+    default=0,
+    help="HTTP port of the first engine; the others follow.  [default: free ports]",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="The address to bind.")
 @click.option(
-    "--http-port", type=_PORT, default=0, help="Of the first engine; the others follow.  [default: free ones]"
+    "--events-port",
+    type=_PORT,
+    default=0,
+    help="Events port of the first stream; the others follow.  [default: free ports]",
+)
+@click.option("--topic", default="", metavar="TEXT", help="Topic of the event streams.  [default: none]")
+@click.option(
+    "--buffer-steps",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="Number of batches kept for replays.",
+)
+@click.option("--no-replay", is_flag=True, help="Run without replay sockets, and report that.")
+@click.option(
+    "--old-replay", is_flag=True, help="Answer replays without a topic frame, as engines did before mid-2026."
 )
 @click.option(
-    "--events-port", type=_PORT, default=0, help="Of the first stream; the others follow.  [default: free ones]"
-)
-@click.option("--topic", default="", metavar="TEXT", help="Topic of the live streams.  [default: none]")
-@click.option(
-    "--buffer-steps", type=click.IntRange(1), default=10_000, show_default=True, help="Batches kept for replays."
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Send the requests of this trace to the engines in turn.",
 )
 @click.option(
     "--replay-socket",
     type=click.Choice(["current", "old", "none"]),
     default="current",
     show_default=True,
-    help="old: its replies have no topic frame, as before mid-2026; none: there is none, and engines say so.",
+    help="Replay sockets: old answers without a topic frame, as engines did before mid-2026; none runs without them.",
 )
-@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Send themselves this trace, in turns.")
-@click.option("--skip-bad", is_flag=True, help="Leave out malformed lines of the trace.")
-@request_rate_option("Send themselves generated requests: so many a second, all engines together.")
-@click.option("--idle", is_flag=True, help="Send themselves nothing.  [default]")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Send the requests of this trace to the engines in turn.",
+)
+@click.option("--skip-bad", is_flag=True, help="Skip malformed lines of the trace.")
+@request_rate_option("Send generated requests to the fleet: this many per second in total.")
+@click.option("--idle", is_flag=True, help="Send no requests.  [default]")
 @_faults
 @seed_option
-@click.option("--json", "as_json", is_flag=True, help="Print where they are as one line of JSON instead of a table.")
+@click.option("--json", "as_json", is_flag=True, help="Print the addresses as one line of JSON instead of a table.")
 @click.option(
     "--engines-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write their URLs for `kvatlas serve --engines-file`.",
+    help="Write the engines' URLs to FILE, for `kvatlas serve --engines-file`.",
 )
 @exit_status
 def simulate(**options: Any) -> None:
-    """Run a fleet of simulated engines, until Ctrl-C.
+    """Run a fleet of simulated engines until Ctrl-C.
 
-    Each serves OpenAI's completions and chat, the engine's own discovery and metrics, and publishes the events of its
-    KV cache over ZMQ with replays, in the words of vLLM or SGLang. The cache works exactly as vLLM manages it; time is
-    a plain model (see `kvatlas replay --help`); answers are made-up letters.
+    Each engine serves OpenAI completions and chat, and the discovery and metrics endpoints of vLLM or SGLang. It
+    publishes its KV events over ZMQ, with replays, in the same wire format. The cache behaves exactly like vLLM's. Time
+    follows a simple model (see `kvatlas replay --help`). The generated text is a placeholder.
 
-    What goes wrong is told by chances here, or while they run by POST /sim/faults to an engine's URL.
+    Inject faults with the CHANCE options, or at run time by POST /sim/faults to an engine's URL.
 
-    Exit status: 0 after Ctrl-C or SIGTERM; 1 if an engine ended by itself; 2 if something given cannot be used.
+    Exit status: 0 after Ctrl-C or SIGTERM; 1 if an engine exited by itself; 2 if an argument is invalid.
     """
     fleet = _fleet(options)
     with _stop_signals() as stop, fleet:
@@ -143,7 +172,7 @@ def simulate(**options: Any) -> None:
         while not stop.wait(0.5):
             if fleet.dead:
                 names = ", ".join(engine.name for engine in fleet.dead[:5])
-                click.echo(f"Error: {names} ended; all others are stopped.", err=True)
+                click.echo(f"Error: {names} exited; stopping all others.", err=True)
                 sys.exit(1)
 
 
@@ -192,20 +221,20 @@ def _fleet(options: dict[str, Any]) -> Fleet:
 
 
 def _check(options: dict[str, Any]) -> None:
-    """Refuse what contradicts itself."""
+    """Refuse contradictory options."""
     feeding = [flag for flag in ("trace", "request_rate", "idle") if options[flag]]
     if len(feeding) > 1:
         first, second = (f"--{flag.replace('_', '-')}" for flag in feeding[:2])
-        raise click.UsageError(f"{first} and {second} contradict each other: leave one out.")
+        raise click.UsageError(f"{first} and {second} are mutually exclusive.")
     if options["skip_bad"] and options["trace"] is None:
-        raise click.UsageError("--skip-bad is for traces: name one by --trace.")
+        raise click.UsageError("--skip-bad requires --trace.")
     if options["hash_bytes"] and options["dialect"] != "vllm":
-        raise click.UsageError("--hash-bytes goes with --dialect vllm only: SGLang always sends integers.")
+        raise click.UsageError("--hash-bytes requires --dialect vllm: SGLang always sends integers.")
     if options["replay_socket"] == "none" and options["replay_socket_fault"]:
-        raise click.UsageError("--replay-socket none has no socket for --replay-socket-fault: leave one out.")
+        raise click.UsageError("--replay-socket none and --replay-socket-fault are mutually exclusive.")
     if (processes := options["processes"]) is not None and processes > options["engines"]:
         raise click.UsageError(
-            f"--processes {processes} is more than --engines {options['engines']}: one an engine is most."
+            f"--processes {processes} is more than --engines {options['engines']}: use at most one process per engine."
         )
     if (file := options["engines_file"]) is not None:
         if file.is_dir():
@@ -240,7 +269,7 @@ def _show(fleet: Fleet, *, as_json: bool) -> None:
     out = console()
     out.print(make_table(("engine", "URL", "events", "replay socket"), shown, out.width, left=range(4), wrap=(2, 3)))
     if len(fleet) > _SHOWN:
-        out.print(f"and {len(fleet) - _SHOWN:,} more (--json or --engines-file tell all of them).")
+        out.print(f"and {len(fleet) - _SHOWN:,} more (--json or --engines-file list all of them).")
     out.print("Serving until Ctrl-C.")
 
 

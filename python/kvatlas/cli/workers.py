@@ -1,4 +1,4 @@
-"""`kvatlas workers`: the fleet that a service follows, and how its streams are."""
+"""`kvatlas workers`: the fleet that a service follows, and the state of its streams."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from kvatlas.cli.service_options import asking, asks, no_workers
 from kvatlas.client import Client, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 
-_COUNTERS = ("gaps", "lost", "refused", "parked")
+_COUNTERS = ("gaps", "lost", "refused", "unlinked")
 _COLORS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow", "stale": "red"}
 
 
-@click.command(short_help="Show the fleet that a service follows.")
+@click.command(short_help="Show the workers of a running service and their streams.")
 @asks
-@click.option("--model", metavar="NAME", help="Only workers of this model.")
-@click.option("--routing-group", metavar="NAME", help="Only workers of this routing group.")
-@click.option("--watch", is_flag=True, help="Refresh, until Ctrl-C.")
+@click.option("--model", metavar="NAME", help="Show only workers of this model.")
+@click.option("--routing-group", metavar="NAME", help="Show only workers of this routing group.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How often, with --watch.",
+    help="Time between refreshes with --watch.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line each time.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON. With --watch, one line per refresh.")
 def workers(
     url: str,
     key_file: Path | None,
@@ -52,15 +52,16 @@ def workers(
     interval: float,
     as_json: bool,
 ) -> None:
-    """Show the workers that a service follows, one line for each stream of events.
+    """Show the workers that a service follows, one line per event stream.
 
-    gaps: times that batches were missing. lost: batches that no replay brought. refused: events that could not be
-    used. parked: blocks that wait for the one before them. lag: from the engine's clock to being visible here.
+    gaps: how often batches were missing. lost: batches that no replay recovered. refused: events that could not be
+    used. unlinked: blocks below a missing one. lag: time from the engine's timestamp until a batch is visible in
+    answers.
 
-    Streams that are not trusted come first. Where the columns do not fit, gaps, lost, refused and parked are left out
-    if they are 0 throughout.
+    Untrusted streams come first. If the table is too wide, columns among gaps, lost, refused and unlinked that are 0 in
+    every row are left out.
 
-    Exit status: 0; 1 if the service does not answer or refuses; 2 if something given cannot be used; 130 after Ctrl-C.
+    Exit status: 0; 1 if the service does not respond or refuses; 2 if an argument is invalid; 130 after Ctrl-C.
     """
     with asking(url, key_file, ca, timeout, os.environ) as client:
         out = console()
@@ -98,7 +99,7 @@ def workers(
 
 
 def _shown(out: Console, client: Client, fleet: list[WorkerStatus]) -> RenderableType | None:
-    """The fleet in words and as a table; None if there is nobody."""
+    """A summary line and a table of the fleet; None if there are no workers."""
     streams = [(worker, stream) for worker in fleet for stream in worker.streams]
     if not streams:
         return None
@@ -160,6 +161,6 @@ def _counters(stream: StreamStatus) -> dict[str, int]:
         stream.counters.get("gaps", 0),
         stream.counters.get("lost_batches", 0),
         sum(stream.refused.values()),
-        stream.parked,
+        stream.unlinked,
     )
     return dict(zip(_COUNTERS, counters, strict=True))

@@ -26,7 +26,7 @@ class AsyncClient:
     """Asks a service. Tasks of one loop may share one.
 
     Every method raises `ClientError` if the service refuses the request, with the service's code and the HTTP status,
-    and `UnreachableError` if nobody answers.
+    and `UnreachableError` if the service does not answer.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class AsyncClient:
         among: Iterable[str] | None = None,
         age: bool = False,
     ) -> Answer:
-        """Ask who holds how much of a prompt: exactly one of tokens, content hashes, text and messages.
+        """Ask how much of a prompt each worker holds: exactly one of tokens, content hashes, text and messages.
 
         Args:
             tokens: The prompt's token ids, from 0 to 2**32 - 1.

@@ -61,7 +61,7 @@ class _Match:
 
     @property
     def depth(self) -> int:
-        """Leading blocks of the prompt that the deepest worker holds; 0 if nobody holds any."""
+        """Leading blocks of the prompt that the deepest worker holds; 0 if no worker holds any."""
         return self.tokens // self.block_size
 
     @property
@@ -94,7 +94,7 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class Answer(_Match):
-    """Who holds how much of a prompt.
+    """How much of a prompt each worker holds.
 
     `depth`, `length`, `levels()`, `scores()` and `best()` are those of every match of kvatlas, in blocks. Figures in
     tokens have it in their names, and `workers` has all that is known of each worker.
@@ -104,7 +104,8 @@ class Answer(_Match):
         block_size: Tokens in a block.
         length: Whole blocks of the prompt: what a depth is out of.
         prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
-        untrusted: Ranks that are not trusted now. Whether `workers` has them, too, is a setting of the service.
+        untrusted: Ranks that are untrusted now. The service's setting `http.untrusted` decides whether `workers`
+            includes them.
         upper_bound: Whether some depths are upper bounds only, as for hybrid models.
     """
 
@@ -184,7 +185,7 @@ class StreamStatus:
         lag_max_ms: The longest lag so far.
         silence_ms: How long ago the engine was heard.
         blocks: Blocks held.
-        parked: Blocks that wait for the one before them.
+        unlinked: Blocks that match nothing, because an earlier block of their chain is missing.
         buffered: Batches that wait.
         ranks: Ranks that the stream feeds.
         counters: What happened how often: "gaps", "lost_batches", "resets" and so on.
@@ -206,7 +207,7 @@ class StreamStatus:
     lag_max_ms: float
     silence_ms: float | None
     blocks: int
-    parked: int
+    unlinked: int
     buffered: int
     ranks: tuple[int, ...]
     counters: Mapping[str, int]

@@ -36,7 +36,7 @@ def parsed(text: str | bytes, make: Callable[[Any], T], url: object) -> T:
     try:
         return make(json.loads(text))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ClientError(f"{url} gave an answer that cannot be understood: {error!r}", "bad_answer") from error
+        raise ClientError(f"{url} returned an unexpected answer: {error!r}", "bad_answer") from error
 
 
 def refused(answer: httpx.Response) -> ClientError:
@@ -47,7 +47,7 @@ def refused(answer: httpx.Response) -> ClientError:
         code, message = str(body["code"]), str(body["error"])
     except (ValueError, LookupError, TypeError):
         said = " ".join(answer.text.split())[:200] or answer.reason_phrase
-        words = f"{answer.request.url} answers with status {status}, but not as kvatlas does: {said}"
+        words = f"{answer.request.url} returned status {status}, but not in the format of kvatlas: {said}"
         return ClientError(words, f"http_{status}", status)
     return ClientError(f"{answer.request.url}: {message} (status {status}, {code})", code, status)
 
@@ -133,7 +133,7 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
         lag_max_ms=float(about.get("lag_max_ms") or 0),
         silence_ms=_optional(float, about.get("silence_ms")),
         blocks=int(about["blocks"]),
-        parked=int(about.get("unlinked", 0)),
+        unlinked=int(about.get("unlinked", 0)),
         buffered=int(about.get("buffered", 0)),
         ranks=tuple(map(int, about.get("ranks", (rank,)))),
         counters={str(name): int(count) for name, count in about.get("counters", {}).items()},

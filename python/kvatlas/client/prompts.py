@@ -78,7 +78,7 @@ class Query:
                     words = f"{name}{each} does not go with content hashes, which are made with it"
                     raise InvalidArgumentError(words, "conflicting_arguments")
         if self.tools is not None and given != ["messages"]:
-            raise InvalidArgumentError(f"{name}tools goes with messages only", "conflicting_arguments")
+            raise InvalidArgumentError(f"{name}tools can only be used with messages", "conflicting_arguments")
 
     def body(self, name: str = "") -> dict[str, Any]:
         """Its fields of a request; `check` and a tokenizer come first."""

@@ -29,7 +29,7 @@ _MAX_ID = (1 << 64) - 1
 
 @contextmanager
 def errors(url: str, *, closed: bool) -> Iterator[None]:
-    """Within, errors of httpx become those of kvatlas. A client that is closed is told so first."""
+    """Turn errors of httpx into those of kvatlas. Refuse first if the client is closed."""
     if closed:
         raise ClientError(f"the client of {url} is closed", "closed")
     try:
@@ -40,7 +40,7 @@ def errors(url: str, *, closed: bool) -> Iterator[None]:
 
 
 class Deadline:
-    """Until when somebody waits for readiness."""
+    """The deadline of a wait for readiness."""
 
     def __init__(self, url: str, timeout: float) -> None:
         self._url = url
@@ -77,7 +77,7 @@ class Call(Generic[T]):
         return self.made(answer)
 
     def made(self, answer: httpx.Response) -> T:
-        """The value of an answer that is no refusal."""
+        """The value of an answer that is not a refusal."""
         raise NotImplementedError
 
 

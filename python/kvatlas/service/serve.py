@@ -1,4 +1,4 @@
-"""`kvatlas serve`: a service until somebody stops it."""
+"""`kvatlas serve`: run a service until it is stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Stop:
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
         if self.asked.is_set():
-            os.write(2, b"stopped at once\n")
+            os.write(2, b"stopped immediately\n")
             os._exit(128 + number)
         self.number = number
         self.asked.set()
@@ -68,11 +68,11 @@ def _greet(service: Service) -> None:
         entries = [entry.show() for entry in service.entries]
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /register, or start with --engine URL"
-        print(f"kvatlas {__version__} answers at {service.url}", file=sys.stderr)
+        print(f"kvatlas {__version__} is listening at {service.url}", file=sys.stderr)
         print(f"engines: {from_whom}", file=sys.stderr, flush=True)
     if not config.http.is_loopback() and config.http.bearer() is None:
         logger.warning(
-            "listening on %s without a key: whoever reaches it can ask and change what is registered; "
+            "listening on %s without a key: anyone who can connect can query it and change what is registered; "
             "set KVATLAS_KEY or --key-file",
             service.address,
         )
@@ -88,7 +88,7 @@ def _until_stopped(service: Service, stop: _Stop) -> None:
 
 
 def _drain(service: Service) -> int:
-    logger.info("stopping: finishing requests, for %g s at most", service.config.drain_timeout)
+    logger.info("stopping: finishing open requests, for at most %g s", service.config.drain_timeout)
     done: list[bool] = []
     # In a thread, so that a second signal is handled meanwhile: by the main thread, between waits.
     thread = threading.Thread(target=lambda: done.append(service.drain()), name="kvatlas-drain", daemon=True)

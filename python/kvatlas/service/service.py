@@ -219,7 +219,7 @@ class Service:
         if self._closed:
             raise ServiceError("the service is closed", "closed")
         if time.monotonic() > deadline:
-            raise ServiceError(f"not ready after {timeout:g} s: it waits for {text}", "not_ready")
+            raise ServiceError(f"not ready after {timeout:g} s: still waiting for {text}", "not_ready")
         return False
 
     def drain(self, timeout: float | None = None) -> bool:

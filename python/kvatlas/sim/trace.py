@@ -116,7 +116,7 @@ def parse_trace(
         try:
             request = parse_line(line)
             if request.timestamp < previous:
-                raise TraceError(f"timestamp {request.timestamp} is before the previous one, {previous}")
+                raise TraceError(f"timestamp {request.timestamp} is earlier than the previous one, {previous}")
         except TraceError as error:
             message = f"{where}, line {number}: {error}"
             if not skip_bad:

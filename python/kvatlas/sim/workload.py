@@ -177,7 +177,7 @@ def generate(config: WorkloadConfig | None = None) -> Trace:
         if turn is None:
             too_long += 1
             if too_long > 10_000 and too_long > 10 * len(requests):
-                raise ConfigError(f"hardly any session fits in {config.longest} tokens: longest is too small")
+                raise ConfigError(f"longest is too small: hardly any session fits in {config.longest} tokens")
             continue
         prompt, output, ids = turn
         if now >= config.warm_up:

@@ -50,7 +50,7 @@ class AsyncEngineTokenizer:
 
         Args:
             text: The prompt.
-            add_special_tokens: Whether special tokens are added, as engines do unless told otherwise.
+            add_special_tokens: Whether to add special tokens, as engines do by default.
         """
         return await self._ask(engine_requests.prompt(text, self.model, add_special_tokens=add_special_tokens))
 

@@ -51,21 +51,21 @@ def tokens(answer: httpx.Response) -> list[int]:
         raise TokenizerError(f"{url} does not exist: is this the address of a vLLM or SGLang server?", "http_404")
     if not answer.is_success:
         said = " ".join(answer.text.split())[:300] or answer.reason_phrase
-        raise TokenizerError(f"{url} answers with status {status}: {said}", f"http_{status}")
+        raise TokenizerError(f"{url} returned status {status}: {said}", f"http_{status}")
     try:
         found = answer.json()["tokens"]
         if isinstance(found, list) and all(type(token) is int for token in found):
             return found
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    raise TokenizerError(f"{url} gave an answer without a list of tokens: {answer.text[:100]!r}", "bad_answer")
+    raise TokenizerError(f"{url} returned an answer without a list of tokens: {answer.text[:100]!r}", "bad_answer")
 
 
 @contextmanager
 def errors(url: str, *, closed: bool) -> Iterator[None]:
     """Within, errors of httpx become those of kvatlas."""
     if closed:
-        raise TokenizerError(f"the tokenizer that asks {url} is closed", "closed")
+        raise TokenizerError(f"the tokenizer for {url} is closed", "closed")
     try:
         yield
     except httpx.HTTPError as error:

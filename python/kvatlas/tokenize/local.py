@@ -94,7 +94,7 @@ class LocalTokenizer:
 
         Args:
             text: The prompt.
-            add_special_tokens: Whether special tokens are added, as engines do unless told otherwise.
+            add_special_tokens: Whether to add special tokens, as engines do by default.
 
         Raises:
             InvalidTypeError: The text is not a string.

@@ -1,4 +1,4 @@
-"""The events that a SyncPrefixHashTable is told, under the names of AIBrix's.
+"""The events that a SyncPrefixHashTable applies, under AIBrix's names.
 
 Anything with the same fields does as well.
 """

@@ -128,7 +128,7 @@ def test_what_is_wrong_with_a_plan_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
         Plan.load(tmp_path / "absent")
     (tmp_path / "plan").write_bytes(b"no plan at all" * 10)
-    with pytest.raises(InvalidArgumentError, match="is no plan") as caught:
+    with pytest.raises(InvalidArgumentError, match="is not a plan") as caught:
         Plan.load(tmp_path / "plan")
     assert caught.value.code == "plan_file"
 

@@ -208,12 +208,12 @@ def test_a_plan_is_kept_and_found_again(trace: Trace, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"copies": 5}, "5 copies of a request need as many engines, there are 4"),
+        ({"copies": 5}, "5 copies of a request need as many engines, got 4"),
         ({"duplication": 0}, "duplication must be from 1"),
         ({"length": -1}, "length must be from 1"),
         ({"fleet": with_engine(block_size=100)}, "does not divide 512"),
         ({"fleet": with_engine(blocks=100_000_001)}, "at most 100000000 blocks"),
-        ({"fleet": replace(TIGHT.fleet, own_names=True)}, "name blocks alike"),
+        ({"fleet": replace(TIGHT.fleet, own_names=True)}, "share block hashes"),
         ({"copy_spread": float("nan")}, "copy_spread must not be negative"),
         ({"engine_speed": 0.0}, "engine_speed must be above 0"),
     ],
@@ -224,5 +224,5 @@ def test_a_config_that_cannot_be_is_refused(changes: dict[str, Any], message: st
 
 
 def test_a_plan_too_large_is_refused(trace: Trace) -> None:
-    with pytest.raises(ConfigError, match="take larger blocks"):
+    with pytest.raises(ConfigError, match="use larger blocks"):
         make_chains(trace, replace(TIGHT, fleet=with_engine(block_size=1), duplication=1000))

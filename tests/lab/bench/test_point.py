@@ -123,9 +123,9 @@ def test_what_is_no_plan_is_told(tmp_path: Path) -> None:
             "import sys; sys.stderr.write('thread main panicked at x.rs:1:\\nboom\\nnote: run\\n'); sys.exit(101)",
             "boom",
         ),
-        ("print('nothing of the kind')", "no result came back, but: nothing of the kind"),
-        ("print('[]')", "a result is a JSON object"),
-        ("pass", "no result came back"),
+        ("print('nothing of the kind')", "expected a result, got: nothing of the kind"),
+        ("print('[]')", "expected a JSON object as result"),
+        ("pass", "expected a result"),
     ],
 )
 def test_programs_that_fail(code: str, message: str) -> None:
@@ -136,7 +136,7 @@ def test_programs_that_fail(code: str, message: str) -> None:
 
 def test_a_program_that_never_ends_is_ended(tmp_path: Path) -> None:
     code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
-    with pytest.raises(MeasurementError, match="came to no end within 1 s") as caught:
+    with pytest.raises(MeasurementError, match="did not finish within 1 s") as caught:
         run_child([sys.executable, "-c", code, str(tmp_path / "pid")], "it", 1.0)
     assert caught.value.code == "measurement_timeout"
     with pytest.raises(ProcessLookupError):
@@ -189,7 +189,7 @@ def test_peers_are_listed_and_asked_in_the_same_way(tmp_path: Path) -> None:
     chosen = choose_designs(["peers/block-index"], path)[0]
     result = run_point(chosen.program, Path("p"), chosen.index, {"rate": 1.0})
     assert result == {"asked": ["--plan", "p", "--index", "block-index", "--options", json.dumps({"rate": 1.0})]}
-    with pytest.raises(DesignError, match="gave no names"):
+    with pytest.raises(DesignError, match="printed no names"):
         known_designs(peers(tmp_path, ""))
 
 

@@ -164,7 +164,7 @@ def test_other_plans_options_and_machines_are_measured_again(tmp_path: Path) -> 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("dear diary\n" * 9)
-    with pytest.raises(JournalError, match="does not hold points of a sweep"):
+    with pytest.raises(JournalError, match="does not contain points of a sweep"):
         Journal(tmp_path / "notes.txt")
 
 
@@ -274,7 +274,7 @@ def test_times(text: str, ns: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "5", "ms", "five ms", "5m", "-5ms", "1.2.3s", "nans"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no time"):
+    with pytest.raises(ConfigError, match="is not a time"):
         parse_time(text)
 
 

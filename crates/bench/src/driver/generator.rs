@@ -140,7 +140,7 @@ impl<S: Subject> Generator<S> {
             let now = nanoseconds(origin);
             if self.lanes.broken() {
                 out.answered = 0;
-                out.trouble = Some("a query thread ended before its time".to_owned());
+                out.trouble = Some("a query thread ended early".to_owned());
                 return;
             }
             if out.applied >= out.events && out.answered >= out.lookups {

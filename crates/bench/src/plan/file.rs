@@ -47,14 +47,14 @@ impl Plan {
         let size = file.metadata().map_err(io)?.len();
         let mut source = Source { input: BufReader::with_capacity(CHUNK, file), sum: Xxh3Default::new() };
         if size < (HEAD + CHECKSUM) as u64 {
-            return Err(wrong("is no plan of kvatlas: too short"));
+            return Err(wrong("is not a plan of kvatlas: too short"));
         }
         let mut head = [0; HEAD];
         source.fill(&mut head).map_err(io)?;
         let u32_at = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
         let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
         if head[..8] != MAGIC {
-            return Err(wrong("is no plan of kvatlas"));
+            return Err(wrong("is not a plan of kvatlas"));
         }
         if u32_at(8) != VERSION {
             return Err(wrong(&format!("is a plan of version {}; this reads version {VERSION}", u32_at(8))));
@@ -68,7 +68,7 @@ impl Plan {
             });
         if wanted != Some(size) {
             return Err(wrong(&format!(
-                "is not a whole plan: {size} bytes, but its head speaks of {}",
+                "is not a complete plan: {size} bytes, but its header announces {}",
                 wanted.map_or_else(|| "more than there can be".to_owned(), |bytes| bytes.to_string())
             )));
         }

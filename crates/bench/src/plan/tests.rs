@@ -59,13 +59,13 @@ fn damaged_files_are_refused() {
     refused(&[&whole[..], b"more"].concat());
     let mut huge = whole.clone();
     huge[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
-    assert!(refused(&huge).contains("not a whole plan"));
+    assert!(refused(&huge).contains("not a complete plan"));
     let mut newer = whole;
     newer[8] = 9;
     assert!(refused(&newer).contains("version 9"));
     assert!(
         refused(b"something else, and long enough to be looked at by its head and its checksum too")
-            .contains("no plan")
+            .contains("not a plan")
     );
     assert!(matches!(Plan::load(&file.0.with_extension("absent")), Err(Error::Io { .. })));
     assert!(matches!(plan(1, Mix::default()).save(&file.0.join("under a file")), Err(Error::Io { .. })));

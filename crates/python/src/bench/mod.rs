@@ -22,9 +22,9 @@ use plan::Plan;
 /// How long Ctrl-C may go unnoticed.
 const SIGNALS: Duration = Duration::from_millis(50);
 
-/// Runs a plan against an index in an open loop, and says what came of it.
+/// Runs a plan against an index in an open loop, and returns the result.
 ///
-/// The interpreter is free meanwhile, and Ctrl-C ends the run and its threads.
+/// It releases the GIL, and Ctrl-C ends the run and its threads.
 ///
 /// Args:
 ///     plan: What happens, and when.
@@ -32,7 +32,7 @@ const SIGNALS: Duration = Duration::from_millis(50);
 ///         content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which returns a dict
 ///         of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One thread calls the
 ///         first three, each query thread find. If it has a method holdings(), pairs of worker and block hash, these
-///         are compared too. What it raises is counted and told in the result, which is not ok then.
+///         are compared too. Errors that it raises are counted and reported in the result, which is then not ok.
 ///     options_json: Options as a JSON object; window_ns or rate is needed.
 ///
 /// Returns:
@@ -40,7 +40,7 @@ const SIGNALS: Duration = Duration::from_millis(50);
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type, or the object lacks a method.
-///     InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+///     InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
 #[pyfunction]
 fn run_plan(
     py: Python<'_>,
@@ -70,7 +70,7 @@ fn run_plan(
     serde_json::to_string(&result).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
-/// Builds a rung from a plan's events, then times the plan's lookups one by one, with nothing else running.
+/// Builds a rung from a plan's events, then times the plan's lookups one by one, with no other load.
 ///
 /// Args:
 ///     plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
@@ -84,7 +84,7 @@ fn run_plan(
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: An option is unknown or impossible, or there is no rung of that name.
+///     InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
 #[pyfunction]
 #[pyo3(signature = (plan, index, options_json, *, build_seconds, lookup_seconds))]
 fn probe(

@@ -30,7 +30,7 @@ use crate::scalars::{describe, int, string};
 ///     removed: Block hashes that are evicted: uint64, (k,).
 ///     worker_count: Number of workers.
 ///     block_size: Tokens in a block, at least 1.
-///     meta: A JSON object that says what the plan was made from.
+///     meta: A JSON object that describes what the plan was made from.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
@@ -81,7 +81,7 @@ impl Plan {
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// Writes the plan to a file, which appears under its name only when it is whole.
+    /// Writes the plan to a file, atomically: the file appears only when it is complete.
     ///
     /// Args:
     ///     path: The file, replaced if there is one.
@@ -102,7 +102,7 @@ impl Plan {
     ///
     /// Raises:
     ///     OSError: It cannot be read.
-    ///     InvalidArgumentError: It is no plan, of another version, cut off or altered.
+    ///     InvalidArgumentError: Not a plan, of another version, truncated or altered.
     #[staticmethod]
     fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
         let core = py.detach(|| Core::load(&path)).map_err(|error| raised(&error))?;
@@ -121,7 +121,7 @@ impl Plan {
         &self.core.columns().meta
     }
 
-    /// How much there is of everything.
+    /// The size of the plan.
     ///
     /// Returns:
     ///     Counts by name: ops, lookups, stores, removes, clears, lookup_blocks, stored_blocks, removed_blocks,

@@ -12,17 +12,17 @@ use crate::scalars::{JumpSize, Strict, block_hash, describe, int, string, worker
 use crate::sequences::{contents, names};
 use crate::stats::design;
 
-/// The positional index: (position, content hash) to who holds it, searched in jumps.
+/// The positional index: a map from (position, content hash) to holders, searched in jumps.
 ///
 /// Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
 /// error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
-/// is told in kvatlas.lab.designs.RUNGS["positional"].
+/// is described in kvatlas.lab.designs.RUNGS["positional"].
 ///
 /// Args:
 ///     jump_size: Blocks that the search leaps, at least 1.
 ///     search: What to do when a leap fails: "jump" looks at each place of it, "bisect" halves it.
 ///     layout: "map" by position and content hash, or "arrays" by position of maps by content hash.
-///     strict: Compare prefix hashes always, and mind holes.
+///     strict: Always compare prefix hashes, and check for holes.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
@@ -119,7 +119,7 @@ impl PositionalIndexer {
         Ok(())
     }
 
-    /// A worker has lost everything. An unknown worker changes nothing.
+    /// A worker has lost all blocks. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -170,7 +170,7 @@ impl PositionalIndexer {
         Ok(depths)
     }
 
-    /// Numbers about the contents and the changes so far.
+    /// Statistics of the contents and of the changes so far.
     ///
     /// Returns:
     ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" by position and content hash,

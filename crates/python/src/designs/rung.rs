@@ -16,13 +16,13 @@ use crate::scalars::{
 use crate::sequences::names;
 use crate::stats::design;
 
-/// A rung of the ladder at work: the methods of BlockIndex, over any design.
+/// A running design of the ladder, with the methods of BlockIndex.
 ///
 /// Changes go through the rung's own queue and threads, as they would in a router: store(), remove(), clear() and
-/// drop() hand over and return at once, and find() answers by what has been applied by then. flush() waits for all
+/// drop() return at once, and find() answers according to what has been applied by then. flush() waits for all
 /// that was handed over before. One worker's changes are applied in the order in which one thread hands them over.
 ///
-/// What is wrong with an argument is raised at once, and nothing has changed then. What the design itself refuses
+/// An invalid argument raises an error at once, and nothing has changed then. What the design itself refuses
 /// when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
 /// stats()["refused"].
 ///
@@ -30,7 +30,7 @@ use crate::stats::design;
 ///
 /// Args:
 ///     name: The rung. With "-strict" behind it, strict.
-///     strict: Whether the deviations that can be mended are.
+///     strict: Whether known errors are corrected where possible.
 ///     event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
 ///     jump_size: How far the positional rungs jump, in blocks, at least 1.
 ///     shards: Actors of "radix-sharded"; 1 to 1,024.
@@ -40,7 +40,7 @@ use crate::stats::design;
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
 ///     InvalidArgumentError: An unknown rung, a number out of range, or a rung that cannot be strict.
-///     DesignError: The system started no more threads.
+///     DesignError: Threads could not be started.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Rung {
     name: String,
@@ -90,7 +90,7 @@ impl Rung {
         &self.name
     }
 
-    /// bool: Whether its deviations are mended, as far as they can be.
+    /// bool: Whether its known errors are corrected where possible.
     #[getter]
     fn strict(&self) -> bool {
         self.strict
@@ -124,7 +124,7 @@ impl Rung {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: Lengths that do not go together, both or neither of content_hashes and tokens, or a
+    ///     InvalidArgumentError: Lengths that do not match, both or neither of content_hashes and tokens, or a
     ///         number out of range.
     #[pyo3(signature = (worker, *, block_hashes, content_hashes=None, tokens=None, parent=None, lora=None, salt=None))]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
@@ -173,7 +173,7 @@ impl Rung {
         Ok(())
     }
 
-    /// A worker has lost everything. An unknown worker changes nothing.
+    /// A worker has lost all blocks. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -187,7 +187,7 @@ impl Rung {
         Ok(())
     }
 
-    /// A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+    /// A worker is gone. Its next store registers it again; an unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -201,7 +201,7 @@ impl Rung {
         Ok(())
     }
 
-    /// Returns when everything handed over before has been applied.
+    /// Waits until all earlier changes have been applied.
     ///
     /// Raises:
     ///     DesignError: A change broke the design.
@@ -210,7 +210,7 @@ impl Rung {
         self.sound()
     }
 
-    /// Who holds how many leading blocks of a prompt, by what has been applied so far.
+    /// How many leading blocks of a prompt each worker holds, according to the events applied so far.
     ///
     /// The prompt is given by exactly one of tokens and content_hashes.
     ///
@@ -254,7 +254,7 @@ impl Rung {
         Ok(RungMatch::new(scores, prompt.blocks(self.block_size)))
     }
 
-    /// Numbers about the contents and the changes so far. Flushes.
+    /// Statistics of the contents and of the changes so far. Flushes.
     ///
     /// Returns:
     ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" of the design's own kind (keys,
@@ -298,7 +298,7 @@ impl Rung {
     fn sound(&self) -> PyResult<()> {
         match self.feed.broken() {
             None => Ok(()),
-            Some(said) => Err(errors::rung("broken", &format!("the rung is broken, make a new one: {said}"))),
+            Some(said) => Err(errors::rung("broken", &format!("the design is broken; create a new one: {said}"))),
         }
     }
 }

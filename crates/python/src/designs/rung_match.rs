@@ -9,7 +9,7 @@ use crate::ranked::Ranked;
 use crate::repr::grouped;
 use crate::scalars::TopK;
 
-/// Who holds how much of a query, by what the rung had applied at the moment of the find.
+/// How much of a query each worker holds, according to the events applied at the time of the lookup.
 ///
 /// Made by Rung.find; later changes do not change it. Workers that hold none of the query's blocks are not in it. A
 /// kvatlas.types.PrefixMatch.
@@ -27,13 +27,13 @@ impl RungMatch {
 
 #[pymethods]
 impl RungMatch {
-    /// int: The greatest depth of any worker, in blocks; 0 if nobody holds the first block.
+    /// int: The greatest depth of any worker, in blocks; 0 if no worker holds the first block.
     #[getter]
     fn depth(&self) -> usize {
         self.ranked.depth()
     }
 
-    /// int: The blocks that were asked for: what a depth is out of.
+    /// int: The number of blocks in the query, the maximum of a depth.
     #[getter]
     fn length(&self) -> usize {
         self.length

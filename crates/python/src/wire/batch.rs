@@ -21,13 +21,13 @@ impl Refused {
         self.0.at
     }
 
-    /// int: How many events this stands for: more than one where those after it went with it.
+    /// int: How many events this stands for: more than one if the events after it were lost with it.
     #[getter]
     fn events(&self) -> u64 {
         self.0.events
     }
 
-    /// str: Why, in a word that stays the same in every release.
+    /// str: The reason, a word that stays the same in every release.
     #[getter]
     fn reason(&self) -> &'static str {
         self.0.reason.code()
@@ -115,7 +115,7 @@ impl Batch {
     }
 }
 
-/// What became of a batch's events. Made by BlockIndex.apply(worker, batch).
+/// How a batch's events were applied. Made by BlockIndex.apply(worker, batch).
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 #[derive(PartialEq)]
 pub(crate) struct Tally {

@@ -19,8 +19,8 @@ use crate::sequences::tokens as convert;
 
 /// Decodes a payload: the third frame of an engine's message.
 ///
-/// Takes what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the arrays of before. An event that cannot
-/// be decoded is left out, and named in the batch's `refused`.
+/// Takes what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the older arrays. An event that cannot
+/// be decoded is left out, and listed in the batch's `refused`.
 ///
 /// Args:
 ///     payload: bytes, or anything that has them in one piece: a bytearray, a memoryview, a zmq.Frame.
@@ -30,7 +30,7 @@ use crate::sequences::tokens as convert;
 ///
 /// Raises:
 ///     InvalidTypeError: Not bytes.
-///     DecodeError: The payload is no batch at all.
+///     DecodeError: The payload is not a batch.
 #[pyfunction]
 pub(crate) fn decode_batch(py: Python<'_>, payload: &Object<'_>) -> PyResult<Batch> {
     let decoded = match payload.cast::<PyBytes>() {

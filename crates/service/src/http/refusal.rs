@@ -38,7 +38,7 @@ impl Refusal {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "wrong_type", message)
     }
 
-    /// Of the right type, but of no use.
+    /// Of the right type, but invalid.
     pub(crate) fn invalid(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }

@@ -32,7 +32,7 @@ pub enum Error {
     #[error("tokens must not be empty")]
     Empty,
     /// The handle speaks of a node whose end is not in the trie any more.
-    #[error("the node was evicted, at least its last page: match the tokens again to find what is left")]
+    #[error("at least the last page of the node was evicted: match the tokens again to find what is left")]
     EvictedNode,
     /// The sequence has not marked this node.
     #[error("sequence {sequence} does not use the node: mark it first, and release it once")]

@@ -75,7 +75,7 @@ pub(crate) struct Header<'a> {
 pub(crate) fn header(bytes: &[u8], kind: u8) -> Result<Header<'_>, TreeError> {
     let (head, _) = bytes.split_at_checked(8).ok_or(refuse("it is shorter than a header"))?;
     if &head[..4] != MAGIC {
-        return Err(refuse("it does not begin as one"));
+        return Err(refuse("it has the wrong header"));
     }
     if head[4] != VERSION {
         return Err(refuse("it has a version this release does not read"));
@@ -112,7 +112,7 @@ impl<U: Units> SharedTree<U> {
         let mut body = header.body;
         core.parse(&mut body)?;
         if !body.is_empty() {
-            return Err(refuse("it goes on after its end"));
+            return Err(refuse("it has data after its end"));
         }
         Ok(Self::of(core))
     }
@@ -184,7 +184,7 @@ impl<U: Units> Core<U> {
             }
             *left -= 1;
             let parent = *parent;
-            let edge = self.units_of.parse(body).ok_or(refuse("an edge is unsound"))?;
+            let edge = self.units_of.parse(body).ok_or(refuse("an edge is invalid"))?;
             let step = self.units_of.first_step(&edge);
             if edge.is_empty() || edge.len() > LONGEST || (!before.is_empty() && before.as_slice() >= step) {
                 return Err(refuse("an edge is empty, too long, or not in order"));
@@ -209,7 +209,7 @@ impl<U: Units> Core<U> {
                 let priority = (zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed());
                 newest = since.max(accessed).max(newest);
                 if tenant < next || tenant >= count {
-                    return Err(refuse("a holder is unsound"));
+                    return Err(refuse("a holder is invalid"));
                 }
                 next = tenant + 1;
                 if !self.restore_holder(node, Holder::restored(tenant, since, accessed, hits, priority)) {
@@ -217,7 +217,7 @@ impl<U: Units> Core<U> {
                 }
             }
             if holders == 0 {
-                return Err(refuse("a node is nobody's"));
+                return Err(refuse("a node has no holder"));
             }
             way.push((node, take_number(body).ok_or(CUT)?, Vec::new()));
         }

@@ -26,7 +26,7 @@ impl<'a> Draft<'a> {
             b"AllBlocksCleared" => Event::Cleared(Cleared),
             _ => {
                 let name: String = String::from_utf8_lossy(tag).chars().take(64).collect();
-                return Err(Fault::Event(Reason::UnknownEvent, format!("no event that is known: {name:?}")));
+                return Err(Fault::Event(Reason::UnknownEvent, format!("unknown event: {name:?}")));
             }
         };
         Ok(Self { event, seen: 0, extra_keys: None })

@@ -1,4 +1,4 @@
-"""`kvatlas bench`: which design of the index bears how much, on this trace and this machine? One file a command."""
+"""`kvatlas bench`: the load that each design of the index sustains. One file per command."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from kvatlas.cli.bench.running import InOrder
 
 @click.group(cls=InOrder)
 def bench() -> None:
-    """Measure designs of the index under a fleet's load, open loop.
+    """Measure designs of the index under the load of a fleet (open loop).
 
-    A plan has every lookup and every event of a fleet of simulated engines, each with its time. It is replayed
-    against an index by absolute deadlines, on threads that do not wait for answers. A run counts only if it kept its
-    schedule (valid), if what was asked was done when it was over (kept up), and if the index then knew what the
-    reference knows (agrees).
+    A plan contains every lookup and every event of a fleet of simulated engines, each with its time. Its operations are
+    issued to an index at absolute deadlines, by threads that do not wait for answers. A run counts only if it kept
+    its schedule (valid), if no work was left at its end (kept up), and if the index then equals the reference (agrees).
 
-    Rates are in block operations a second: blocks of queries, blocks stored, blocks removed.
+    Rates are in block operations per second: blocks queried, stored and removed.
     """
 
 

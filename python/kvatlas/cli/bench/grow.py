@@ -1,4 +1,4 @@
-"""`kvatlas bench grow`: how the cost of a lookup grows with each design."""
+"""`kvatlas bench grow`: how the cost of a lookup grows for each design."""
 
 from __future__ import annotations
 
@@ -25,27 +25,47 @@ from kvatlas.cli.console import console, exit_status
 _WIDE = 100  # characters in which a size has room for both times beside each other
 
 
-@click.command(context_settings=CONTEXT, short_help="How the cost of a lookup grows with each design.")
+@click.command(context_settings=CONTEXT, short_help="Measure how the cost of a lookup grows for each design.")
 @click.option(
-    "--index", "indexes", default="all", show_default=True, metavar="NAMES", help="all, or names with commas between."
+    "--index", "indexes", default="all", show_default=True, metavar="NAMES", help="all, or names separated by commas."
 )
-@click.option("--out", type=FILE, default=Path("grow"), show_default=True, metavar="DIR", help="Where results go.")
-@click.option("--short", is_flag=True, help="A quick look at small sizes.")
 @click.option(
-    "--build-seconds", type=click.FloatRange(0.01), default=20.0, show_default=True, help="To build an index."
+    "--out", type=FILE, default=Path("grow"), show_default=True, metavar="DIR", help="Directory for the results."
 )
-@click.option("--lookup-seconds", type=click.FloatRange(0.01), default=2.0, show_default=True, help="To look up.")
-@click.option("--memory", type=click.FloatRange(0), default=4.0, show_default=True, metavar="GB", help="0: any.")
-@click.option("--fresh", is_flag=True, help="Measure again what is in DIR already.")
+@click.option("--short", is_flag=True, help="Quick run with small sizes.")
+@click.option(
+    "--build-seconds",
+    type=click.FloatRange(0.01),
+    default=20.0,
+    show_default=True,
+    help="Time limit for building one index.",
+)
+@click.option(
+    "--lookup-seconds",
+    type=click.FloatRange(0.01),
+    default=2.0,
+    show_default=True,
+    help="Time limit for the lookups of one point.",
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(0),
+    default=4.0,
+    show_default=True,
+    metavar="GB",
+    help="Memory limit. 0 means no limit.",
+)
+@click.option("--fresh", is_flag=True, help="Repeat measurements that DIR already contains.")
 @click.option("--seed", type=click.IntRange(0, 1 << 20), default=0, show_default=True)
 @exit_status
 def grow(indexes: str, **options: Any) -> None:
-    """Measure one lookup, in service, against depth, workers, holders of a block, and blocks stored.
+    """Measure how the time of one lookup grows with depth, workers, holders of a block, and blocks stored.
 
-    No load: an index is built, then one thread looks up. A design that takes longer than --build-seconds or more than
-    --memory is left out from that size on. DIR gets points.jsonl, grow.json, grow.html and grow.png.
+    There is no other load: an index is built, then one thread runs lookups. A design that exceeds --build-seconds or
+    --memory is left out from that size on. Results are written to points.jsonl, grow.json, grow.html and grow.png in
+    DIR.
 
-    Exit status: 0; 1 if nothing could be measured; 2 if something given cannot be used; 130 after Ctrl-C.
+    Exit status: 0; 1 if nothing could be measured; 2 if an argument is invalid; 130 after Ctrl-C.
     """
     from dataclasses import asdict  # noqa: PLC0415
 
@@ -111,7 +131,7 @@ def grow(indexes: str, **options: Any) -> None:
     for line in skipped(growth):
         screen.print(f"left out: {line}", highlight=False)
     if interrupted:
-        click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
+        click.echo(f"Interrupted. Results so far are kept. To continue: {again}", err=True)
         raise Exit(INTERRUPTED)
     if not any(point.p50 for point in growth.points):
         click.echo("Error: nothing could be measured.", err=True)

@@ -1,4 +1,4 @@
-"""The options that several commands of `kvatlas bench` have, and what they mean."""
+"""The options that several commands of `kvatlas bench` share."""
 
 from __future__ import annotations
 
@@ -52,80 +52,99 @@ PLAN_OPTIONS = (
 plan_options = _options(
     _plan_option("engines", _NUMBER, "N", "Number of simulated engines.", _PLAN.fleet.engines),
     _plan_option(
-        "copies", _NUMBER, "N", "Engines that get each request; a session goes to the same ones.", _PLAN.copies
+        "copies",
+        _NUMBER,
+        "N",
+        "Number of engines that get each request. A session stays on the same engines.",
+        _PLAN.copies,
     ),
     _plan_option(
         "duplication",
         _NUMBER,
         "N",
-        "Run the trace so many times at once, each time with blocks of its own.",
+        "Run the trace N times at once, each time with different blocks.",
         _PLAN.duplication,
     ),
     _plan_option(
         "length",
         _NUMBER,
         "N",
-        "Blocks that each block of the trace becomes: prompts that much longer.",
+        "Replace each block of the trace by N blocks, for longer prompts.",
         _PLAN.length,
     ),
-    _plan_option("block-size", _NUMBER, "TOKENS", "Tokens of a block; divides 512.", _ENGINE.block_size),
-    _plan_option("cache-tokens", _NUMBER, "N", "Tokens of KV that each engine has room for.", _ENGINE.cache_tokens),
+    _plan_option("block-size", _NUMBER, "TOKENS", "Tokens per block. Must divide 512.", _ENGINE.block_size),
+    _plan_option("cache-tokens", _NUMBER, "N", "KV-cache capacity of each engine, in tokens.", _ENGINE.cache_tokens),
     _plan_option(
         "copy-spread",
         click.FloatRange(0),
         "SECONDS",
-        "Of the trace's time: how late copies of a session may start.",
+        "Longest delay of a session's copies, in trace time.",
         _PLAN.copy_spread,
     ),
     _plan_option(
         "engine-speed",
         click.FloatRange(0, min_open=True),
         "FACTOR",
-        "Of the engines, against `kvatlas replay`'s.",
+        "Speed of the engines relative to `kvatlas replay`.",
         _PLAN.engine_speed,
     ),
-    _plan_option("seed", click.IntRange(0, (1 << 64) - 1), "N", "Of everything left to chance.", _PLAN.fleet.seed),
+    _plan_option("seed", click.IntRange(0, (1 << 64) - 1), "N", "Seed of all random choices.", _PLAN.fleet.seed),
     click.option(
-        "--requests", type=click.IntRange(1), metavar="N", help="Only the first so many of TRACE, or so many generated."
+        "--requests", type=click.IntRange(1), metavar="N", help="Use only the first N requests of TRACE, or generate N."
     ),
-    click.option("--skip-bad", is_flag=True, help="Leave out malformed lines and count them."),
+    click.option("--skip-bad", is_flag=True, help="Skip and count malformed lines."),
 )
 
 run_options = _options(
     click.option(
-        "--query-threads", type=click.IntRange(1, 1024), metavar="N", help="Threads that look up.  [default: 1]"
+        "--query-threads", type=click.IntRange(1, 1024), metavar="N", help="Threads that run lookups.  [default: 1]"
     ),
     click.option(
         "--event-threads", type=click.IntRange(1, 1024), metavar="N", help="Threads that apply events.  [default: 1]"
     ),
-    click.option("--jump-size", type=click.IntRange(1), metavar="BLOCKS", help="Of the positional designs."),
-    click.option("--shards", type=click.IntRange(1, 1024), metavar="N", help="Actors of radix-sharded."),
-    click.option("--group-size", type=click.IntRange(1), metavar="WORKERS", help="Workers of a group of grouped."),
-    click.option("--strict", is_flag=True, help="Mend what designs are known to get wrong, where that is possible."),
-    click.option("--pin", metavar="CPUS", help="Generator, query threads, then event threads, as in 0,1,1."),
+    click.option("--jump-size", type=click.IntRange(1), metavar="BLOCKS", help="Jump size of the positional designs."),
+    click.option("--shards", type=click.IntRange(1, 1024), metavar="N", help="Number of shards of radix-sharded."),
+    click.option(
+        "--group-size", type=click.IntRange(1), metavar="WORKERS", help="Workers per group of the design `grouped`."
+    ),
+    click.option("--strict", is_flag=True, help="Correct known errors of the designs where possible."),
+    click.option(
+        "--pin", metavar="CPUS", help="CPUs of the generator, the query threads and the event threads, such as 0,1,1."
+    ),
     click.option(
         "--check-seconds",
         type=click.FloatRange(0, min_open=True),
         metavar="SECONDS",
-        help="Time to compare answers with the reference, after each run.  [default: 2]",
+        help="Time limit for comparing answers with the reference after each run.  [default: 2]",
     ),
-    click.option("--peers", type=FILE, metavar="PROGRAM", help="kvatlas-bench-peers of benchmarks/peers: adds peers."),
+    click.option(
+        "--peers",
+        type=FILE,
+        metavar="PROGRAM",
+        help="The program kvatlas-bench-peers of benchmarks/peers. Adds the peers to the designs.",
+    ),
 )
 
 limit_options = _options(
-    click.option("--p99-limit", default="10ms", show_default=True, metavar="TIME", help="As in 500us, 5ms, 1s."),
+    click.option(
+        "--p99-limit",
+        default="10ms",
+        show_default=True,
+        metavar="TIME",
+        help="Limit of the p99 latency of lookups, such as 500us, 5ms or 1s.",
+    ),
     click.option(
         "--p99-of",
         type=click.Choice(CLOCKS),
         default="deadline",
         show_default=True,
-        help="From a lookup's deadline (what a user waits), or in service (the call alone).",
+        help="Measure latency from a lookup's deadline (what a user waits) or in service (the call alone).",
     ),
 )
 
 
 def plan_config(options: dict[str, Any]) -> PlanConfig:
-    """What a plan is made of, as far as it was given."""
+    """The configuration of a plan from the options given."""
     given = {name: options[name] for name in PLAN_OPTIONS if options[name] is not None}
     engine = engine_config({name: given.pop(name, None) for name in ("block_size", "cache_tokens")}, _ENGINE)
     fleet = {name: given.pop(name) for name in ("engines", "seed") if name in given}
@@ -138,11 +157,11 @@ def _pin(text: str | None) -> list[int] | None:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.UsageError(f"--pin must be numbers of CPUs as in 0,1,1, got {text!r}.") from None
+        raise click.UsageError(f"--pin must be CPU numbers such as 0,1,1, got {text!r}.") from None
 
 
 def run_values(options: dict[str, Any]) -> dict[str, object]:
-    """The options of a run, as far as they were given."""
+    """The options of a run that were given."""
     names = ("query_threads", "event_threads", "jump_size", "shards", "group_size", "check_seconds")
     given: dict[str, object] = {name: options[name] for name in names if options[name] is not None}
     if options["strict"]:
@@ -156,5 +175,5 @@ def index_names(text: str) -> list[str]:
     """The names between the commas of --index."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise click.UsageError("--index names no index.")
+        raise click.UsageError("--index is empty: give all, or names separated by commas.")
     return names

@@ -1,4 +1,4 @@
-"""`kvatlas bench plan`, and how the other commands come by their plan."""
+"""`kvatlas bench plan`, and how the other commands get their plan."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
     if trace is not None:
         read = read_trace(trace, skip_bad=options["skip_bad"], limit=options["requests"])
         if read.skipped:
-            click.echo(f"{read.skipped} malformed lines were left out; the first: {read.first_skipped}", err=True)
+            click.echo(f"{read.skipped} malformed lines were skipped; the first: {read.first_skipped}", err=True)
         return read
     if options["skip_bad"]:
-        raise click.UsageError("--skip-bad is for traces from a file: name TRACE.")
+        raise click.UsageError("--skip-bad requires a TRACE file.")
     return generate(WorkloadConfig(seed=int(options["seed"] or 0), requests=options["requests"] or 4_000))
 
 
@@ -36,7 +36,7 @@ def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> 
         given = [name for name in (*PLAN_OPTIONS, "requests") if options[name] is not None]
         if trace is not None or options["skip_bad"] or given or options.get("save_plan"):
             what = "TRACE" if trace is not None else f"--{(given or ['skip_bad'])[0].replace('_', '-')}"
-            raise click.UsageError(f"--plan is a whole plan: {what} has no say in it.")
+            raise click.UsageError(f"--plan and {what} are mutually exclusive: the file contains the whole plan.")
         return Plan.load(str(path)), path
     config = plan_config(options)
     source = load_trace(trace, options)
@@ -56,17 +56,17 @@ def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> 
 
 
 def plan_facts(plan: Any) -> dict[str, Any]:
-    """What results say of the plan they are of."""
+    """What results record about their plan."""
     return {"digest": plan.digest, "facts": plan.facts(), "meta": json.loads(plan.meta)}
 
 
-@click.command(context_settings=CONTEXT, short_help="Make a plan and keep it.")
+@click.command(context_settings=CONTEXT, short_help="Make a plan and save it.")
 @click.argument("trace", required=False, type=FILE, metavar="[TRACE]")
-@click.option("--save-plan", type=FILE, required=True, metavar="FILE", help="Where.")
+@click.option("--save-plan", type=FILE, required=True, metavar="FILE", help="File to write the plan to.")
 @plan_options
 @exit_status
 def plan(trace: Path | None, **options: Any) -> None:
-    """Make the plan of a trace, for `run --plan`, `sweep --plan` and kvatlas-bench-peers, and say what is in it."""
+    """Make the plan of a trace for `run --plan`, `sweep --plan` and kvatlas-bench-peers, and summarize it."""
     from kvatlas.lab.bench.report import about_plan  # noqa: PLC0415 - needs the extension
 
     made, _ = get_plan(trace, {**options, "plan": None}, None)

@@ -1,4 +1,4 @@
-"""`kvatlas bench run`: one design, at one rate."""
+"""`kvatlas bench run`: run one design at one rate."""
 
 from __future__ import annotations
 
@@ -18,36 +18,42 @@ from kvatlas.cli.console import console, exit_status
 from kvatlas.lab.bench.verdict import judge, parse_time
 
 
-@click.command(context_settings=CONTEXT, short_help="One design, at one rate.")
+@click.command(context_settings=CONTEXT, short_help="Run one design at one rate.")
 @click.argument("trace", required=False, type=FILE, metavar="[TRACE]")
 @click.option(
-    "--index", default="block-index", show_default=True, metavar="NAME", help="Or module:attribute, in Python."
+    "--index",
+    default="block-index",
+    show_default=True,
+    metavar="NAME",
+    help="Name of a design, or module:attribute of your own in Python.",
 )
-@click.option("--rate", type=float, metavar="OPS", help="Block operations a second to offer.")
-@click.option("--window", metavar="TIME", help="How long the measured part is to take, instead of a rate, as in 2s.")
+@click.option("--rate", type=float, metavar="OPS", help="Offered load, in block operations per second.")
+@click.option("--window", metavar="TIME", help="Instead of a rate: duration of the measured part, such as 2s.")
 @click.option(
     "--warm-up",
     type=click.FloatRange(0, 0.95),
     default=0.3,
     show_default=True,
     metavar="SHARE",
-    help="Of the plan, run before measuring.",
+    help="Share of the plan to run before measuring.",
 )
-@click.option("--until", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE", help="Of the plan, where to end.")
-@click.option("--plan", type=FILE, metavar="FILE", help="Run this plan.")
-@click.option("--save-plan", type=FILE, metavar="FILE", help="Keep the plan.")
-@click.option("--json", "json_to", metavar="FILE", help="Write the result as JSON; - for stdout.")
+@click.option(
+    "--until", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE", help="Share of the plan at which to end."
+)
+@click.option("--plan", type=FILE, metavar="FILE", help="Run the plan in FILE.")
+@click.option("--save-plan", type=FILE, metavar="FILE", help="Save the plan to FILE.")
+@click.option("--json", "json_to", metavar="FILE", help="Write the result to FILE as JSON; - for stdout.")
 @plan_options
 @run_options
 @exit_status
 def run(trace: Path | None, index: str, json_to: str | None, **options: Any) -> None:
-    """Run a plan against one design and say whether it kept up, and how long lookups took.
+    """Run a plan against one design, and report whether it kept up and how long lookups took.
 
-    TRACE is a JSONL file as `kvatlas replay` reads it; without it a workload is generated. A session's requests go to
-    one of the engines (--copies: to several), each engine's share runs through a simulated engine, and what they
-    announce comes together with a lookup for each request and engine.
+    TRACE is a JSONL file as for `kvatlas replay`; without it, a workload is generated. The requests of a session go to
+    one simulated engine (or several, with --copies). The events of the engines, and one lookup for each request and
+    engine, make up the plan.
 
-    Exit status: 0; 1 if the run was invalid, did not keep up or was wrong; 2 if something given cannot be used; 130
+    Exit status: 0; 1 if the run was invalid, did not keep up or gave wrong answers; 2 if an argument is invalid; 130
     after Ctrl-C.
     """
     import tempfile  # noqa: PLC0415
@@ -59,13 +65,13 @@ def run(trace: Path | None, index: str, json_to: str | None, **options: Any) -> 
     rate, window = options["rate"], options["window"]
     if (rate is None) == (window is None):
         raise click.UsageError(
-            "Give either --rate or --window." if rate is None else "Give --rate or --window, not both."
+            "One of --rate and --window is required." if rate is None else "Give --rate or --window, not both."
         )
     if rate is not None and not 0 < rate < float("inf"):
-        raise click.UsageError(f"--rate must be above 0 block operations a second, got {rate:g}.")
+        raise click.UsageError(f"--rate must be above 0 block operations per second, got {rate:g}.")
     chosen = choose_designs([index], options["peers"])
     if len(chosen) != 1:
-        raise click.UsageError("`run` takes one index: `kvatlas bench sweep --index all` compares several.")
+        raise click.UsageError("`run` takes one index. To compare several, use `kvatlas bench sweep`.")
     design = chosen[0]
     asked = {**run_values(options), "warm_up": options["warm_up"]}
     if options["until"] is not None:

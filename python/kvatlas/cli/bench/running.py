@@ -1,4 +1,4 @@
-"""What the commands of `kvatlas bench` share while they run: progress, files, pictures."""
+"""Shared by the commands of `kvatlas bench` while they run: progress, files, plots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT = {"max_content_width": 110}
 
 
 class InOrder(click.Group):
-    """Lists its commands in the order in which they were added, not by the alphabet."""
+    """Lists its commands in the order in which they were added, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -47,7 +47,7 @@ def progress_bar(unit: str) -> Iterator[Callable[[str, float, float], None]]:
 
 
 def check_file(path: Path) -> None:
-    """Refuses, before the work, a file that could not be written after it."""
+    """Refuse, before the work starts, a file that could not be written at the end."""
     if path.is_dir():
         raise click.UsageError(f"Cannot write {path}: it is a directory.")
     if not path.absolute().parent.is_dir():
@@ -55,7 +55,7 @@ def check_file(path: Path) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Makes the folder for results."""
+    """Make the directory for the results."""
     if path.exists() and not path.is_dir():
         raise click.UsageError(f"{path} is not a directory.")
     path.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def same_command() -> str:
 
 
 def draw_pictures(out: Path, name: str, draw: Callable[[], Any], page: Callable[[], str]) -> None:
-    """The picture and the page, beside the results."""
+    """Write the plot and the HTML page beside the results."""
     from kvatlas.lab.figures import save_png  # noqa: PLC0415 - slow to import
 
     save_png(draw(), out / f"{name}.png")

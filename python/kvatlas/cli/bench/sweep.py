@@ -1,4 +1,4 @@
-"""`kvatlas bench sweep`: threshold throughput and curves of many designs."""
+"""`kvatlas bench sweep`: the threshold throughput and the curves of many designs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ from kvatlas.cli.console import console, exit_status
 from kvatlas.lab.bench.verdict import Limit, parse_time
 
 
-@click.command(context_settings=CONTEXT, short_help="Threshold throughput and curves of many designs.")
+@click.command(context_settings=CONTEXT, short_help="Find the threshold throughput of designs and draw their curves.")
 @click.argument("trace", required=False, type=FILE, metavar="[TRACE]")
 @click.option(
-    "--index", "indexes", default="all", show_default=True, metavar="NAMES", help="all, or names with commas between."
+    "--index", "indexes", default="all", show_default=True, metavar="NAMES", help="all, or names separated by commas."
 )
-@click.option("--out", type=FILE, default=Path("sweep"), show_default=True, metavar="DIR", help="Where results go.")
 @click.option(
-    "--repeats", type=click.IntRange(1, 1000), metavar="N", help="Of searches and points.  [default: 3; short: 1]"
+    "--out", type=FILE, default=Path("sweep"), show_default=True, metavar="DIR", help="Directory for the results."
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Repeats of each search and point.  [default: 3; short: 1]",
 )
 @click.option(
     "--seconds",
@@ -39,15 +44,18 @@ from kvatlas.lab.bench.verdict import Limit, parse_time
     metavar="S",
     help="Longest window of a point.  [default: 2; short: 0.3]",
 )
-@click.option("--short", is_flag=True, help="A quick look: one repeat, short windows, three points a curve.")
-@click.option("--start", type=float, default=500_000.0, show_default=True, metavar="OPS", help="First rate tried.")
+@click.option("--short", is_flag=True, help="Quick run: one repeat, short windows, three points per curve.")
+@click.option("--start", type=float, default=500_000.0, show_default=True, metavar="OPS", help="First rate to try.")
 @click.option(
-    "--width", type=click.FloatRange(0.005, 1), metavar="SHARE", help="Precision.  [default: 0.06; short: 0.2]"
+    "--width",
+    type=click.FloatRange(0.005, 1),
+    metavar="SHARE",
+    help="Relative precision of the threshold.  [default: 0.06; short: 0.2]",
 )
-@click.option("--no-curves", is_flag=True, help="Thresholds only.")
-@click.option("--fresh", is_flag=True, help="Measure again what is in DIR already.")
-@click.option("--plan", type=FILE, metavar="FILE", help="Run this plan.")
-@click.option("--save-plan", type=FILE, metavar="FILE", help="Keep the plan there instead of in DIR.")
+@click.option("--no-curves", is_flag=True, help="Measure only thresholds, no curves.")
+@click.option("--fresh", is_flag=True, help="Repeat measurements that DIR already contains.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Run the plan in FILE.")
+@click.option("--save-plan", type=FILE, metavar="FILE", help="Save the plan to FILE instead of DIR.")
 @limit_options
 @plan_options
 @run_options
@@ -55,13 +63,13 @@ from kvatlas.lab.bench.verdict import Limit, parse_time
 def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     """Find the threshold throughput of designs and draw their throughput-latency curves.
 
-    Threshold throughput: the highest offered rate, in block operations a second, at which a run is valid, keeps up,
-    is right, and has its p99 within the limit. Every point is a fresh process; designs take turns.
+    Threshold throughput: the highest offered rate, in block operations per second, at which a run is valid, keeps up,
+    agrees with the reference, and has its p99 within the limit. Each point runs in a new process; designs take turns.
 
-    DIR gets points.jsonl (each point as soon as it is measured), sweep.json, sweep.html and sweep.png. The same
-    command again goes on where Ctrl-C stopped it.
+    Results are written to points.jsonl (each point as soon as it is measured), sweep.json, sweep.html and sweep.png in
+    DIR. After Ctrl-C, the same command continues where it stopped.
 
-    Exit status: 0; 1 if no design has a threshold; 2 if something given cannot be used; 130 after Ctrl-C.
+    Exit status: 0; 1 if no design has a threshold; 2 if an argument is invalid; 130 after Ctrl-C.
     """
     from kvatlas.lab.bench.curve import draw_sweep, sweep_page  # noqa: PLC0415 - needs the extension
     from kvatlas.lab.bench.designs import choose_designs  # noqa: PLC0415
@@ -96,7 +104,7 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     screen = console()
     screen.print(about_plan(facts), highlight=False)
     if len(journal):
-        screen.print(f"{len(journal):,} points are in {journal_path} already: those that fit are not measured again.")
+        screen.print(f"{len(journal):,} points are already in {journal_path}: matching ones are not measured again.")
 
     def measure(index: str, asked: dict[str, object], seconds: float) -> Result:
         return run_point(designs[index].program, path, designs[index].index, asked, seconds=seconds)
@@ -130,7 +138,7 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     draw_pictures(out, "sweep", lambda: draw_sweep(result), lambda: sweep_page(result, again))
     print_sweep(result, screen)
     if interrupted:
-        click.echo(f"Interrupted. What was measured is kept; to go on: {again}", err=True)
+        click.echo(f"Interrupted. Results so far are kept. To continue: {again}", err=True)
         raise Exit(INTERRUPTED)
     if all(one.threshold is None for one in result.indexes):
         click.echo("Error: no design has a threshold.", err=True)

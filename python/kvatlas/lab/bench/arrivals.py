@@ -132,8 +132,8 @@ def make_chains(trace: Trace, config: PlanConfig) -> Chains:
     total, prompt = cacheable // size, prompt_tokens // size
     if (blocks := int(total.sum()) * config.duplication) > MOST_BLOCKS:
         raise ConfigError(
-            f"this plan would hold {blocks:,} blocks, the most is {MOST_BLOCKS:,}: "
-            "take larger blocks, fewer duplicates, a smaller length or fewer requests"
+            f"this plan would hold {blocks:,} blocks; the limit is {MOST_BLOCKS:,}: "
+            "use larger blocks, less duplication, a smaller length or fewer requests"
         )
     id_count = np.array([len(row.hash_ids) for row in rows], dtype=np.int64)
     known_ids = np.concatenate([np.array(row.hash_ids, dtype=np.uint64) for row in rows])

@@ -43,7 +43,7 @@ class PlanConfig:
     def __post_init__(self) -> None:
         check_block_size(self.fleet.engine.block_size)
         if self.fleet.own_names:
-            raise ConfigError("the engines of a plan name blocks alike: own_names must be False")
+            raise ConfigError("the engines of a plan share block hashes: own_names must be False")
         if self.fleet.engine.blocks > 100_000_000:
             raise ConfigError(f"an engine of a plan has at most 100000000 blocks, got {self.fleet.engine.blocks}")
         for name, most in (("copies", 100_000), ("duplication", 10_000), ("length", 10_000)):
@@ -51,7 +51,7 @@ class PlanConfig:
             if not 1 <= value <= most:
                 raise ConfigError(f"{name} must be from 1 to {most}, got {value}")
         if self.copies > self.fleet.engines:
-            raise ConfigError(f"{self.copies} copies of a request need as many engines, there are {self.fleet.engines}")
+            raise ConfigError(f"{self.copies} copies of a request need as many engines, got {self.fleet.engines}")
         if not (math.isfinite(self.copy_spread) and self.copy_spread >= 0):
             raise ConfigError(f"copy_spread must not be negative, got {self.copy_spread}")
         speed = self.engine_speed

@@ -89,7 +89,7 @@ def _strict(name: str) -> Design | None:
     if base == name or (rung := RUNGS.get(base)) is None:
         return None
     if rung.strict_deviations is None:
-        raise DesignError(f"{base} cannot be strict: what it gets wrong belongs to its design", "unknown_design")
+        raise DesignError(f"{base} cannot be strict: its errors follow from its design", "unknown_design")
     return Design(name, Program(), name, f"{rung.what}; strict", _deviates(rung.strict_deviations))
 
 
@@ -152,5 +152,5 @@ def _list_peers(path: Path) -> list[tuple[str, str]]:
     lines = [line.strip().split(None, 1) for line in done.stdout.splitlines() if line.strip()]
     if done.returncode or not lines:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise DesignError(f"{path} --list gave no names, but: {said}", "cannot_load")
+        raise DesignError(f"{path} --list printed no names, but: {said}", "cannot_load")
     return [(line[0].rstrip(":"), line[1] if len(line) > 1 else "") for line in lines]

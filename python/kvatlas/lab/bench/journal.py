@@ -71,4 +71,4 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield _text(key), result
     # A torn line or two is what a crash leaves; a file of another kind is a mistake of whoever named it.
     if bad > 2 and bad > len(lines) // 2:
-        raise JournalError(f"{path} does not hold points of a sweep: name another file, or remove it")
+        raise JournalError(f"{path} does not contain points of a sweep: choose another file, or remove it")

@@ -1,4 +1,4 @@
-"""Where a measurement was made: without that it is no measurement."""
+"""The machine and environment of a measurement."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def run_child(command: Sequence[str], index: str, limit: float) -> Result:
     except subprocess.TimeoutExpired:
         _kill(process)
         raise MeasurementError(
-            f"{index} came to no end within {limit:.0f} s and was stopped", "measurement_timeout"
+            f"{index} did not finish within {limit:.0f} s and was stopped", "measurement_timeout"
         ) from None
     except BaseException:
         _kill(process)
@@ -84,9 +84,9 @@ def run_child(command: Sequence[str], index: str, limit: float) -> Result:
         result = json.loads(lines[-1]) if len(lines) == 1 else json.loads(out)
     except (IndexError, ValueError):
         said = out.strip()[:200] or _last_words(err, 0)
-        raise MeasurementError(f"{index}: no result came back, but: {said}") from None
+        raise MeasurementError(f"{index}: expected a result, got: {said}") from None
     if not isinstance(result, dict):
-        raise MeasurementError(f"{index}: a result is a JSON object, not {lines[-1][:80]}")
+        raise MeasurementError(f"{index}: expected a JSON object as result, got {lines[-1][:80]}")
     return cast("Result", result)
 
 

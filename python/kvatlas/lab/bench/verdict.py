@@ -24,7 +24,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         if self.clock not in CLOCKS:
-            raise ConfigError(f"p99 is taken from the {' or '.join(CLOCKS)}, not from {self.clock!r}")
+            raise ConfigError(f"p99 must be of {' or '.join(CLOCKS)}, got {self.clock!r}")
         if not (math.isfinite(self.p99_ns) and self.p99_ns > 0):
             raise ConfigError(f"the limit of p99 must be above 0, got {self.p99_ns}")
 
@@ -40,7 +40,7 @@ def parse_time(text: str) -> float:
             return float(found[1]) * _UNITS[found[2]]
     except ValueError:
         pass
-    raise ConfigError(f"{text!r} is no time: write a number and ns, us, ms or s, as in 5ms")
+    raise ConfigError(f"{text!r} is not a time: write a number and ns, us, ms or s, such as 5ms")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,15 @@ class DemoConfig:
             raise ConfigError("no policies")
         if (engines := self.fleet.engines) > MOST_ENGINES:
             raise ConfigError(
-                f"engines must be from 1 to {MOST_ENGINES}, got {engines}: each is a process, once a policy"
+                f"engines must be from 1 to {MOST_ENGINES}, got {engines}: each policy runs that many processes"
             )
         for name in ("seconds", "speed", "request_rate"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must be above 0 and finite, got {getattr(self, name)}")
         if (requests := self.seconds * self.speed * self.request_rate) > MOST_REQUESTS:
-            raise ConfigError(f"seconds x speed x request_rate are {requests:,.0f} requests: {MOST_REQUESTS:,} at most")
+            raise ConfigError(
+                f"seconds x speed x request_rate are {requests:,.0f} requests; the limit is {MOST_REQUESTS:,}"
+            )
 
     def workload(self) -> Trace:
         """Requests for the whole run, and more: they come at random."""

@@ -86,7 +86,7 @@ class Contender:
         try:
             first, usage = await self._complete(session, url, body, sent)
         except aiohttp.ClientResponseError as error:
-            self._fail(f"{url} answers with status {error.status}, {error.message}")
+            self._fail(f"{url} returned status {error.status}: {error.message}")
             return
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             self._fail(f"{url}: {str(error) or type(error).__name__}")

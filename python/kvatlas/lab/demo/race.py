@@ -57,7 +57,7 @@ class Race:
         """Nothing is started yet.
 
         Raises:
-            PolicyError: There is no such policy.
+            PolicyError: A policy is unknown.
         """
         self._config = config
         self._show = show

@@ -138,7 +138,7 @@ class NestedDict:
         lora: str | None = None,
         salt: str | None = None,
     ) -> ReferenceMatch:
-        """Who holds how many leading blocks of a prompt: see `kvatlas.BlockIndex.find`.
+        """How many leading blocks of a prompt each worker holds: see `kvatlas.BlockIndex.find`.
 
         Raises:
             InvalidArgumentError: Both or neither of tokens and content_hashes, or lora or salt with content_hashes.
@@ -161,7 +161,7 @@ class NestedDict:
             message = f"{call} takes either content_hashes or tokens, not both"
             raise InvalidArgumentError(message, "conflicting_arguments")
         if lora is not None or salt is not None:
-            message = "lora and salt go with tokens; content_hashes have them in already"
+            message = "lora and salt can only be used with tokens; content_hashes already include them"
             raise InvalidArgumentError(message, "conflicting_arguments")
         return [int(content) for content in content_hashes]
 

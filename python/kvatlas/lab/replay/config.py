@@ -37,7 +37,7 @@ class ReplayConfig:
         if self.fleet.engines * engine.blocks > MOST_BLOCKS:
             raise ConfigError(
                 f"{self.fleet.engines} engines of {engine.blocks} blocks are more than the {MOST_BLOCKS} blocks that "
-                "fit in memory here: take larger blocks, smaller pools or fewer engines"
+                "fit in memory: use larger blocks, smaller pools or fewer engines"
             )
         if not (math.isfinite(self.speedup) and self.speedup > 0):
             raise ConfigError(f"speedup must be above 0, got {self.speedup}")

@@ -68,7 +68,7 @@ def replay(
 ) -> ReplayResult:
     """Replay `trace` once for each policy of `config`.
 
-    `progress` is told of every few requests done. `stop` is asked before each request: once it says True, what was done
+    `progress` is called every few requests. `stop` is called before each request: once it returns True, what was done
     so far is returned, marked partial. `make_index` builds the index under test from a block size.
     """
     config = config or ReplayConfig()

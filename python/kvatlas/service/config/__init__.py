@@ -1,4 +1,4 @@
-"""What a service can be told: its settings, where they are read from, what values they take.
+"""The configuration of a service: its settings, their sources, and the values they accept.
 
 `schema` has every setting as a field of a dataclass, `kinds` says what values they take, `engines` has the entries of
 the two lists, and `read` puts a configuration together from flags, the environment and a file.

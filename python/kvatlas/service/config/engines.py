@@ -199,9 +199,9 @@ class Stream(_Entry):
             ConfigError: The model or the block size is missing.
         """
         if self.model is None and model is None:
-            raise ConfigError(f"{self._called()}: model is missing: add model=NAME, or --model for all")
+            raise ConfigError(f"{self._called()}: model is missing: add model=NAME, or set --model for all")
         if self.block_size is None and block_size is None:
-            raise ConfigError(f"{self._called()}: block_size is missing: add block_size=N, or --block-size for all")
+            raise ConfigError(f"{self._called()}: block_size is missing: add block_size=N, or set --block-size for all")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -248,8 +248,8 @@ def check_names(engines: Iterable[Engine], streams: Iterable[Stream]) -> None:
     for engine in engines:
         if (other := seen.setdefault(engine.worker, engine)) is not engine:
             raise ConfigError(
-                f"engines {other.shown_url} and {engine.shown_url} are both called {shown(engine.worker)}: "
-                "give one of them a name of its own, NAME=URL"
+                f"engines {other.shown_url} and {engine.shown_url} are both named {shown(engine.worker)}: "
+                "give one of them another name with NAME=URL"
             )
     ranks: set[tuple[str, int]] = set()
     for stream in streams:

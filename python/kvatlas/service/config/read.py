@@ -190,9 +190,7 @@ def _take(
 ) -> None:
     if name in SECRETS:
         variable, key_file = SECRETS[name]
-        raise ConfigError(
-            f"{where(name)}: {name} does not belong in a configuration file: use {key_file} or {variable}"
-        )
+        raise ConfigError(f"{where(name)}: {name} is not allowed in a configuration file: use {key_file} or {variable}")
     if name not in _KEYS:
         raise ConfigError(f"{where(name)}: unknown key {name}: {_nearest_path(name, paths)}")
     kind = _KEYS[name].kind
@@ -250,7 +248,7 @@ def _item(kind: type[Engine | Stream], item: object, where: str) -> Engine | Str
 def show_config(resolved: ResolvedConfig) -> str:
     """The settings in force as TOML, each with where it came from; bearer keys are left out."""
     config = resolved.config
-    lines = ["# The settings in force. Those without a comment have their default."]
+    lines = ["# The effective configuration. Settings without a comment have their default value."]
     kind: Kind
     for section in SECTIONS:
         if section:

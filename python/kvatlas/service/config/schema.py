@@ -1,4 +1,4 @@
-"""Everything that a service can be told, as frozen dataclasses.
+"""All settings of the service, as frozen dataclasses.
 
 Each field carries its kind, flag and help, so that the command line, the environment, the file, the printed
 configuration and the documentation are made from this one list.
@@ -26,15 +26,15 @@ _PORT = Integer(1, 65_535)
 
 @dataclass(frozen=True)
 class Key:
-    """A setting: how it is called where, what it takes.
+    """One setting: its names and the values it accepts.
 
     Attributes:
         path: Its name in the file: the section, a dot, the field; or the field alone.
-        kind: What it takes.
-        flag: Its flag.
-        help: What it is.
-        default: Its value if nobody says anything; None for none.
-        optional: Whether None is a value of it.
+        kind: The kind of value it accepts.
+        flag: Its flag on the command line.
+        help: What it means.
+        default: Its default; None if there is none.
+        optional: Whether None is a valid value.
     """
 
     path: str
@@ -88,47 +88,51 @@ def keys_of(section: type[_Section]) -> Iterator[Key]:
 
 @dataclass(frozen=True)
 class HttpConfig(_Section):
-    """How queries come in. `key` is the bearer key itself, for programs; elsewhere it is in a file or a variable."""
+    """The HTTP server. `key` is the bearer key itself, for programs; otherwise the key is in a file or a variable."""
 
     section: ClassVar[str] = "http"
 
     bind: str = field(
-        default="127.0.0.1:8090", metadata=_about(Address(), "--bind", "Where to listen; port 0 for any free one.")
+        default="127.0.0.1:8090",
+        metadata=_about(Address(), "--bind", "Address to listen on. Port 0 picks a free port."),
     )
     threads: int = field(
-        default=0, metadata=_about(Integer(0, 1024), "--http-threads", "Threads that answer; 0 for one a core.")
+        default=0,
+        metadata=_about(Integer(0, 1024), "--http-threads", "Threads that answer requests. 0 means one per core."),
     )
     key_file: Path | None = field(
         default=None,
         metadata=_about(
-            File(), "--key-file", "A file with the bearer key that clients must show. Or the key in KVATLAS_KEY."
+            File(), "--key-file", "File with the bearer key that clients must send. Alternatively, set KVATLAS_KEY."
         ),
     )
     tls_cert: Path | None = field(
-        default=None, metadata=_about(File(), "--tls-cert", "Certificate chain in PEM; with --tls-key turns TLS on.")
+        default=None,
+        metadata=_about(File(), "--tls-cert", "Certificate chain in PEM. Together with --tls-key, enables TLS."),
     )
     tls_key: Path | None = field(
         default=None, metadata=_about(File(), "--tls-key", "Private key of the certificate, in PEM.")
     )
-    max_body: int = field(default=8 << 20, metadata=_about(Size(), "--max-body", "Bytes of a request's body at most."))
+    max_body: int = field(default=8 << 20, metadata=_about(Size(), "--max-body", "Maximum size of a request body."))
     max_connections: int = field(
-        default=4096, metadata=_about(Integer(1, 1_000_000), "--max-connections", "Connections at most.")
+        default=4096, metadata=_about(Integer(1, 1_000_000), "--max-connections", "Maximum number of open connections.")
     )
     request_timeout: float = field(
         default=10.0,
         metadata=_about(
-            _ABOVE_0, "--request-timeout", "Within which a request must have arrived, and then been answered."
+            _ABOVE_0, "--request-timeout", "Time within which a request must arrive, and then its answer be sent."
         ),
     )
     idle_timeout: float = field(
-        default=75.0, metadata=_about(_ABOVE_0, "--idle-timeout", "Without a request, until a connection is closed.")
+        default=75.0,
+        metadata=_about(_ABOVE_0, "--idle-timeout", "Time after which a connection without requests is closed."),
     )
     untrusted: Literal["leave-out", "flag"] = field(
         default="leave-out",
         metadata=_about(
             Choice("leave-out", "flag"),
             "--untrusted",
-            "Whether answers leave out workers that are not trusted, or only list them.",
+            "Leave untrusted workers out of answers, or include and flag them.",
         ),
     )
     key: str | None = field(default=None, repr=False)
@@ -147,19 +151,19 @@ class HttpConfig(_Section):
         """The bearer key, if there is one.
 
         Raises:
-            ConfigError: The key file cannot be read, or has no key in it.
+            ConfigError: The key file cannot be read, or does not hold a key.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "http.key_file")
 
     def is_loopback(self) -> bool:
-        """Whether only this machine can ask."""
+        """Whether only this machine can connect."""
         host = self.bind.rpartition(":")[0]
         return host.startswith("127.") or host == "[::1]"
 
 
 @dataclass(frozen=True)
 class StreamConfig(_Section):
-    """How engines' events are followed."""
+    """How the engines' event streams are followed."""
 
     section: ClassVar[str] = "streams"
 
@@ -167,42 +171,59 @@ class StreamConfig(_Section):
     stale_after: float = field(
         default=30.0,
         metadata=_about(
-            _ABOVE_0, "--stale-after", "Silence, replay socket included, after which a stream is not trusted."
+            _ABOVE_0,
+            "--stale-after",
+            "Time without any message, replay answers included, after which a stream is untrusted.",
         ),
     )
     probe_interval: float = field(
         default=5.0,
         metadata=_about(
-            _ABOVE_0, "--probe-interval", "Silence after which an engine is asked whether anything is missing."
+            _ABOVE_0,
+            "--probe-interval",
+            "Time without events after which the replay socket is asked for missing batches.",
         ),
     )
     replay_timeout: float = field(
-        default=2.0, metadata=_about(_ABOVE_0, "--replay-timeout", "Within which a replay must bring its next batch.")
+        default=2.0,
+        metadata=_about(_ABOVE_0, "--replay-timeout", "Time within which a replay must deliver its next batch."),
     )
     replay_attempts: int = field(
         default=3,
-        metadata=_about(Integer(1, 1000), "--replay-attempts", "Replays asked for one gap before it is given up."),
+        metadata=_about(
+            Integer(1, 1000), "--replay-attempts", "Number of replays requested for one gap before it is given up."
+        ),
     )
     reorder_grace: float = field(
         default=0.1,
-        metadata=_about(_FROM_0, "--reorder-grace", "How long a gap may be mere disorder, where there is no replay."),
+        metadata=_about(
+            _FROM_0, "--reorder-grace", "Without a replay socket: time to wait for batches that arrive out of order."
+        ),
     )
     reconnect_min: float = field(
         default=0.1,
-        metadata=_about(_ABOVE_0, "--reconnect-min", "First wait before a lost connection is tried again; it doubles."),
+        metadata=_about(_ABOVE_0, "--reconnect-min", "First delay before reconnecting. It doubles with each attempt."),
     )
     reconnect_max: float = field(
-        default=5.0, metadata=_about(_ABOVE_0, "--reconnect-max", "Longest wait before it is tried again.")
+        default=5.0, metadata=_about(_ABOVE_0, "--reconnect-max", "Longest delay before reconnecting.")
     )
     settle_timeout: float = field(
         default=30.0,
-        metadata=_about(_ABOVE_0, "--settle-timeout", "How long an engine that was never heard holds back readiness."),
+        metadata=_about(
+            _ABOVE_0, "--settle-timeout", "Longest time that an engine not yet heard from delays readiness."
+        ),
     )
     buffer_batches: int = field(
         default=100_000,
-        metadata=_about(Integer(1, 1 << 30), "--buffer-batches", "Batches of a stream kept while a replay runs."),
+        metadata=_about(
+            Integer(1, 1 << 30),
+            "--buffer-batches",
+            "Maximum number of live batches buffered per stream during a replay.",
+        ),
     )
-    buffer_bytes: int = field(default=256 << 20, metadata=_about(Size(), "--buffer-bytes", "Bytes of them."))
+    buffer_bytes: int = field(
+        default=256 << 20, metadata=_about(Size(), "--buffer-bytes", "Maximum size of these buffered batches.")
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,35 +236,41 @@ class StreamConfig(_Section):
 
 @dataclass(frozen=True)
 class DiscoveryConfig(_Section):
-    """How engines are asked where their events are. `key` is the engines' API key itself, for programs."""
+    """How the event sockets of engines are discovered. `key` is the engines' API key itself, for programs."""
 
     section: ClassVar[str] = "discovery"
 
     interval: float = field(
         default=10.0,
         metadata=_about(
-            _ABOVE_0, "--discovery-interval", "How often each engine is asked whether it is still the same."
+            _ABOVE_0, "--discovery-interval", "Time between checks of each engine for changed event sockets."
         ),
     )
     timeout: float = field(
         default=30.0,
-        metadata=_about(_FROM_0, "--discovery-timeout", "How long engines that do not answer hold back readiness."),
+        metadata=_about(
+            _FROM_0, "--discovery-timeout", "Longest time that engines that do not respond delay readiness."
+        ),
     )
     request_timeout: float = field(
         default=5.0,
-        metadata=_about(_ABOVE_0, "--discovery-request-timeout", "Within which an engine must answer a request."),
+        metadata=_about(
+            _ABOVE_0, "--discovery-request-timeout", "Time within which an engine must answer an HTTP request."
+        ),
     )
     events_port: int | None = field(
         default=None,
-        metadata=_about(_PORT, "--events-port", "Where engines too old to say so publish events: port of rank 0."),
+        metadata=_about(
+            _PORT, "--events-port", "Events port of rank 0, for engines that do not report it (vLLM before 0.31)."
+        ),
     )
     replay_port: int | None = field(
-        default=None, metadata=_about(_PORT, "--replay-port", "And where such engines answer for lost ones.")
+        default=None, metadata=_about(_PORT, "--replay-port", "Replay port of rank 0, for the same engines.")
     )
     key_file: Path | None = field(
         default=None,
         metadata=_about(
-            File(), "--engine-key-file", "A file with the engines' API key. Or the key in KVATLAS_ENGINE_KEY."
+            File(), "--engine-key-file", "File with the API key of the engines. Alternatively, set KVATLAS_ENGINE_KEY."
         ),
     )
     key: str | None = field(default=None, repr=False)
@@ -259,7 +286,7 @@ class DiscoveryConfig(_Section):
         """The engines' API key, if there is one.
 
         Raises:
-            ConfigError: The key file cannot be read, or has no key in it.
+            ConfigError: The key file cannot be read, or does not hold a key.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "discovery.key_file")
 
@@ -271,20 +298,20 @@ class LogConfig(_Section):
     section: ClassVar[str] = "log"
 
     format: Literal["text", "json"] = field(
-        default="text", metadata=_about(Choice("text", "json"), "--log", "Logs for people or for programs.")
+        default="text", metadata=_about(Choice("text", "json"), "--log", "Format of the logs.")
     )
     level: Literal["debug", "info", "warning", "error"] = field(
         default="info",
-        metadata=_about(Choice("debug", "info", "warning", "error"), "--log-level", "The least of what is logged."),
+        metadata=_about(Choice("debug", "info", "warning", "error"), "--log-level", "Lowest severity that is logged."),
     )
 
 
 @dataclass(frozen=True)
 class Config(_Section):
-    """All of it. Durations are in seconds, sizes in bytes.
+    """The whole configuration. Durations are in seconds, sizes in bytes.
 
     Raises:
-        ConfigError: A value is of the wrong type or of no use; the message names it and says what would be right.
+        ConfigError: A value has the wrong type or is out of range. The message names it and says what is allowed.
     """
 
     section: ClassVar[str] = ""
@@ -293,26 +320,28 @@ class Config(_Section):
     static_streams: tuple[Stream, ...] = ()
     engines_file: Path | None = field(
         default=None,
-        metadata=_about(File(), "--engines-file", "A TOML file of engines and streams, read again when it changes."),
+        metadata=_about(File(), "--engines-file", "TOML file of engines and streams, reloaded when it changes."),
     )
     model: str | None = field(
         default=None,
         metadata=_about(
-            Text(), "--model", "Register engines under this model name, whatever they say; the model of --stream."
+            Text(), "--model", "Model name for all engines and streams, instead of the one engines report."
         ),
     )
     block_size: int | None = field(
         default=None,
         metadata=_about(
-            Integer(1, 1 << 20), "--block-size", "Tokens in a block, whatever engines say; the block size of --stream."
+            Integer(1, 1 << 20),
+            "--block-size",
+            "Tokens per block for all engines and streams, instead of what engines report.",
         ),
     )
     routing_group: str = field(
-        default=DEFAULT_GROUP, metadata=_about(Text(), "--routing-group", "The routing group of the engines.")
+        default=DEFAULT_GROUP, metadata=_about(Text(), "--routing-group", "Routing group of the engines.")
     )
     drain_timeout: float = field(
         default=10.0,
-        metadata=_about(_FROM_0, "--drain-timeout", "How long requests may take to finish when the service stops."),
+        metadata=_about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the service stops."),
     )
     http: HttpConfig = field(default_factory=HttpConfig)
     streams: StreamConfig = field(default_factory=StreamConfig)
@@ -331,7 +360,7 @@ class Config(_Section):
             stream.check(model=self.model, block_size=self.block_size)
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
-        """What the native service is told: JSON's types, durations in seconds, the key read from its file."""
+        """The configuration of the native service: JSON types, durations in seconds, the key read from its file."""
         http = {
             name: getattr(self.http, name)
             for name in (
@@ -361,15 +390,15 @@ SECTIONS: dict[str, type[_Section]] = {
 
 
 def all_keys() -> tuple[Key, ...]:
-    """Every setting that has one value, in the order of the sections."""
+    """Every setting with a single value, in the order of the sections."""
     return tuple(key for section in SECTIONS.values() for key in keys_of(section))
 
 
 def read_secret(path: Path, name: str) -> str:
-    """The one line of a file, which is a key.
+    """The key in a file of one line.
 
     Raises:
-        ConfigError: It cannot be read, is empty or is no key.
+        ConfigError: The file cannot be read, is empty or does not hold a key.
     """
     try:
         with path.open("rb") as file:
@@ -381,7 +410,7 @@ def read_secret(path: Path, name: str) -> str:
 
 
 def check_secret(secret: object, name: str) -> str:
-    """The key, if it can be sent in a header. It is in no message."""
+    """The key, if it can be sent in a header. No message contains it."""
     if not isinstance(secret, str) or not is_bearer(secret):
         raise ConfigError(f"{name} must hold one key of visible ASCII characters without white space")
     return secret

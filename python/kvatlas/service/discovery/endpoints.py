@@ -1,4 +1,4 @@
-"""Addresses that can be reached, of those that engines say they listen on."""
+"""Turn the addresses that engines report into addresses to connect to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WILD = ("*", "0.0.0.0", "::")  # noqa: S104 - what engines say, not where this 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it means the machine that says it."""
+    """Whether the host means the local machine."""
     if host == "localhost":
         return True
     try:
@@ -28,49 +28,53 @@ def at(host: str, port: int) -> str:
 
 
 def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
-    """Where to connect to, for an engine on `host` that says it listens on `address`.
+    """The address to connect to, for an engine on `host` that reports that it listens on `address`.
 
     Args:
-        address: As the engine says it.
-        host: The host that the engine was asked at.
-        what: What the address is called in messages.
+        address: The address as the engine reports it.
+        host: The host of the engine's URL.
+        what: The name of the address in messages.
 
     Returns:
-        The address, and whether the engine surely listens there: one without a wildcard may be one that it connects to.
+        The address, and whether the engine certainly listens there: without a wildcard, it may connect to it instead.
 
     Raises:
-        DiscoveryError: It cannot be reached from here.
+        DiscoveryError: The address cannot be reached from here.
     """
     if address.startswith("ipc://"):
         if not is_loopback(host):
             raise DiscoveryError(
-                f"{what} is {address}, which only its own machine reaches; {_bind_wanted(what)}", _CODE
+                f"{what} is {address}, which can only be reached from its own machine; {_bind_wanted(what)}", _CODE
             )
         return address, False
     if address.startswith("inproc://"):
-        raise DiscoveryError(f"{what} is {address}, which is inside its process; {_bind_wanted(what)}", _CODE)
+        raise DiscoveryError(
+            f"{what} is {address}, which can only be reached from inside its process; {_bind_wanted(what)}", _CODE
+        )
     name, colon, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not colon:
-        raise DiscoveryError(f"{what} is {address!r}, which is no ZMQ address; {_bind_wanted(what)}", _CODE)
+        raise DiscoveryError(f"{what} is {address!r}, which is not a ZMQ address; {_bind_wanted(what)}", _CODE)
     bare = name.removeprefix("[").removesuffix("]")
     if not port.isdecimal() or int(port) == 0:
         raise DiscoveryError(
-            f"{what} is {address}: the engine does not say which port the system chose; "
-            f"{_bind_wanted(what)}, or name the address by --stream",
+            f"{what} is {address}: the engine does not report which port the system chose; "
+            f"{_bind_wanted(what)}, or give the address with --stream",
             _CODE,
         )
     if bare in _WILD:
         return at(host, int(port)), True
     if is_loopback(bare) and not is_loopback(host):
-        raise DiscoveryError(f"{what} is {address}, which only its own machine reaches; {_bind_wanted(what)}", _CODE)
+        raise DiscoveryError(
+            f"{what} is {address}, which can only be reached from its own machine; {_bind_wanted(what)}", _CODE
+        )
     return at(bare, int(port)), False
 
 
 async def check_listening(address: str, what: str, seconds: float) -> None:
-    """Whether anybody listens at a fixed address. Engines connect to those that have no wildcard in them.
+    """Check that something listens on an address. An engine connects to an address without a wildcard.
 
     Raises:
-        DiscoveryError: Nobody does.
+        DiscoveryError: Nothing listens there.
     """
     if not address.startswith("tcp://"):
         return
@@ -80,8 +84,8 @@ async def check_listening(address: str, what: str, seconds: float) -> None:
             _reader, writer = await asyncio.open_connection(host.removeprefix("[").removesuffix("]"), int(port))
     except (OSError, TimeoutError) as error:
         raise DiscoveryError(
-            f"{what} is {address}, and nobody listens there: an engine whose endpoint has no * in it connects to it "
-            f"instead of listening, which kvatlas cannot use; {_bind_wanted(what)}",
+            f"{what} is {address}, but nothing listens there: an engine connects to an endpoint without a * instead of "
+            f"listening on it, which kvatlas cannot use; {_bind_wanted(what)}",
             _CODE,
             temporary=True,
         ) from error

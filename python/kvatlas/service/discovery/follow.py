@@ -1,4 +1,4 @@
-"""Keeps one engine, or one stream named by hand, registered as it is, until told to stop.
+"""Keeps the registration of one engine, or of one configured stream, up to date until stopped.
 
 An engine that does not answer stays registered: that its stream is silent is found out by the stream itself, and until
 then what it holds is still right. It is unregistered when it leaves the list, and registered again when its answers
@@ -48,7 +48,7 @@ class Follower(ABC):
                     return
                 delay = await self.apply(found)
                 if self._problem is not None:
-                    logger.info("%s: it is well again; before, %s", self.shown, self._problem)
+                    logger.info("%s: recovered; the last problem was: %s", self.shown, self._problem)
                 self._problem, retry = None, 0.0
                 self.settled.set()
             except DiscoveryError as problem:
@@ -60,7 +60,7 @@ class Follower(ABC):
             except Exception as error:
                 # One engine's strange answer must not end the watch over it.
                 logger.debug("%s", self.shown, exc_info=error)
-                self._note(f"its answers cannot be understood: {error!r}")
+                self._note(f"unexpected answer: {error!r}")
                 self.settled.set()
                 delay = self.config.discovery.interval
             # Many engines are followed: not all at the same moment.
@@ -121,7 +121,7 @@ class Follower(ABC):
         return bool(await self._call(self.native.register, text))
 
     async def unregister(self, rank: int | None = None) -> None:
-        """Tell the native service. It is fine if somebody was faster."""
+        """Register with the native service. Tolerate that it is already registered."""
         try:
             await self._call(self.native.unregister, self.name, rank)
         except DiscoveryError as problem:
@@ -195,7 +195,7 @@ class EngineFollower(Follower):
         before = self._found
         if before is not None and (before.model, before.block_size) != (found.model, found.block_size):
             logger.info(
-                "%s: now model %s, blocks of %d tokens; it was model %s, blocks of %d",
+                "%s: now model %s, blocks of %d tokens; before, model %s, blocks of %d",
                 *(self.shown, found.model, found.block_size, before.model, before.block_size),
             )
             await self._forget(list(self._registered))
@@ -215,7 +215,7 @@ class EngineFollower(Follower):
             self._registered[rank] = source
             if new and source.replay_endpoint is None:
                 logger.warning(
-                    "%s: rank %d has no replay endpoint: what it announced before, or what gets lost, stays unknown",
+                    "%s: rank %d has no replay endpoint: earlier events and lost batches cannot be recovered",
                     *(self.shown, rank),
                 )
         if before != found:

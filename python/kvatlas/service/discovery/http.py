@@ -49,7 +49,7 @@ class Asker:
         """The body of an answer with status 200; None for the statuses of `absent`.
 
         Raises:
-            DiscoveryError: There is no answer, or another one.
+            DiscoveryError: There is no answer, or an unexpected one.
         """
         try:
             async with self._turn, self._http.stream("GET", url) as answer:
@@ -58,13 +58,13 @@ class Asker:
                     body += piece
                     if len(body) > _MOST:
                         raise DiscoveryError(
-                            f"GET {answer.url.path} answers with more than {_MOST >> 20} MiB", "bad_answer"
+                            f"GET {answer.url.path} returned more than {_MOST >> 20} MiB", "bad_answer"
                         )
         except (httpx.HTTPError, OSError) as error:
             code, words = failure(error)
             raise DiscoveryError(f"it {words}", code, temporary=True) from error
         except (httpx.InvalidURL, ValueError) as error:
-            raise DiscoveryError(f"it cannot be asked: {error}", "unreachable") from error
+            raise DiscoveryError(f"the request cannot be sent: {error}", "unreachable") from error
         status, path = answer.status_code, answer.url.path
         if status == httpx.codes.OK:
             return body.decode(errors="replace")
@@ -72,18 +72,18 @@ class Asker:
             return None
         if status in (401, 403):
             raise DiscoveryError(
-                f"it refuses GET {path} with status {status}: give its API key by --engine-key-file or "
+                f"it refuses GET {path} with status {status}: set its API key with --engine-key-file or "
                 "KVATLAS_ENGINE_KEY",
                 f"http_{status}",
             )
         temporary = status >= 500 or status == 429
-        raise DiscoveryError(f"GET {path} answers with status {status}", f"http_{status}", temporary=temporary)
+        raise DiscoveryError(f"GET {path} returned status {status}", f"http_{status}", temporary=temporary)
 
     async def get_json(self, url: str, *, absent: tuple[int, ...] = ()) -> Any:
         """An answer in JSON; None for the statuses of `absent`.
 
         Raises:
-            DiscoveryError: There is no answer, or another one.
+            DiscoveryError: There is no answer, or an unexpected one.
         """
         text = await self.get(url, absent=absent)
         if text is None:
@@ -92,5 +92,5 @@ class Asker:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
             path = httpx.URL(url).path
-            words = f"GET {path} answers with something that is not JSON: is this an engine?"
+            words = f"GET {path} did not return JSON: is this an engine?"
             raise DiscoveryError(words, "bad_answer") from error

@@ -18,8 +18,8 @@ from kvatlas.service.discovery.http import Asker
 __all__ = ["Found", "Prober", "Source"]
 
 _NO_EVENTS = "it publishes no KV events: start it with --kv-events-config"
-_NO_RANKS = "GET /kv_event_sources answers with something else than ranks: is this an engine?"
-_NO_ENGINE = "it has none of vLLM's and SGLang's paths: is this the address of an engine?"
+_NO_RANKS = "GET /kv_event_sources did not return a JSON object of ranks: is this an engine?"
+_NO_ENGINE = "it has none of the HTTP routes of vLLM and SGLang: is this the address of an engine?"
 _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _MOST_RANKS = 1 << 12
@@ -74,7 +74,7 @@ class Prober:
         """Whether the engine says something else than when `whole` asked.
 
         Raises:
-            DiscoveryError: It does not say.
+            DiscoveryError: It does not report them.
         """
         return self._said is None or await self._ask() != self._said
 
@@ -143,12 +143,12 @@ class Prober:
         models = await self._asker.get_json(f"{self._engine.url}/v1/models")
         cards = models.get("data") if isinstance(models, dict) else None
         if not isinstance(cards, list):
-            raise DiscoveryError("GET /v1/models answers with no models: name the model by --model", "bad_answer")
+            raise DiscoveryError("GET /v1/models lists no models: set the model with --model", "bad_answer")
         for card in cards:
             # Adapters have the model as their parent.
             if isinstance(card, dict) and not card.get("parent") and isinstance(card.get("id"), str) and card["id"]:
                 return str(card["id"])
-        raise DiscoveryError("GET /v1/models answers with no models: name the model by --model", "bad_answer")
+        raise DiscoveryError("GET /v1/models lists no models: set the model with --model", "bad_answer")
 
     async def _vllm_metrics(self) -> dict[str, int | None]:
         """Block sizes by data-parallel rank."""
@@ -170,7 +170,7 @@ class Prober:
             raise DiscoveryError(_NO_ENGINE, "bad_answer") from problem
 
     async def _vllm_version(self) -> str:
-        """As `0.22.1`; empty if the engine does not say."""
+        """Such as `0.22.1`; empty if the engine does not report it."""
         with contextlib.suppress(DiscoveryError):
             answer = await self._asker.get_json(f"{self._engine.url}/version", absent=(404, 405))
             if isinstance(answer, dict) and isinstance(answer.get("version"), str):
@@ -204,13 +204,17 @@ class Prober:
             )
         model = self._engine.model or self._config.model or info["served_model_name"] or info["model_path"]
         if not isinstance(model, str) or not model:
-            raise DiscoveryError("GET /server_info does not say the model: name it by --model", "bad_answer")
+            raise DiscoveryError("GET /server_info does not report the model: set it with --model", "bad_answer")
         block_size = self._engine.block_size or self._config.block_size or events.get("block_size") or info["page_size"]
         if not _is_positive(block_size):
-            raise DiscoveryError("GET /server_info does not say the block size: give it by --block-size", "bad_answer")
+            raise DiscoveryError(
+                "GET /server_info does not report the block size: set it with --block-size", "bad_answer"
+            )
         ranks = events.get("dp_size") or info["dp_size"] or 1
         if not _is_positive(ranks) or ranks > _MOST_RANKS:
-            raise DiscoveryError(f"GET /server_info says dp_size {ranks!r}", "bad_answer")
+            raise DiscoveryError(
+                f"GET /server_info reports dp_size {ranks!r}; expected an integer from 1 to {_MOST_RANKS}", "bad_answer"
+            )
         own = _publishers(events.get("publishers"))
         sources = []
         for rank in range(ranks):
@@ -236,7 +240,7 @@ class Prober:
         except (ValueError, RecursionError) as error:
             raise DiscoveryError("its --kv-events-config is not JSON", "bad_answer") from error
         if not isinstance(given, dict):
-            raise DiscoveryError("its --kv-events-config is no object", "bad_answer")
+            raise DiscoveryError("its --kv-events-config is not a JSON object", "bad_answer")
         events = {"publisher": given.get("publisher", "null"), "topic": given.get("topic", "")}
         for name, default in (("endpoint", "tcp://*:5557"), ("replay_endpoint", None)):
             address = given.get(name, default)
@@ -244,24 +248,24 @@ class Prober:
                 continue
             host, _, port = _text(address).removeprefix("tcp://").rpartition(":")
             if not port.isdecimal():
-                raise DiscoveryError(f"its {name} is {address!r}, which is no tcp://HOST:PORT", "bad_answer")
+                raise DiscoveryError(f"its {name} is {address!r}, expected tcp://HOST:PORT", "bad_answer")
             events |= {f"{name}_port_base": int(port), "endpoint_host": host}
         return events
 
 
 def _ports_wanted(version: str) -> str:
-    """What to do about an engine that does not say where its events are."""
+    """What to do about an engine that does not report its event sockets."""
     engine = f"vLLM {version}" if version else "this engine"
     config = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": "tcp://*:5557",
-        "replay_endpoint": "tcp://*:5657",
+        "replay_endpoint": "tcp://*:5757",
     }
     return (
-        f"{engine} does not say where its KV events are: it has no GET /kv_event_sources, which vLLM has from 0.31 on. "
-        f"Give kvatlas the ports, --events-port 5557 --replay-port 5657 (or events_port and replay_port in its "
-        f"[[engine]] table), and start the engine with the same ones: vllm serve MODEL --kv-events-config "
+        f"{engine} does not report where its KV events are: it has no GET /kv_event_sources, which vLLM has since "
+        f"0.31. Add --events-port 5557 --replay-port 5757 to `kvatlas serve` (or events_port and replay_port to its "
+        f"[[engine]] table), and start the engine with the same ports: vllm serve MODEL --kv-events-config "
         f"'{json.dumps(config)}'"
     )
 
@@ -287,8 +291,8 @@ def _address(events: dict[str, Any], name: str, rank: int) -> str | None:
 def _one_block_size(sizes: dict[str, int | None]) -> int:
     known = {size for size in sizes.values() if size is not None}
     if len(known) != 1:
-        said = "says several block sizes" if known else "does not say the block size"
-        raise DiscoveryError(f"GET /metrics {said}: give it by --block-size", "bad_answer")
+        said = "reports several block sizes" if known else "does not report the block size"
+        raise DiscoveryError(f"GET /metrics {said}: set it with --block-size", "bad_answer")
     return known.pop()
 
 

@@ -31,7 +31,7 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
     """The engines and streams of a file.
 
     Raises:
-        ConfigError: It says something unknown or wrong.
+        ConfigError: It contains something unknown or invalid.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -121,7 +121,7 @@ class Discovery:
         except TimeoutError:
             away = [follower.shown for _entry, follower in first if not follower.settled.is_set()]
             more = f" and {len(away) - 3} more" if len(away) > 3 else ""
-            logger.warning("not waiting any longer for %s%s", ", ".join(away[:3]), more)
+            logger.warning("no longer waiting for %s%s", ", ".join(away[:3]), more)
         self._native.release(HOLD)
 
     def _follow(self) -> None:
@@ -131,7 +131,7 @@ class Discovery:
         for entry in self.entries:
             name = _name(entry)
             if name in wanted or names.setdefault(name[0], type(entry)) is not type(entry):
-                logger.warning("%s: %s is there already: what was given at the start counts", self._file, _shown(entry))
+                logger.warning("%s: ignored %s, which was already configured at the start", self._file, _shown(entry))
                 continue
             wanted[name] = entry
         self._drop({name for name, (entry, _f, _t) in self._followers.items() if wanted.get(name) != entry})
@@ -188,9 +188,9 @@ class Discovery:
         if refused != self._refused:
             self._refused = refused
             if refused is None:
-                logger.info("%s: it is again what it was", self._file)
+                logger.info("%s: unchanged again", self._file)
             else:
-                logger.error("%s; what it said before stays in force", refused)
+                logger.error("%s; keeping the previous content", refused)
 
 
 async def _run_after(before: list[asyncio.Task[None]], follower: Follower) -> None:
@@ -203,7 +203,7 @@ async def _leave(follower: Follower, task: asyncio.Task[None]) -> None:
     follower.stop()
     await asyncio.gather(task, return_exceptions=True)
     await follower.leave()
-    logger.info("%s: left the list; unregistered", follower.shown)
+    logger.info("%s: removed from the file; unregistered", follower.shown)
 
 
 def _read(path: Path) -> bytes:

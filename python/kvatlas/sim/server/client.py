@@ -42,11 +42,11 @@ class ControlClient:
             raise SimulatedEngineError(f"the engine at {self._url} {words}", code) from error
         if (status := answer.status_code) not in ok:
             raise SimulatedEngineError(
-                _reason(answer.content) or f"{method} {path} was answered {status}", f"http_{status}"
+                _reason(answer.content) or f"{method} {path} returned status {status}", f"http_{status}"
             )
         found = answer.json()
         if not isinstance(found, dict):
-            raise SimulatedEngineError(f"{method} {path} was answered by something else than an object", "bad_answer")
+            raise SimulatedEngineError(f"{method} {path} did not return a JSON object", "bad_answer")
         return found
 
     def close(self) -> None:

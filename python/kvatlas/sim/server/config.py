@@ -76,7 +76,7 @@ class ServerConfig:
                 raise ConfigError(f"host must be an IP address, localhost or *, not {self.host!r}") from None
         _one_of("replay_socket", self.replay_socket, get_args(ReplaySocket))
         if self.hash_bytes and self.dialect != "vllm":
-            raise ConfigError("hash_bytes is for the vllm dialect: SGLang always sends integers")
+            raise ConfigError("hash_bytes requires the vllm dialect: SGLang always sends integers")
         for name in ("speed", "step"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -92,9 +92,9 @@ class ServerConfig:
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} must be from {low} to {high}, got {getattr(self, name)}")
         if 0 < abs(self.events_port - self.replay_port) < self.ranks and self.events_port and self.replay_port:
-            raise ConfigError(f"events_port and replay_port must be at least {self.ranks} apart, one port a rank")
+            raise ConfigError(f"events_port and replay_port must be at least {self.ranks} apart, one port per rank")
         if self.model in self.loras:
-            raise ConfigError(f"an adapter is called {self.model!r}, as the model itself: give it another name")
+            raise ConfigError(f"an adapter has the name of the model, {self.model!r}: give it another name")
 
     @property
     def wire(self) -> Dialect:

@@ -105,7 +105,7 @@ class ServedEngine:
     ) -> tuple[Rank, ServedRequest]:
         """Queue a request at a rank, or at the one with the least to do. Raises for what can never run."""
         if not prompt or output < 1:
-            raise RequestRefusedError("a request needs a token in its prompt and one to generate")
+            raise RequestRefusedError("a request needs at least one prompt token and one token to generate")
         if len(prompt) + output > self.config.longest:
             raise RequestRefusedError(
                 f"{len(prompt)} prompt tokens and {output} to generate are more than this engine's "

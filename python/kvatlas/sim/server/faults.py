@@ -49,11 +49,11 @@ class Faults:
             raise ConfigError(f"replay_socket must be one of {known}, not {self.replay_socket!r}")
 
     def changed(self, changes: Mapping[str, object]) -> Faults:
-        """These faults with some of them changed. Raises `ConfigError` for what there is none of."""
+        """A copy with some faults changed. Raises `ConfigError` for unknown names and invalid values."""
         known = [field.name for field in fields(self)]
         for name in changes:
             if name not in known:
-                raise ConfigError(f"no fault is called {name!r}: {nearest(name, known)}")
+                raise ConfigError(f"unknown fault {name!r}: {nearest(name, known)}")
         return replace(self, **changes)  # type: ignore[arg-type]  # checked on the way in
 
 

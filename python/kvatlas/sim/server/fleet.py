@@ -77,7 +77,7 @@ class EngineHandle:
             if all(state.quiet for state in states):
                 return states
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.name} is not quiet after {timeout:g} s: {states}")
+                raise TimeoutError(f"{self.name} is still busy after {timeout:g} s: {states}")
             time.sleep(0.01)
 
     def settle(self, timeout: float = 60.0) -> list[RankState]:
@@ -231,7 +231,7 @@ class _Process:
         line = running.stdout.readline()
         if not line:
             raise SimulatedEngineError(
-                f"a process of engines ended with status {running.wait()} before it served", "not_started"
+                f"an engine process exited with status {running.wait()} before it was ready", "not_started"
             )
         answer = json.loads(line)
         if "error" in answer:
@@ -275,7 +275,7 @@ class _Process:
 
 
 class Fleet:
-    """Engines like `config`, over `processes` processes (one each, unless told otherwise).
+    """Engines like `config`, over `processes` processes (one each by default).
 
     A context manager: engines serve within the block. Ports of 0 are free ones; else engine i has its HTTP on
     `http_port + i`, its streams from `events_port + 2 * ranks * i` on, and its replays `ranks` ports above those.
@@ -308,7 +308,7 @@ class Fleet:
             raise ConfigError(f"a fleet has at least 1 engine, not {engines}")
         processes = engines if processes is None else processes
         if not 1 <= processes <= engines:
-            raise ConfigError(f"processes must be from 1 to {engines}, one an engine, not {processes}")
+            raise ConfigError(f"processes must be from 1 to {engines}, at most one per engine, not {processes}")
         ranks = config.ranks
         for what, first, each in (("http_port", http_port, 1), ("events_port", events_port, 2 * ranks)):
             if first and first + engines * each > 65_536:

@@ -156,7 +156,7 @@ def _number(lora: str | None) -> int | None:
 
 
 def undecodable(random: random.Random, dialect: Dialect) -> object:
-    """An event that is no event: wrong types where a reader relies on them."""
+    """An invalid event: wrong types where a reader relies on them."""
     wrong: list[dict[str, Any]] = [
         {"type": "BlockStored", "block_hashes": "all of them", "parent_block_hash": None, "token_ids": [1]},
         {"type": "BlockStored", "parent_block_hash": None, "token_ids": [1], "block_size": 1},
@@ -177,7 +177,7 @@ def unknown(random: random.Random, dialect: Dialect) -> object:
 
 
 def garbage(random: random.Random) -> bytes:
-    """A payload that is no batch."""
+    """A payload that is not a batch."""
     whole = encode([_VllmRemoved([1, 2], _MEDIUM, 0)], timestamp=1.0, rank=0)
     chosen = random.randrange(4)
     if chosen == 0:

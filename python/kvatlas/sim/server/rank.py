@@ -202,7 +202,7 @@ class Rank:
             raise RequestFailedError(request.failed)
 
     def abort(self, request: ServedRequest) -> None:
-        """Give up a request that nobody waits for any more."""
+        """Abandon a request whose client is gone."""
         if not request.over:
             self.core.abort(request, self.clock.now())
             self._plan()

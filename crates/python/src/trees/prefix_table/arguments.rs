@@ -41,7 +41,7 @@ pub(super) fn config(from: Given<'_, '_>) -> PyResult<Config> {
             // What is negative or too great is refused with its name as 0 is, but with what was given.
             *place = given
                 .extract::<u32>()
-                .map_err(|_| errors::config(&format!("{what} must be a whole number from 1 on, got {given}")))?
+                .map_err(|_| errors::config(&format!("{what} must be a whole number of at least 1, got {given}")))?
                 as usize;
         }
     }

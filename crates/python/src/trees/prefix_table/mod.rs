@@ -20,7 +20,7 @@ use crate::sequences::contents;
 /// Bytes of tokens that take about 10 µs to hash and match.
 const LONG_BYTES: usize = 32 << 10;
 
-/// Which pods hold how much of a prompt, by chained hashes of its blocks.
+/// How much of a prompt each pod holds, by chained hashes of its blocks.
 ///
 /// A context for each model and LoRA adapter; in it, for each prefix hash, the pods that hold the prefix. Fed with
 /// engines' events and with the router's own decisions. Prefix hashes are XXH64, with the table's seed, of the hash
@@ -28,25 +28,25 @@ const LONG_BYTES: usize = 32 << 10;
 /// token is 4 big-endian bytes.
 ///
 /// Limits hold at the end of every call: the least recently used context goes, and the longest unseen prefixes go, of
-/// those seen together the deepest first. What nobody stored, added or matched for eviction_duration is evicted by a
+/// those seen together the deepest first. Prefixes not used for eviction_duration are evicted by a
 /// thread, which ends with close() or with the table.
 ///
-/// Any number of threads may use a table at once. A refused call has changed nothing.
+/// Any number of threads may use a table at once. A refused call changes nothing.
 ///
 /// Args:
-///     max_contexts: At most so many contexts; AIBRIX_SYNC_MAX_CONTEXTS or 1,000 if None.
-///     max_prefixes_per_context: At most so many prefixes in each; AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT or 10,000.
-///     eviction_interval: Seconds between two looks for what is too old; AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS or 60.
-///     eviction_duration: Seconds after which an unused prefix is too old, to a tenth;
+///     max_contexts: Maximum number of contexts; AIBRIX_SYNC_MAX_CONTEXTS or 1,000 if None.
+///     max_prefixes_per_context: Maximum number of prefixes in each; AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT or 10,000.
+///     eviction_interval: Seconds between two checks for expired prefixes; AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS or 60.
+///     eviction_duration: Seconds after which an unused prefix expires, to a tenth;
 ///         AIBRIX_SYNC_EVICTION_DURATION_MINUTES (minutes there) or 1,200.
 ///     block_size: Bytes of tokens in a block, 4 for each token; AIBRIX_PREFIX_CACHE_BLOCK_SIZE or 16. Engines'
 ///         blocks must be multiples.
 ///     seed: Seed of the prefix hashes, from 0 to 2**64 - 1; a random one if None. Tables with the same seed and
-///         block_size name prefixes alike.
+///         block_size compute the same prefix hashes.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     ConfigError: An argument or a variable of no use, named in the message.
+///     ConfigError: An argument or a variable is invalid; the message names it.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct SyncPrefixHashTable {
     core: Core,
@@ -82,25 +82,25 @@ impl SyncPrefixHashTable {
         self.core.config().block_size
     }
 
-    /// int: At most so many contexts.
+    /// int: Maximum number of contexts.
     #[getter]
     fn max_contexts(&self) -> usize {
         self.core.config().max_contexts
     }
 
-    /// int: At most so many prefixes in a context.
+    /// int: Maximum number of prefixes per context.
     #[getter]
     fn max_prefixes_per_context(&self) -> usize {
         self.core.config().max_prefixes_per_context
     }
 
-    /// float: Seconds between two looks for what is too old.
+    /// float: Seconds between two checks for expired prefixes.
     #[getter]
     fn eviction_interval(&self) -> f64 {
         self.core.config().eviction_interval.as_secs_f64()
     }
 
-    /// float: Seconds after which an unused prefix is too old.
+    /// float: Seconds after which an unused prefix expires.
     #[getter]
     fn eviction_duration(&self) -> f64 {
         self.core.config().eviction_duration.as_secs_f64()
@@ -137,7 +137,7 @@ impl SyncPrefixHashTable {
         array(py, &hashes)
     }
 
-    /// What share of a prompt each ready pod has, in percent of its full blocks.
+    /// The share of a prompt that each ready pod has, in percent of its full blocks.
     ///
     /// A pod's share ends at the first block that it does not hold. It is rounded down, but at least 1; pods without
     /// the first block are not in the answer. O(blocks), and O(pods) where the set of pods changes.
@@ -146,7 +146,7 @@ impl SyncPrefixHashTable {
     ///     model: The model's name.
     ///     lora_id: The adapter's number, -1 for none.
     ///     tokens: As get_prefix_hashes() takes them.
-    ///     ready_pods: The pods to ask about: names, or a mapping by name. None: all.
+    ///     ready_pods: The pods to consider: names, or a mapping by name. None means all.
     ///
     /// Returns:
     ///     tuple[dict[str, int], numpy.ndarray]: Percents by pod, and the prompt's prefix hashes, as add_prefix() takes
@@ -173,7 +173,7 @@ impl SyncPrefixHashTable {
         Ok((percents, array(py, &hashes)?))
     }
 
-    /// match_prefix() as the other indexes answer: a match, in percent.
+    /// match_prefix() in the form of the other indexes: a match, in percent.
     ///
     /// Args:
     ///     tokens: As get_prefix_hashes() takes them.
@@ -229,7 +229,7 @@ impl SyncPrefixHashTable {
         Ok(())
     }
 
-    /// Forgets a pod in one context. O(prefixes of the context).
+    /// Removes a pod from one context. O(prefixes of the context).
     ///
     /// Args:
     ///     model: The model's name.
@@ -332,10 +332,10 @@ impl SyncPrefixHashTable {
         Ok(())
     }
 
-    /// Evicts now what is too old, as the background thread does. O(prefixes).
+    /// Evicts expired prefixes now, as the background thread does. O(prefixes).
     ///
     /// Returns:
-    ///     int: How many prefixes that was.
+    ///     int: The number of prefixes evicted.
     fn evict_expired(&self, py: Python<'_>) -> usize {
         py.detach(|| self.core.evict_expired())
     }
@@ -364,9 +364,9 @@ impl SyncPrefixHashTable {
         Ok(dict)
     }
 
-    /// Ends the background thread and waits for its end. Closing again is nothing.
+    /// Stops the background thread and waits for it. Closing again does nothing.
     ///
-    /// The table can still be used: its limits hold, and evict_expired() does what the thread did.
+    /// The table can still be used: its limits hold, and evict_expired() replaces the thread.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.core.close());
     }

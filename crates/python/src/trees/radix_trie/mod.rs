@@ -36,7 +36,7 @@ fn refused(error: &Error) -> PyErr {
 /// evicted when blocks are wanted, least recently made or released first, from the tail, children before parents.
 /// Matching does not make anything more recent.
 ///
-/// Any number of threads may use a trie at once. A refused call has changed nothing.
+/// Any number of threads may use a trie at once. A refused call changes nothing.
 ///
 /// Args:
 ///     page_size: Tokens in a page, at least 1.
@@ -97,7 +97,7 @@ impl RadixTrie {
     /// Args:
     ///     tokens: Tokens of whole pages, shape (n * page_size,): an integer array, read in place, or a list of ints or
     ///         strs.
-    ///     blocks: One for each page: a list, or anything that can be gone through.
+    ///     blocks: One for each page: a list or another iterable.
     ///     node: The node whose end the tokens follow; None is the root.
     ///
     /// Returns:
@@ -117,7 +117,7 @@ impl RadixTrie {
         Self::insert_with_count(slf, tokens, blocks, node).map(|(node, _)| node)
     }
 
-    /// Like insert, and says how many of the pages were there already.
+    /// Like insert, and returns how many of the pages existed already.
     ///
     /// Args:
     ///     tokens: As insert() takes them.
@@ -226,9 +226,9 @@ impl RadixTrie {
         released.map_err(|error| refused(&error))
     }
 
-    /// Takes blocks out of the trie: they are the caller's now.
+    /// Removes blocks from the trie and returns them to the caller.
     ///
-    /// The least recently made or released leaf that nobody uses goes first, from its tail; then the next, and parents
+    /// The least recently made or released leaf not in use goes first, from its tail; then the next, and parents
     /// once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
     /// its old end are refused from then on. O(evicted * log leaves).
     ///
@@ -283,7 +283,7 @@ impl RadixTrie {
         PySet::new(py, blocks)
     }
 
-    /// The trie as text: a line for each node, depth first, children in the order of their coming.
+    /// The trie as text: a line for each node, depth first, children in the order of insertion.
     ///
     /// Args:
     ///     print_blocks: Whether the blocks stand behind the tokens.
@@ -369,7 +369,7 @@ impl RadixTrie {
         let node = node
             .cast::<TrieNode>()
             .map_err(|_| errors::wrong_type(&format!("node must be a TrieNode, got {}", describe(node))))?;
-        node.get().of(slf).ok_or_else(|| errors::argument("foreign_node", "the node is another trie's"))
+        node.get().of(slf).ok_or_else(|| errors::argument("foreign_node", "the node belongs to another trie"))
     }
 
     /// Looks at a node with the trie locked.

@@ -55,7 +55,7 @@ impl TrieNode {
         Ok(parent.map(|id| Self { trie: self.trie.clone_ref(py), id }))
     }
 
-    /// dict[tuple, TrieNode]: The nodes right below by their first page, in the order of their coming.
+    /// dict[tuple, TrieNode]: The nodes right below by their first page, in the order of insertion.
     #[getter]
     fn children<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let trie = self.trie.get();
@@ -85,12 +85,12 @@ impl TrieNode {
         self.trie.get().look(py, |state| state.trie.parent(self.id)).is_err()
     }
 
-    /// Whether it is where every sequence begins.
+    /// Whether this is the root.
     fn is_root(&self, py: Python<'_>) -> PyResult<bool> {
         self.trie.get().look(py, |state| Ok(state.trie.parent(self.id)?.is_none()))
     }
 
-    /// Whether nothing follows it.
+    /// Whether the node has no children.
     fn is_leaf(&self, py: Python<'_>) -> PyResult<bool> {
         self.trie.get().look(py, |state| Ok(state.trie.children(self.id)?.is_empty()))
     }

@@ -10,7 +10,7 @@ use crate::ranked::Ranked;
 use crate::repr::grouped;
 use crate::scalars::TopK;
 
-/// Whose prefix is the longest, and how long it is. Made by the matches of StringTree and TokenTree.
+/// The tenant with the longest prefix, and its length. Made by the matches of StringTree and TokenTree.
 ///
 /// Lengths count the characters of a text (Unicode scalar values) or tokens.
 #[pyclass(frozen, eq, hash, module = "kvatlas._native")]
@@ -30,25 +30,25 @@ impl From<&PrefixMatch> for TreeMatch {
 
 #[pymethods]
 impl TreeMatch {
-    /// str or None: Who has held the deepest matched node for longest; None if nothing matched.
+    /// str or None: The tenant that has held the deepest matched node for longest; None if nothing matched.
     #[getter]
     fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
 
-    /// int: The length of the longest prefix that anybody has.
+    /// int: The length of the longest prefix that any tenant has.
     #[getter]
     fn matched(&self) -> usize {
         self.matched
     }
 
-    /// int: The length of what was asked for.
+    /// int: The length of the query.
     #[getter]
     fn input(&self) -> usize {
         self.input
     }
 
-    /// int: What could have matched: the input cut down to whole pages. Of a text, all of it.
+    /// int: The length that could have matched: whole pages of the input, or the whole text.
     #[getter]
     fn paged(&self) -> usize {
         self.paged
@@ -94,13 +94,13 @@ impl TreeDepths {
 
 #[pymethods]
 impl TreeDepths {
-    /// int: The greatest depth of any tenant; 0 if nobody has anything.
+    /// int: The greatest depth of any tenant; 0 if no tenant has any of it.
     #[getter]
     fn depth(&self) -> usize {
         self.ranked.depth()
     }
 
-    /// int: What a depth is out of: the length of the prompt, in whole pages.
+    /// int: The length of the prompt in whole pages, the maximum of a depth.
     #[getter]
     fn length(&self) -> usize {
         self.length

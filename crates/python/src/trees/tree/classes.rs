@@ -17,16 +17,16 @@ use crate::gil::Writers;
 use crate::sequences::bytes;
 
 tree! {
-    /// Who was sent which texts: a radix tree over characters, for routers that see text.
+    /// Which texts were sent to which tenant: a radix tree over characters, for routers that see text.
     ///
-    /// It is told what was sent to whom, and answers who has the longest prefix of a text: a guess at what engines have
-    /// cached. Characters are Unicode scalar values; nothing is normalized.
+    /// It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines
+    /// have cached. Characters are Unicode scalar values; nothing is normalized.
     ///
-    /// Any number of threads may use it at once. A refused call has changed nothing.
+    /// Any number of threads may use it at once. A refused call changes nothing.
     ///
     /// Args:
     ///     policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
-    ///     budget_bytes: The bytes that the tree may take; None for no limit.
+    ///     budget_bytes: Memory limit of the tree in bytes; None for no limit.
     ///
     /// Raises:
     ///     InvalidTypeError: policy is not a str, or budget_bytes not an int.
@@ -44,7 +44,7 @@ tree! {
         Ok(Self::with(string_tree::StringTree::with_policy(policy.0), budget(budget_bytes)?))
     }
 
-    /// The longest prefix as text, and its tenant: match_prefix_with_counts() as it once was.
+    /// The longest prefix as text, and its tenant: an older form of match_prefix_with_counts().
     ///
     /// Returns:
     ///     (what matched, the tenant or None)
@@ -62,7 +62,7 @@ tree! {
         Ok((PyString::new(py, matched), tenant.map(|tenant| tenant.as_ref().to_owned())))
     }
 
-    /// The longest prefix that this tenant has. It has then used it.
+    /// The longest prefix that this tenant has. This counts as a use by that tenant.
     ///
     /// Returns:
     ///     str: What it has of the text; "" if nothing.
@@ -98,17 +98,17 @@ tree! {
 }
 
 tree! {
-    /// Who was sent which tokens: a radix tree over pages of tokens, for routers that have a tokenizer.
+    /// Which tokens were sent to which tenant: a radix tree over pages, for routers that have a tokenizer.
     ///
-    /// It is told what was sent to whom, and answers who has the longest prefix of a prompt: a guess at what engines
+    /// It records what was sent to which tenant, and finds the longest prefix of a prompt: an estimate of what engines
     /// have cached. Keys are cut down to whole pages, and match in whole pages.
     ///
-    /// Any number of threads may use it at once. A refused call has changed nothing.
+    /// Any number of threads may use it at once. A refused call changes nothing.
     ///
     /// Args:
-    ///     page_size: Tokens in a page: a power of two from 1 to 128. Best the block size of the engines.
+    ///     page_size: Tokens in a page: a power of two from 1 to 128. Use the block size of the engines.
     ///     policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
-    ///     budget_bytes: The bytes that the tree may take; None for no limit.
+    ///     budget_bytes: Memory limit of the tree in bytes; None for no limit.
     ///
     /// Raises:
     ///     InvalidTypeError: page_size is not an int, policy not a str, or budget_bytes not an int.
@@ -133,7 +133,7 @@ tree! {
         self.core.page_size()
     }
 
-    /// The longest prefix as tokens, and its tenant: match_prefix_with_counts() as it once was.
+    /// The longest prefix as tokens, and its tenant: an older form of match_prefix_with_counts().
     ///
     /// Returns:
     ///     (list of the tokens that matched, the tenant or None)
@@ -152,7 +152,7 @@ tree! {
         Ok((matched.to_vec(), tenant.map(|tenant| tenant.as_ref().to_owned())))
     }
 
-    /// The longest prefix that this tenant has. It has then used it.
+    /// The longest prefix that this tenant has. This counts as a use by that tenant.
     ///
     /// Returns:
     ///     int: How many of the tokens it has, in whole pages.

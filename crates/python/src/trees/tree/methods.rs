@@ -142,7 +142,7 @@ macro_rules! tree {
                 self.add(py, key, name(tenant)?, priority.0)
             }
 
-            /// How much every tenant has of a prompt. Asking changes nothing, not even who was used last.
+            /// How much every tenant has of a prompt. It changes nothing, not even times of last use.
             ///
             /// Args:
             #[doc = $about_key]
@@ -173,7 +173,7 @@ macro_rules! tree {
                 self.find(py, key)?.scores(py)
             }
 
-            /// Whose prefix of this prompt is the longest. That tenant has then used it.
+            /// Finds the tenant with the longest prefix of this prompt. This counts as a use by that tenant.
             ///
             /// Returns:
             ///     TreeMatch
@@ -226,8 +226,8 @@ macro_rules! tree {
 
             /// match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
             ///
-            /// `select` is called once, with no lock held: it may use the tree, and so may others meanwhile. What it
-            /// raises is passed on, and nothing is inserted; that the match was a use of its tenant stays.
+            /// `select` is called once, with no lock held: it and other threads may use the tree meanwhile. What it
+            /// raises is passed on, and nothing is inserted; the match still counts as a use by its tenant.
             ///
             /// Args:
             #[doc = $about_key]

@@ -65,7 +65,7 @@ macro_rules! with_sizes {
                 self.writers.write(py, false, || self.core.bytes())
             }
 
-            /// Numbers about the contents.
+            /// Statistics of the contents.
             ///
             /// Returns:
             ///     dict of str to int: "tenants", "nodes", "size" over all tenants, "bytes".
@@ -163,7 +163,7 @@ macro_rules! with_sizes {
             }
 
             /// Evicts the node whose whole path has this hash, and everything below it: what another router says by
-            /// eight bytes. A path that ends inside an edge is no node, and nobody's hash.
+            /// eight bytes. A path that ends inside an edge is not a node and has no hash.
             ///
             /// Args:
             ///     path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
@@ -186,7 +186,7 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_by_path_hash(hash, tenant)))
             }
 
-            /// A tenant is gone, with everything it has. One that is not known changes nothing. O(what it has).
+            /// Removes a tenant with all its nodes. An unknown tenant changes nothing. O(its nodes).
             ///
             /// Returns:
             ///     int: Its size, in characters of a StringTree, in tokens of a TokenTree.
@@ -198,14 +198,14 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.remove_tenant(tenant)))
             }
 
-            /// Forgets everything.
+            /// Removes everything.
             fn clear(&self, py: Python<'_>) {
                 self.writers.write(py, true, || self.core.clear());
             }
 
             /// Every node, those above before those below and siblings in the order of their first character or page.
             ///
-            /// Made one by one, and not one moment's state: what changes meanwhile may be in it or not.
+            /// Nodes are produced one by one, not as a snapshot: changes made meanwhile may or may not appear.
             ///
             /// Returns:
             ///     iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
@@ -234,7 +234,7 @@ macro_rules! with_sizes {
                 Ok((make, (slf.get().snapshot(py).unbind(),), (None, state.unbind())))
             }
 
-            /// The tree that a snapshot was made of, with its policy and times.
+            /// Restores a tree from a snapshot, with its policy and times.
             ///
             /// Args:
             ///     snapshot: What snapshot() gave: bytes, or anything that has them in one piece.

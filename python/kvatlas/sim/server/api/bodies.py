@@ -54,7 +54,7 @@ def only(body: dict[str, object], known: Collection[str]) -> None:
     """Refuse what is not known."""
     for name in body:
         if name not in known:
-            raise RequestRefusedError(f"{name!r} is not known here: there are {', '.join(known)}", param=name)
+            raise RequestRefusedError(f"unknown field {name!r}: it must be one of {', '.join(known)}", param=name)
 
 
 def text(body: dict[str, object], name: str) -> str | None:
@@ -67,7 +67,7 @@ def text(body: dict[str, object], name: str) -> str | None:
             value.encode()
         except UnicodeEncodeError:
             raise RequestRefusedError(
-                f"{name} has half of a surrogate pair in it: that is no text", param=name
+                f"{name} contains a lone surrogate, which is not valid text", param=name
             ) from None
     return value
 

@@ -87,7 +87,7 @@ class _OpenAI:
         if not prompt:
             raise RequestRefusedError("the prompt has no tokens", param="messages" if chat else "prompt")
         if (number(body, "n", 1, 1 << 10) or 1) != 1:
-            raise RequestRefusedError("n must be 1: this engine gives one answer a request", param="n")
+            raise RequestRefusedError("n must be 1: this engine returns one answer per request", param="n")
         name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
         output = number(body, name, 1, _LONGEST_ANSWER)
         room = config.longest - len(prompt)
@@ -105,7 +105,7 @@ class _OpenAI:
             raise RequestRefusedError("stream_options must be an object", param="stream_options")
         stream = flag(body, "stream")
         if options and not stream:
-            raise RequestRefusedError("stream_options goes with stream only", param="stream_options")
+            raise RequestRefusedError("stream_options can only be used with stream", param="stream_options")
         return _Asked(
             chat=chat,
             model=model,
@@ -123,7 +123,7 @@ class _OpenAI:
     def _salt(self, body: dict[str, object]) -> str | None:
         salt = text(body, "cache_salt")
         if salt == "":
-            raise RequestRefusedError("cache_salt must not be empty: leave it out", param="cache_salt")
+            raise RequestRefusedError("cache_salt must not be empty: omit it", param="cache_salt")
         return salt
 
     def _rank(self, request: web.Request) -> int | None:
@@ -221,7 +221,9 @@ def _prompt(value: object) -> list[int]:
         raise RequestRefusedError("prompt is missing", param="prompt")
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) != 1:
-            raise RequestRefusedError("this engine takes one prompt a request: send them one by one", param="prompt")
+            raise RequestRefusedError(
+                "this engine accepts one prompt per request: send them one by one", param="prompt"
+            )
         value = value[0]
     return tokens.encode(value) if isinstance(value, str) else token_ids(value, "prompt")
 
@@ -229,7 +231,7 @@ def _prompt(value: object) -> list[int]:
 def _conversation(body: dict[str, object]) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestRefusedError("messages must be a list with a message in it", param="messages")
+        raise RequestRefusedError("messages must be a list with at least one message", param="messages")
     read: list[tuple[str, str]] = []
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
@@ -253,6 +255,6 @@ def _content(value: object, where: str) -> str:
     texts: list[str] = []
     for part in value:
         if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise RequestRefusedError(f"{where} must be text: this engine reads nothing else", param=where)
+            raise RequestRefusedError(f"{where} must be text: this engine accepts no other content", param=where)
         texts.append(part["text"])
     return "".join(texts)
