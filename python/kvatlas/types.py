@@ -16,14 +16,17 @@ The prompt is always given by keyword, in a form that the index takes:
 Only the question is common. How an index learns is not: a `BlockIndex` is told by engines, the trees by the router.
 """
 
+from __future__ import annotations
+
 import heapq
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # numpy takes most of the time that `import kvatlas` would take
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "Counts",

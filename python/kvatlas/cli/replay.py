@@ -15,9 +15,9 @@ from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, on_interrupt, progress_bar
 from kvatlas.cli.engine_options import (
     POSITIVE,
+    cache_option,
     engines_option,
     fleet_config,
-    pool_option,
     request_rate_option,
     seed_option,
     speed_options,
@@ -57,7 +57,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     metavar="TOKENS",
     help=f"Tokens per block of an engine. Must divide {TRACE_BLOCK}.",
 )
-@pool_option
+@cache_option
 @speed_options
 @click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(

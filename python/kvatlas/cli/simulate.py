@@ -17,6 +17,7 @@ from kvatlas._tables import make_table
 from kvatlas.cli.console import console
 from kvatlas.cli.engine_options import (
     POSITIVE,
+    cache_option,
     engine_config,
     engines_option,
     request_rate_option,
@@ -51,10 +52,11 @@ _CHANCES = {
 
 def _faults(command: Callable[..., None]) -> Callable[..., None]:
     """The options that inject faults."""
-    replay = click.Choice(["closed", "silent"])
-    command = click.option("--kill-replay", type=replay, help="Break the replay socket: closed, or open but silent.")(
-        command
-    )
+    command = click.option(
+        "--replay-socket-fault",
+        type=click.Choice(["closed", "silent"]),
+        help="Break the replay socket: closed, or open but silent.",
+    )(command)
     for name, default, text in (("pause", 1.0, "Length of a pause."), ("delay", 0.2, "Longest delay.")):
         command = click.option(f"--{name}-seconds", type=_SECONDS, default=default, show_default=True, help=text)(
             command
@@ -86,15 +88,9 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--lora", "loras", multiple=True, metavar="NAME", help="LoRA adapter that the engines also serve. Repeatable."
 )
+@cache_option
 @click.option(
     "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="Data-parallel ranks per engine."
-)
-@click.option(
-    "--blocks",
-    type=click.IntRange(1),
-    default=_CONFIG.blocks,
-    show_default=True,
-    help="Blocks in the cache of each rank.",
 )
 @click.option(
     "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens per block."
@@ -125,6 +121,19 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--no-replay", is_flag=True, help="Run without replay sockets, and report that.")
 @click.option(
     "--old-replay", is_flag=True, help="Answer replays without a topic frame, as engines did before mid-2026."
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Send the requests of this trace to the engines in turn.",
+)
+@click.option(
+    "--replay-socket",
+    type=click.Choice(["current", "old", "none"]),
+    default="current",
+    show_default=True,
+    help="Replay sockets: old answers without a topic frame, as engines did before mid-2026; none runs without them.",
 )
 @click.option(
     "--trace",
@@ -200,12 +209,12 @@ def _fleet(options: dict[str, Any]) -> Fleet:
         host=options["host"],
         topic=options["topic"],
         buffer_steps=options["buffer_steps"],
-        replay_socket="none" if options["no_replay"] else "old" if options["old_replay"] else "now",
+        replay_socket=options["replay_socket"],
         faults=Faults(
             **{name.replace("-", "_"): options[name.replace("-", "_")] for name in _CHANCES},
             delay_seconds=options["delay_seconds"],
             pause_seconds=options["pause_seconds"],
-            replay_socket=options["kill_replay"] or "on",
+            replay_socket=options["replay_socket_fault"] or "on",
         ),
         seed=options["seed"],
     )
@@ -230,9 +239,8 @@ def _check(options: dict[str, Any]) -> None:
         raise click.UsageError("--skip-bad requires --trace.")
     if options["hash_bytes"] and options["dialect"] != "vllm":
         raise click.UsageError("--hash-bytes requires --dialect vllm: SGLang always sends integers.")
-    if options["no_replay"] and (options["old_replay"] or options["kill_replay"]):
-        other = "--old-replay" if options["old_replay"] else "--kill-replay"
-        raise click.UsageError(f"--no-replay and {other} are mutually exclusive.")
+    if options["replay_socket"] == "none" and options["replay_socket_fault"]:
+        raise click.UsageError("--replay-socket none and --replay-socket-fault are mutually exclusive.")
     if (processes := options["processes"]) is not None and processes > options["engines"]:
         raise click.UsageError(
             f"--processes {processes} is more than --engines {options['engines']}: use at most one process per engine."

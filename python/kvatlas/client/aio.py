@@ -55,6 +55,9 @@ class AsyncClient:
         self._tokenizer = tokenizer
         self.url = url.strip().rstrip("/")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
     async def query(
         self,
         *,
@@ -152,7 +155,7 @@ class AsyncClient:
             replay_endpoint: The replay socket, which is asked for lost batches.
             topic: The prefix of the topics to subscribe to; empty for all.
         """
-        asked = requests.register(
+        stream = requests.registration(
             worker,
             endpoint,
             model=model,
@@ -162,7 +165,7 @@ class AsyncClient:
             replay_endpoint=replay_endpoint,
             topic=topic,
         )
-        return await self._send(asked)
+        return await self._send(requests.register(stream))
 
     async def unregister(
         self, worker: str, *, model: str | None = None, routing_group: str | None = None, rank: int | None = None

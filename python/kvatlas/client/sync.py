@@ -55,6 +55,9 @@ class Client:
         self._tokenizer = tokenizer
         self.url = url.strip().rstrip("/")
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
     def query(
         self,
         *,
@@ -152,7 +155,7 @@ class Client:
             replay_endpoint: The replay socket, which is asked for lost batches.
             topic: The prefix of the topics to subscribe to; empty for all.
         """
-        asked = requests.register(
+        stream = requests.registration(
             worker,
             endpoint,
             model=model,
@@ -162,7 +165,7 @@ class Client:
             replay_endpoint=replay_endpoint,
             topic=topic,
         )
-        return self._send(asked)
+        return self._send(requests.register(stream))
 
     def unregister(
         self, worker: str, *, model: str | None = None, routing_group: str | None = None, rank: int | None = None

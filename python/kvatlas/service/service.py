@@ -91,6 +91,11 @@ class Service:
         """The URL of the service, for this machine."""
         return self._url
 
+    def __repr__(self) -> str:
+        kinds = {kind: sum(isinstance(entry, kind) for entry in self.entries) for kind in (Engine, Stream)}
+        closed = ", closed" if self._closed else ""
+        return f"Service(url={self.url!r}, engines={kinds[Engine]:,}, streams={kinds[Stream]:,}{closed})"
+
     @property
     def address(self) -> str:
         """The IP address and port that the service listens on."""

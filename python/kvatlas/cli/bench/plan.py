@@ -66,7 +66,7 @@ def plan_facts(plan: Any) -> dict[str, Any]:
 @plan_options
 @exit_status
 def plan(trace: Path | None, **options: Any) -> None:
-    """Make the plan of a trace for `run --plan`, `sweep --plan` and kvatlas-replay-peers, and summarize it."""
+    """Make the plan of a trace for `run --plan`, `sweep --plan` and kvatlas-bench-peers, and summarize it."""
     from kvatlas.lab.bench.report import about_plan  # noqa: PLC0415 - needs the extension
 
     made, _ = get_plan(trace, {**options, "plan": None}, None)

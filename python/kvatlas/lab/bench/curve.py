@@ -123,7 +123,7 @@ def _draw_curves(
         return
     plain_log_axis(axes, "x", "count")
     plain_log_axis(axes, "y", "ns")
-    limit = sweep.settings.limit
+    limit = sweep.config.limit
     if column == f"{limit.clock}_p99":
         axes.axhline(limit.p99_ns, color=LINES, linestyle="--", linewidth=1)
         axes.annotate(
@@ -183,7 +183,7 @@ def sweep_page(sweep: Sweep, command: str) -> str:
     """The page: picture, table, where and how."""
     rows = sweep_rows(sweep)
     points, kinds = curve_rows(sweep)
-    limit = sweep.settings.limit
+    limit = sweep.config.limit
     parts = [
         html.paragraphs(
             [
@@ -192,7 +192,7 @@ def sweep_page(sweep: Sweep, command: str) -> str:
                 (
                     "Threshold throughput: the highest offered rate that is valid, keeps up, is right, and has "
                     f"{limit}. "
-                    f"Medians of {sweep.settings.repeats}, a fresh process a point, designs interleaved."
+                    f"Medians of {sweep.config.repeats}, a fresh process a point, designs interleaved."
                 ),
             ]
         ),

@@ -10,7 +10,7 @@ is not tried again: it takes a whole window of keeping up.)
 
 Then each design is measured at fractions of its own threshold: the curve.
 
-A point at rate r replays as much of the plan as fills its window: slow designs replay the beginning of the plan, fast
+A point at rate r runs as much of the plan as fills its window: slow designs run the beginning of the plan, fast
 ones more of it. Where the plan ends first, the window is shorter, and the result says so.
 """
 
@@ -32,22 +32,22 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
 SHORT_WINDOW = 0.25  # seconds, below which a figure says little
 
 Measure = Callable[[str, dict[str, object], float], Result]
-"""(index, options of the replay, seconds of all windows) -> its result. Raises `MeasurementError`."""
+"""(index, options of the run, seconds of all windows) -> its result. Raises `MeasurementError`."""
 
 
 @dataclass(frozen=True, slots=True)
-class SweepSettings:
+class SweepConfig:
     """How to sweep.
 
     Attributes:
         repeats: Of each search and of each point of a curve.
         seconds: Of a measured window, at most.
-        warm_up: Share of what a point replays that comes before its window.
+        warm_up: Share of what a point runs that comes before its window.
         width: How exactly a threshold is found, as a share of it.
         fractions: Of the threshold, where the curve is measured.
         start: The rate where the first search begins, in block operations per second.
         limit: Of p99.
-        options: For every point, as the replay takes them: threads, pinning and so on.
+        options: For every point, as the run takes them: threads, pinning and so on.
     """
 
     repeats: int = 3
@@ -118,7 +118,7 @@ class Sweep:
     """All of them."""
 
     indexes: list[IndexResult]
-    settings: SweepSettings
+    config: SweepConfig
     plan: dict[str, Any]  # digest, facts and meta
     machine: dict[str, str | int]
     points: int = 0
@@ -147,7 +147,7 @@ class Sweeper:
     def __init__(
         self,
         indexes: Sequence[str],
-        settings: SweepSettings,
+        config: SweepConfig,
         plan: dict[str, Any],
         measure: Measure,
         machine: dict[str, str | int],
@@ -162,9 +162,9 @@ class Sweeper:
         self._blocks = sum(int(facts[name]) for name in ("lookup_blocks", "stored_blocks", "removed_blocks"))
         if not facts["lookups"] or not self._blocks:
             raise ConfigError("the plan has no lookups: there is nothing to sweep")
-        self.settings = settings
+        self.config = config
         self.result = Sweep(
-            [IndexResult(name, deviates(name)) for name in dict.fromkeys(indexes)], settings, plan, machine
+            [IndexResult(name, deviates(name)) for name in dict.fromkeys(indexes)], config, plan, machine
         )
         self._measure = measure
         self._journal = Journal(None) if journal is None else journal
@@ -174,9 +174,9 @@ class Sweeper:
     def run(self) -> Sweep:
         """Measure everything. Raises `OSError` if the journal cannot be written."""
         self.result.complete = False
-        for repeat in range(self.settings.repeats):
+        for repeat in range(self.config.repeats):
             self._search(repeat)
-        for repeat in range(self.settings.repeats):
+        for repeat in range(self.config.repeats):
             self._curves(repeat)
         self.result.complete = True
         return self.result
@@ -189,10 +189,10 @@ class Sweeper:
         worst: dict[str, tuple[Verdict, str]] = {}
         for one in self.result.indexes:
             if one.searches:
-                searches[one.index] = Search(statistics.median(one.searches), self.settings.width, step=1.25)
+                searches[one.index] = Search(statistics.median(one.searches), self.config.width, step=1.25)
             elif repeat == 0:
-                searches[one.index] = Search(self.settings.start, self.settings.width)
-        rng = random.Random(f"{self.settings.seed}/{repeat}")
+                searches[one.index] = Search(self.config.start, self.config.width)
+        rng = random.Random(f"{self.config.seed}/{repeat}")
         steps = 0
         by_name = {one.index: one for one in self.result.indexes}
         while open_ := [(name, rate) for name, s in searches.items() if (rate := s.next_rate()) is not None]:
@@ -243,7 +243,7 @@ class Sweeper:
             result, failed = self._point(one.index, rate, "threshold", repeat, attempt)
             if result is None:
                 return Verdict("error", failed), None
-            verdict = judge(result, self.settings.limit, deviates=one.deviates)
+            verdict = judge(result, self.config.limit, deviates=one.deviates)
             if verdict.passed or verdict.kind == "error" or hopeless(result):
                 break
         return verdict, result
@@ -251,12 +251,12 @@ class Sweeper:
     # Curves
 
     def _curves(self, repeat: int) -> None:
-        rng = random.Random(f"{self.settings.seed}/curve/{repeat}")
+        rng = random.Random(f"{self.config.seed}/curve/{repeat}")
         found = [one for one in self.result.indexes if one.threshold is not None]
-        for number, fraction in enumerate(self.settings.fractions):
+        for number, fraction in enumerate(self.config.fractions):
             rng.shuffle(found)
             for one in found:
-                self._at(repeat + number / len(self.settings.fractions), 1)
+                self._at(repeat + number / len(self.config.fractions), 1)
                 rate = (one.threshold or 0.0) * fraction
                 self._point(one.index, rate, "curve", repeat, 0)
                 runs = [
@@ -274,7 +274,7 @@ class Sweeper:
 
     def options(self, rate: float) -> tuple[dict[str, object], float]:
         """What a point at `rate` is asked to do, and how many seconds of windows that takes."""
-        s = self.settings
+        s = self.config
         until = min(1.0, rate * s.seconds / (1 - s.warm_up) / self._blocks)
         options = {**s.options, "rate": rate, "warm_up": s.warm_up * until}
         if until < 1:
@@ -309,9 +309,7 @@ class Sweeper:
     def _at(self, repeats: float, phase: int) -> None:
         # Searches and curves take about as long as each other.
         share = (
-            (repeats / self.settings.repeats + phase) / 2
-            if self.settings.fractions
-            else (repeats / self.settings.repeats)
+            (repeats / self.config.repeats + phase) / 2 if self.config.fractions else (repeats / self.config.repeats)
         )
         self._share = max(self._share, share)
 
