@@ -118,22 +118,12 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Number of batches kept for replays.",
 )
-@click.option("--no-replay", is_flag=True, help="Run without replay sockets, and report that.")
-@click.option(
-    "--old-replay", is_flag=True, help="Answer replays without a topic frame, as engines did before mid-2026."
-)
-@click.option(
-    "--trace",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Send the requests of this trace to the engines in turn.",
-)
 @click.option(
     "--replay-socket",
     type=click.Choice(["current", "old", "none"]),
     default="current",
     show_default=True,
-    help="Replay sockets: old answers without a topic frame, as engines did before mid-2026; none runs without them.",
+    help="Replay sockets: `old` ones answer without a topic frame, as before mid-2026; `none` runs without any.",
 )
 @click.option(
     "--trace",
