@@ -3,8 +3,8 @@
 **Threshold throughput**: the highest offered rate, in block operations per second, at which a run is valid, keeps up,
 gives right answers, and has its p99 within a limit. It is searched by `Search`, with a fresh process for each point.
 Designs take turns, point by point and in an order that changes every round, so that a disturbance of the machine
-affects all of them. The search is repeated; the threshold is the median. Repeats after the first begin where the one before
-ended.
+affects all of them. The search is repeated; the threshold is the median. Repeats after the first begin where the
+one before ended.
 
 A failing point that was not hopeless is tried once more: one stall of the machine must not halve a threshold. (Passing
 is not tried again: it takes a whole window of keeping up.)
