@@ -122,7 +122,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["current", "old", "none"]),
     default="current",
     show_default=True,
-    help="Replay sockets: old answers without a topic frame, as engines did before mid-2026; none runs without them.",
+    help="Replay sockets: `old` ones answer without a topic frame, as before mid-2026; `none` runs without any.",
 )
 @click.option(
     "--trace",

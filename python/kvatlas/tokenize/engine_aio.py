@@ -1,4 +1,4 @@
-"""A tokenizer that asks an engine, for asyncio. `kvatlas.tokenize.engine_sync` is generated from this file."""
+"""A tokenizer that uses an engine, for asyncio. `kvatlas.tokenize.engine_sync` is generated from this file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvatlas.tokenize.protocol import Message
 
 
 class AsyncEngineTokenizer:
-    """Asks `POST /tokenize` of a vLLM or SGLang server: always right, at the price of a request.
+    """Tokenizes with `POST /tokenize` of a vLLM or SGLang server: always right, at the cost of a request.
 
     Every method raises `TokenizerError` if the engine does not answer, refuses, or gives something else than tokens.
     """
@@ -29,7 +29,7 @@ class AsyncEngineTokenizer:
         model: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Create a tokenizer. Nothing is sent yet.
 
         Args:
             url: Where the engine is: `http://host:8000`.

@@ -1,4 +1,4 @@
-"""A tokenizer that asks an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."""
+"""A tokenizer that uses an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvatlas.tokenize.protocol import Message
 
 
 class EngineTokenizer:
-    """Asks `POST /tokenize` of a vLLM or SGLang server: always right, at the price of a request.
+    """Tokenizes with `POST /tokenize` of a vLLM or SGLang server: always right, at the cost of a request.
 
     Every method raises `TokenizerError` if the engine does not answer, refuses, or gives something else than tokens.
     """
@@ -29,7 +29,7 @@ class EngineTokenizer:
         model: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Create a tokenizer. Nothing is sent yet.
 
         Args:
             url: Where the engine is: `http://host:8000`.

@@ -52,7 +52,7 @@ def sweep_table(data: dict[str, Any]) -> str:
     config, limit = data["config"], data["config"]["limit"]
     clock = "from the deadline" if limit["clock"] == "deadline" else "in service"
     note = (
-        f"Block operations a second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; medians of "
+        f"Block operations per second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; medians of "
         f"{config['repeats']}. *: at half of its own threshold. \\*: known wrong answers, which do not count here. "
         f"{_where(data)}"
     )

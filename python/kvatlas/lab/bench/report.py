@@ -183,7 +183,7 @@ def print_sweep(sweep: Sweep, out: Console) -> None:
         out.print("Interrupted: this is what was done so far.")
     out.print(make_table(COLUMNS, rows, out.width, left=(0, bound_by), wrap=(wrong, bound_by)))
     out.print(
-        "threshold: block operations a second (query, stored and removed blocks), the highest offered rate that is "
+        "threshold: block operations per second (query, stored and removed blocks), the highest offered rate that is "
         f"valid, keeps up, is right and has {sweep.config.limit}; logical: the same in lookups and events. "
         "at half: at half of each design's own threshold, p99 from the deadline and in service."
         + (" * answers that are known to be wrong do not count." if any(o.deviates for o in sweep.indexes) else ""),

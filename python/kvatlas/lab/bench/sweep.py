@@ -1,9 +1,10 @@
 """The threshold throughput of designs, and their throughput-latency curves.
 
-**Threshold throughput**: the highest offered rate, in block operations a second, at which a run is valid, keeps up, is
-right, and has its p99 within a limit. It is searched by `Search`, from a fresh process a point. Designs take turns,
-point by point and in an order that changes every round, so that what disturbs the machine for a while disturbs all of
-them. The search is repeated; the threshold is the median. Repeats after the first begin where the one before ended.
+**Threshold throughput**: the highest offered rate, in block operations per second, at which a run is valid, keeps up,
+gives right answers, and has its p99 within a limit. It is searched by `Search`, with a fresh process for each point.
+Designs take turns, point by point and in an order that changes every round, so that a disturbance of the machine
+affects all of them. The search is repeated; the threshold is the median. Repeats after the first begin where the
+one before ended.
 
 A failing point that was not hopeless is tried once more: one stall of the machine must not halve a threshold. (Passing
 is not tried again: it takes a whole window of keeping up.)
@@ -45,7 +46,7 @@ class SweepConfig:
         warm_up: Share of what a point runs that comes before its window.
         width: How exactly a threshold is found, as a share of it.
         fractions: Of the threshold, where the curve is measured.
-        start: The rate where the first search begins, in block operations a second.
+        start: The rate where the first search begins, in block operations per second.
         limit: Of p99.
         options: For every point, as the run takes them: threads, pinning and so on.
     """
@@ -70,7 +71,7 @@ class SweepConfig:
         if not 0.005 <= self.width <= 1:
             raise ConfigError(f"width must be from 0.005 to 1, got {self.width}")
         if not 1 <= self.start <= 1e10:
-            raise ConfigError(f"start must be from 1 to 1e10 block operations a second, got {self.start}")
+            raise ConfigError(f"start must be from 1 to 1e10 block operations per second, got {self.start}")
         if not all(0.001 <= f <= 10 for f in self.fractions):
             raise ConfigError("fractions must be from 0.001 to 10")
 
@@ -83,7 +84,7 @@ class CurvePoint:
     """
 
     fraction: float
-    rate: float  # offered, block operations a second
+    rate: float  # offered, block operations per second
     achieved: float
     passed: bool
     reason: str
@@ -100,7 +101,7 @@ class IndexResult:
 
     index: str
     deviates: bool
-    threshold: float | None = None  # block operations a second; None: not found (see `note`)
+    threshold: float | None = None  # block operations per second; None: not found (see `note`)
     logical: float | None = None  # the same in lookups and events a second
     searches: list[float] = field(default_factory=list)  # what each repeat found
     bound_by: str = ""  # kind of the failure just above: see `Verdict`
@@ -222,7 +223,7 @@ class Sweeper:
         if search.passed is None:
             if not one.searches and not one.note:
                 reason = worst[0].reason if worst else ""
-                one.note = f"no rate passes, not even {search.failed:,.0f} block operations a second: {reason}"
+                one.note = f"no rate passes, not even {search.failed:,.0f} block operations per second: {reason}"
             return
         one.searches.append(search.passed)
         one.threshold = statistics.median(one.searches)
