@@ -106,8 +106,8 @@ soak: build  ## simulated engines and the service, killed and disturbed at rando
 	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
 
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
-	cargo run --locked --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
-	cargo run --locked --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
+	cargo run --locked --release -p kvatlas-index --example fuzz_index -- --minutes $(MINUTES)
+	cargo run --locked --release -p kvatlas-wire --example fuzz_wire -- --minutes $(MINUTES)
 	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-trees -p kvatlas-designs --test trees --test designs
 
 loom: check-tools  ## every interleaving of the orderings made by hand
