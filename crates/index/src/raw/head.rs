@@ -191,6 +191,8 @@ mod tests {
     fn readers_see_the_levels_of_one_version() {
         let (readers, head, done) = (Readers::new(2), RunHead::new(1, 0, 0), AtomicBool::new(false));
         head.publish(&version(0), &mut WriterToken::new());
+        // Outlives the readers: what is left in it when the writer is done may still be read.
+        let mut retired = Retired::new();
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
@@ -205,7 +207,7 @@ mod tests {
                     }
                 });
             }
-            let (mut writer, mut retired) = (WriterToken::new(), Retired::new());
+            let mut writer = WriterToken::new();
             for n in 1..100_000 {
                 if let Some(old) = head.publish(&version(n), &mut writer) {
                     retired.push(old);
