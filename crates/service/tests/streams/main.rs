@@ -6,3 +6,4 @@ mod gaps;
 mod impostors;
 mod joining;
 mod lives;
+mod truth;
