@@ -42,8 +42,8 @@ enum Order {
     PublishInTurns(u64),
     /// New process with the replay socket not there yet, and so many batches that nobody heard.
     RestartUnheard(u64),
-    /// The publisher goes away, and the replay socket listens no more but keeps its connections.
-    Abandon,
+    /// The publisher goes away, the replay socket stays.
+    KillPublisher,
     /// From now on a replay brings a batch each so often, and no end.
     Dribble(Duration),
     /// New process, same addresses.
@@ -151,8 +151,8 @@ impl Engine {
     pub(crate) fn restart_unheard(&self, batches: u64) {
         self.order(Order::RestartUnheard(batches));
     }
-    pub(crate) fn abandon(&self) {
-        self.order(Order::Abandon);
+    pub(crate) fn kill_publisher(&self) {
+        self.order(Order::KillPublisher);
     }
     pub(crate) fn dribble(&self, pause: Duration) {
         self.order(Order::Dribble(pause));
@@ -355,11 +355,7 @@ impl Process {
                 });
                 self.bind_publisher();
             }
-            Order::Abandon => {
-                self.publisher = None;
-                let router = self.router.as_ref().expect("it is up");
-                router.unbind(&self.replay).expect("it was bound");
-            }
+            Order::KillPublisher => self.publisher = None,
             Order::Dribble(pause) => self.dribble = Some(pause),
             Order::Restart => {
                 (self.publisher, self.router) = (None, None);

@@ -1,5 +1,6 @@
 //! What could be wrong without a word: each is either put right or said.
 
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use kvatlas_service::config::StreamConfig;
@@ -23,7 +24,7 @@ fn a_removal_that_cannot_be_read_is_read_from_the_replay() {
         bench.whole(1, 11).await;
         engine.evict_unreadably(true);
         bench.until("empty", |bench| bench.is_trusted() && bench.depth(1, 11) == 0).await;
-        assert_eq!((bench.count("resets"), bench.is_partial()), (0, false));
+        assert_eq!((bench.count("resets"), bench.epoch(), bench.is_partial()), (0, 0, false));
         assert!(bench.stream.status.refused().iter().sum::<u64>() > 0);
         assert_eq!(bench.last_seq(), Some(11));
     });
@@ -101,12 +102,35 @@ fn batches_that_did_not_fit_are_waited_for() {
     });
 }
 
+/// An address that leads the first who connects to another one; nobody listens there when the result is dropped.
+fn relay(to: &str) -> (String, TcpListener) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
+    let address = format!("tcp://{}", listener.local_addr().expect("bound"));
+    let (accepting, to) = (listener.try_clone().expect("a descriptor"), to.replace("tcp://", ""));
+    std::thread::spawn(move || {
+        let (here, _) = accepting.accept().expect("connected");
+        drop(accepting);
+        let there = TcpStream::connect(to).expect("connected");
+        for (mut from, mut to) in
+            [(here.try_clone().expect("a descriptor"), there.try_clone().expect("a descriptor")), (there, here)]
+        {
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        }
+    });
+    (address, listener)
+}
+
 #[test]
 fn the_replay_socket_goes_with_the_live_one() {
-    with_blocks(10, async |engine, bench| {
-        // The process hangs on to its connections; another one has its addresses.
-        engine.abandon();
-        let next = Engine::start_at(10_000, 7, 20, &engine.events, &engine.replay);
+    with_engine(10_000, async |engine| {
+        let (replay, listener) = relay(&engine.replay);
+        let bench = Bench::new(registration(&engine.events, Some(&replay)), impatient()).await;
+        engine.publish(10);
+        bench.whole(1, 10).await;
+        // The old process is still there for those who are connected; another one has its addresses.
+        drop(listener);
+        engine.kill_publisher();
+        let next = Engine::start_at(10_000, 7, 20, &engine.events, &replay);
         bench.whole(7, 20).await;
         assert_eq!((bench.depth(1, 10), bench.epoch()), (0, 1));
         next.publish(20);
