@@ -87,6 +87,9 @@ pub struct StreamConfig {
     /// Within which a replay must bring its next batch.
     #[serde(with = "seconds")]
     pub replay_timeout: Duration,
+    /// Within which all that is asked for one purpose must have come, however often something of it comes.
+    #[serde(with = "seconds")]
+    pub replay_total_timeout: Duration,
     /// Replays asked for one gap before it is given up.
     pub replay_attempts: u32,
     /// How long a gap may be mere disorder, where there is no replay.
@@ -130,6 +133,7 @@ impl Default for StreamConfig {
             stale_after: Duration::from_secs(30),
             probe_interval: Duration::from_secs(5),
             replay_timeout: Duration::from_secs(2),
+            replay_total_timeout: Duration::from_secs(300),
             replay_attempts: 3,
             reorder_grace: Duration::from_millis(100),
             reconnect_min: Duration::from_millis(100),
@@ -155,6 +159,7 @@ impl Config {
             ("streams.threads", config.streams.threads == 0),
             ("streams.replay_attempts", config.streams.replay_attempts == 0),
             ("streams.replay_timeout", config.streams.replay_timeout.is_zero()),
+            ("streams.replay_total_timeout", config.streams.replay_total_timeout.is_zero()),
             ("streams.probe_interval", config.streams.probe_interval.is_zero()),
             ("streams.buffer_batches", config.streams.buffer_batches == 0),
         ] {

@@ -81,7 +81,7 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
 pub(crate) fn status(state: State) -> &'static str {
     match state {
         State::Connecting | State::Replaying => "pending",
-        State::Live | State::Gap => "active",
+        State::Live | State::Gap | State::Conflict => "active",
         State::Stale => "failed",
         State::Stopped => "paused",
     }

@@ -22,13 +22,16 @@ pub enum State {
     Gap,
     /// Silent for too long.
     Stale,
+    /// Batches contradict each other, as if two engines published here.
+    Conflict,
     /// Being removed.
     Stopped,
 }
 
 impl State {
     /// All, in order of their numbers.
-    pub const ALL: [Self; 6] = [Self::Connecting, Self::Replaying, Self::Live, Self::Gap, Self::Stale, Self::Stopped];
+    pub const ALL: [Self; 7] =
+        [Self::Connecting, Self::Replaying, Self::Live, Self::Gap, Self::Stale, Self::Conflict, Self::Stopped];
 
     /// The name in answers and metrics.
     #[must_use]
@@ -39,6 +42,7 @@ impl State {
             Self::Live => "live",
             Self::Gap => "gap",
             Self::Stale => "stale",
+            Self::Conflict => "conflict",
             Self::Stopped => "stopped",
         }
     }
@@ -100,6 +104,8 @@ counters! {
     reconnects,
     /// Reconnections without a replay to prove that the engine had not restarted.
     unverified_reconnects,
+    /// Times that batches of one connection contradicted each other.
+    contradictions,
     /// Messages that are not three frames: topic, 8-byte sequence number, payload.
     malformed_messages,
     /// Payloads that could not be decoded as a batch.

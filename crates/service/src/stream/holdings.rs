@@ -5,12 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kvatlas_wire::{Reader, Tally, decode};
+use kvatlas_wire::{Batch, Event, Reader, Reason, Tally, decode};
 
+use super::machine::Verdict;
 use crate::state::{Keyspace, Stream};
 
 /// A clock further away than this is not the same clock.
 const PLAUSIBLE: f64 = 86_400.0;
+
+/// So many announced ranks are remembered with the rank that they are stored under.
+const MOST_RANKS: usize = 4096;
 
 /// What a stream has brought into the index.
 pub(crate) struct Holdings {
@@ -18,17 +22,20 @@ pub(crate) struct Holdings {
     stream: Arc<Stream>,
     /// By the rank that blocks are stored under.
     readers: HashMap<u32, Reader>,
-    /// The rank last stored under for the rank last announced.
-    claimed: Option<(u32, u32)>,
+    /// The ranks that are stored under, by those announced. It never changes, whoever else comes and goes: what was
+    /// stored under a rank is removed under it.
+    claimed: HashMap<u32, u32>,
+    /// The one used last.
+    recent: Option<(u32, u32)>,
 }
 
 impl Holdings {
     pub(crate) fn new(keyspace: Arc<Keyspace>, stream: Arc<Stream>) -> Self {
-        Self { keyspace, stream, readers: HashMap::new(), claimed: None }
+        Self { keyspace, stream, readers: HashMap::new(), claimed: HashMap::new(), recent: None }
     }
 
-    /// Applies a batch. Whatever is wrong with it costs it, or a part of it, and is counted.
-    pub(crate) fn apply(&mut self, payload: &[u8], live: bool) {
+    /// Applies a batch. Stores that are wrong cost themselves, and are counted; if anything else is, nothing is applied.
+    pub(crate) fn apply(&mut self, payload: &[u8], live: bool) -> Verdict {
         let stream = self.stream.clone();
         let (status, counters) = (&stream.status, &stream.status.counters);
         counters.batches.fetch_add(1, Relaxed);
@@ -38,9 +45,18 @@ impl Holdings {
             Err(error) => {
                 counters.undecodable_batches.fetch_add(1, Relaxed);
                 status.set_error(format!("a payload of {} bytes: {error}", payload.len()));
-                return;
+                return Verdict::Refused;
             }
         };
+        if let Some(refused) = batch.refused.last() {
+            status.set_error(format!("event {}: {}: {}", refused.at, refused.reason, refused.detail));
+        }
+        if batch.refused.iter().any(|refused| refused.may_remove) {
+            for refused in &batch.refused {
+                status.refuse(refused.reason as usize, refused.events);
+            }
+            return Verdict::Refused;
+        }
         let rank = self.rank(batch.rank);
         let keyspace = &*self.keyspace;
         let reader = self.readers.entry(rank).or_insert_with(|| Reader::new(keyspace.block_size));
@@ -56,11 +72,21 @@ impl Holdings {
         for (reason, count) in tally.refused.iter().enumerate().filter(|(_, count)| **count > 0) {
             status.refuse(reason, *count);
         }
-        if let Some(refused) = batch.refused.last() {
-            status.set_error(format!("event {}: {}: {}", refused.at, refused.reason, refused.detail));
-        }
         if live && let Some(lag) = lag(batch.timestamp) {
             status.set_lag(lag);
+        }
+        self.verdict(&batch, &tally)
+    }
+
+    fn verdict(&self, batch: &Batch, tally: &Tally) -> Verdict {
+        // Blocks of other groups are not looked for, so nobody misses them.
+        let missed = tally.refused_total() - tally.refused_for(Reason::OtherGroup);
+        let cleared = batch.events.iter().any(|event| matches!(event, Event::Cleared(_)));
+        match (missed, cleared) {
+            (1.., _) => Verdict::Partial,
+            // It clears one rank.
+            (0, true) if self.readers.len() == 1 => Verdict::Cleared,
+            _ => Verdict::Whole,
         }
     }
 
@@ -81,15 +107,26 @@ impl Holdings {
     fn rank(&mut self, announced: Option<u32>) -> u32 {
         let registered = self.stream.registration.rank;
         let Some(announced) = announced.filter(|rank| *rank != registered) else { return registered };
-        if let Some((_, rank)) = self.claimed.filter(|(name, _)| *name == announced) {
-            return rank;
-        }
-        let rank = self.keyspace.claim(&self.stream, announced);
-        if rank == announced {
-            self.claimed = Some((announced, rank));
-        } else {
+        let rank = match self.recent {
+            Some((name, rank)) if name == announced => rank,
+            _ => self.claim(announced),
+        };
+        self.recent = Some((announced, rank));
+        if rank != announced {
             self.stream.status.counters.rank_conflicts.fetch_add(1, Relaxed);
         }
+        rank
+    }
+
+    fn claim(&mut self, announced: u32) -> u32 {
+        if let Some(rank) = self.claimed.get(&announced) {
+            return *rank;
+        }
+        if self.claimed.len() >= MOST_RANKS {
+            return self.stream.registration.rank;
+        }
+        let rank = self.keyspace.claim(&self.stream, announced);
+        self.claimed.insert(announced, rank);
         rank
     }
 }

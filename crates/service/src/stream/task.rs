@@ -12,10 +12,13 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::holdings::Holdings;
-use super::machine::{Counts, Effects, Machine};
+use super::machine::{Counts, Effects, Machine, Verdict};
 use super::transport::{Incoming, Transport};
 use crate::config::StreamConfig;
 use crate::state::{Counters, Keyspace, State, Stream, StreamStatus};
+
+/// What is said of a stream whose batches keep contradicting each other.
+const MIXED: &str = "batches of two publishers come mixed: each rank of each engine needs an endpoint of its own";
 
 /// After so many messages others have their turn.
 const TURN: u32 = 128;
@@ -66,8 +69,8 @@ struct Hands<'a, T> {
 }
 
 impl<T: Transport> Effects<T::Payload> for Hands<'_, T> {
-    fn apply(&mut self, _: u64, payload: &T::Payload, live: bool) {
-        self.holdings.apply(payload.as_ref(), live);
+    fn apply(&mut self, _: u64, payload: &T::Payload, live: bool) -> Verdict {
+        self.holdings.apply(payload.as_ref(), live)
     }
     fn clear(&mut self) {
         self.holdings.clear();
@@ -176,12 +179,17 @@ fn report<P: AsRef<[u8]>>(
 ) {
     let status = &stream.status;
     let state = machine.state(now);
-    if state != status.state() {
-        status.set_state(state);
-        tell(stream, machine, state);
+    let changed = state != status.state();
+    status.set_state(state);
+    tell(stream, machine, state, changed);
+    if machine.is_mixed() && machine.counts.contradictions > status.counters.contradictions.load(Relaxed) {
+        status.set_error(MIXED.to_owned());
     }
     status.set_last_seq(machine.last());
-    status.partial.store(machine.partial(), Relaxed);
+    if machine.partial() != status.partial.load(Relaxed) {
+        status.partial.store(machine.partial(), Relaxed);
+        keyspace.trust_changed();
+    }
     status.buffered.store(machine.waiting() as u64, Relaxed);
     for (counter, count) in pairs(&status.counters, &mut machine.counts.clone()) {
         counter.store(*count, Relaxed);
@@ -198,16 +206,22 @@ fn report<P: AsRef<[u8]>>(
     }
 }
 
-/// A line for each change, and one that matters more for each that costs answers.
-fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State) {
+/// A line for each change of state, and one that matters more for each event that costs answers.
+fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, changed: bool) {
     let (worker, rank, state, epoch) = (&*stream.worker, stream.registration.rank, state.name(), machine.counts.epochs);
-    let (seq, partial) = (machine.last(), machine.partial());
-    let resets = stream.status.counters.resets.load(Relaxed);
-    if epoch > stream.status.epoch.load(Relaxed) {
-        tracing::warn!(worker, rank, state, epoch, "the engine has restarted; its blocks are cleared");
-    } else if machine.counts.resets > resets {
-        tracing::warn!(worker, rank, state, seq, partial, "batches are lost for good; the stream's blocks are cleared");
-    } else {
+    let (seq, partial, counters) = (machine.last(), machine.partial(), &stream.status.counters);
+    let lost = machine.counts.lost_batches.saturating_sub(counters.lost_batches.load(Relaxed));
+    if machine.is_mixed() && machine.counts.contradictions > counters.contradictions.load(Relaxed) {
+        tracing::warn!(worker, rank, state, epoch, "{MIXED}");
+    } else if epoch > stream.status.epoch.load(Relaxed) {
+        tracing::warn!(worker, rank, state, epoch, lost, "the engine has restarted; its blocks are cleared");
+    } else if machine.counts.resets > counters.resets.load(Relaxed) {
+        tracing::warn!(worker, rank, state, seq, lost, "batches are lost for good; the stream's blocks are cleared");
+    } else if lost > 0 {
+        tracing::warn!(worker, rank, state, seq, lost, partial, "batches from before are not to be had");
+    } else if changed && state == State::Stale.name() {
+        tracing::warn!(worker, rank, state, seq, "the engine is silent; it is not trusted until it is heard");
+    } else if changed {
         tracing::info!(worker, rank, state, seq, epoch, partial, "state changed");
     }
 }
@@ -226,7 +240,7 @@ fn counts(status: &StreamStatus) -> Counts {
     counts
 }
 
-fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64, &'a mut u64); 11] {
+fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64, &'a mut u64); 12] {
     [
         (&counters.gaps, &mut counts.gaps),
         (&counters.recovered_batches, &mut counts.recovered_batches),
@@ -239,5 +253,6 @@ fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64,
         (&counters.truncated_replays, &mut counts.truncated_replays),
         (&counters.reconnects, &mut counts.reconnects),
         (&counters.unverified_reconnects, &mut counts.unverified_reconnects),
+        (&counters.contradictions, &mut counts.contradictions),
     ]
 }

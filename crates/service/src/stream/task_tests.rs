@@ -188,14 +188,17 @@ async fn what_is_wrong_is_counted_and_told() {
         let mut line = bench.line.lock().expect("no one panics with it");
         line.push(Incoming::Live { seq: 1, payload: b"nonsense".to_vec() });
         line.push(Incoming::BadFrames);
-        line.push(Incoming::Live { seq: 2, payload: store(1, None) });
+        // What it was in truth.
+        let batches = [store(0, None), store(0, None), store(1, None)];
+        line.batches = batches.to_vec();
+        line.push(Incoming::Live { seq: 2, payload: batches[2].clone() });
         line.push(Incoming::Unreachable("so".to_owned()));
     }
     bench.until(|bench| bench.depth(0) == 2).await;
     bench.until(|bench| bench.stream.status.last_error().as_deref() == Some("so")).await;
     let counters = &bench.stream.status.counters;
     assert_eq!((counters.undecodable_batches.load(Relaxed), counters.malformed_messages.load(Relaxed)), (1, 1));
-    assert_eq!((counters.batches.load(Relaxed), counters.gaps.load(Relaxed)), (3, 0));
+    assert_eq!((counters.batches.load(Relaxed), counters.gaps.load(Relaxed)), (4, 1));
 }
 
 #[tokio::test]

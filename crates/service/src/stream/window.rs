@@ -33,6 +33,14 @@ impl Recent {
     }
 }
 
+/// What had to be forgotten.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Forgotten {
+    pub(crate) batches: u64,
+    /// The highest number of them.
+    pub(crate) highest: Option<u64>,
+}
+
 /// Batches that cannot be applied yet, by number. When it is full the newest are forgotten, because those are the ones
 /// that the engine remembers longest.
 #[derive(Debug)]
@@ -48,17 +56,18 @@ impl<P: AsRef<[u8]>> Waiting<P> {
         Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes }
     }
 
-    /// Keeps a batch; returns how many had to be forgotten.
-    pub(crate) fn insert(&mut self, seq: u64, payload: P) -> u64 {
+    /// Keeps a batch; returns what had to be forgotten.
+    pub(crate) fn insert(&mut self, seq: u64, payload: P) -> Forgotten {
         self.bytes += payload.as_ref().len();
         if let Some(old) = self.batches.insert(seq, payload) {
             self.bytes -= old.as_ref().len();
         }
-        let mut forgotten = 0;
+        let mut forgotten = Forgotten::default();
         while self.batches.len() > self.max_batches || self.bytes > self.max_bytes {
-            let Some((_, newest)) = self.batches.pop_last() else { break };
+            let Some((seq, newest)) = self.batches.pop_last() else { break };
             self.bytes -= newest.as_ref().len();
-            forgotten += 1;
+            forgotten.batches += 1;
+            forgotten.highest = forgotten.highest.max(Some(seq));
         }
         forgotten
     }
@@ -109,10 +118,10 @@ mod tests {
     fn forgets_the_newest_when_full() {
         let mut waiting = Waiting::new(3, 100);
         for seq in [5, 3, 9] {
-            assert_eq!(waiting.insert(seq, vec![0; 10]), 0);
+            assert_eq!(waiting.insert(seq, vec![0; 10]).batches, 0);
         }
-        assert_eq!(waiting.insert(4, vec![0; 10]), 1);
-        assert_eq!(waiting.insert(8, vec![0; 10]), 1);
+        assert_eq!(waiting.insert(4, vec![0; 10]), Forgotten { batches: 1, highest: Some(9) });
+        assert_eq!(waiting.insert(8, vec![0; 10]), Forgotten { batches: 1, highest: Some(8) });
         assert_eq!([3, 4, 5].map(|_| waiting.pop_first().map(|(seq, _)| seq)), [Some(3), Some(4), Some(5)]);
         assert_eq!((waiting.len(), waiting.bytes), (0, 0));
     }
@@ -120,11 +129,11 @@ mod tests {
     #[test]
     fn counts_bytes_of_what_it_holds() {
         let mut waiting = Waiting::new(10, 100);
-        assert_eq!(waiting.insert(1, vec![0; 60]), 0);
-        assert_eq!(waiting.insert(1, vec![0; 30]), 0);
-        assert_eq!(waiting.insert(2, vec![0; 70]), 0);
-        assert_eq!(waiting.insert(3, vec![0; 1]), 1);
-        assert_eq!(waiting.insert(0, vec![0; 101]), 3);
+        assert_eq!(waiting.insert(1, vec![0; 60]).batches, 0);
+        assert_eq!(waiting.insert(1, vec![0; 30]).batches, 0);
+        assert_eq!(waiting.insert(2, vec![0; 70]).batches, 0);
+        assert_eq!(waiting.insert(3, vec![0; 1]).batches, 1);
+        assert_eq!(waiting.insert(0, vec![0; 101]).batches, 3);
         assert!(waiting.is_empty());
         assert_eq!(waiting.bytes, 0);
     }

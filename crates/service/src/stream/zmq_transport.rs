@@ -1,5 +1,8 @@
 //! The sockets of a stream, over libzmq, driven by tokio through their file descriptors.
 //!
+//! Both are of one engine: they are made anew together, so that a name that has come to mean another host, or an address
+//! that another process has taken, does so for both. If both have the same name, they have the same address.
+//!
 //! A SUB socket here lives as long as one connection and no longer: libzmq's own reconnection stays off. So a batch is
 //! of the connection that it came by, without doubt, and a connection that libzmq gives up for good (as it does after a
 //! protocol error) is made again like any other.
@@ -58,6 +61,8 @@ pub(crate) struct ZmqTransport {
     dealer: Option<Polled>,
     place: Place,
     live_address: Address,
+    /// Where the live socket is, or was last.
+    live_at: Option<String>,
     replay_address: Option<Address>,
     topic: String,
     /// A question not sent yet.
@@ -79,6 +84,7 @@ impl ZmqTransport {
             dealer: None,
             place: Place::take(),
             live_address: Address::new(&registration.endpoint),
+            live_at: None,
             replay_address: registration.replay_endpoint.as_ref().map(Address::new),
             topic: registration.topic.clone(),
             question: None,
@@ -129,6 +135,7 @@ impl ZmqTransport {
 
     /// The attempt or connection has ended; the next one follows after a pause.
     fn end(&mut self, why: String) -> Incoming<Payload> {
+        self.cancel();
         let was_connected = self.live.take().is_some_and(|live| live.connected);
         self.set_timer(self.pause);
         self.pause = (self.pause * 2).clamp(self.pause_min, self.pause_max);
@@ -139,9 +146,9 @@ impl ZmqTransport {
     fn poll_connect(&mut self, cx: &mut Context<'_>) -> Poll<Incoming<Payload>> {
         if self.live.is_none() {
             ready!(self.timer.as_mut().poll(cx));
-            let opened = ready!(self.live_address.poll(cx)).and_then(|address| self.open_live(&address));
+            let opened = ready!(self.live_address.poll(cx)).and_then(|at| Ok((self.open_live(&at)?, at)));
             match opened {
-                Ok(live) => self.live = Some(live),
+                Ok((live, at)) => (self.live, self.live_at) = (Some(live), Some(at)),
                 Err(error) => return Poll::Ready(self.end(error.to_string())),
             }
             self.set_timer(ATTEMPT_TIMEOUT);
@@ -181,7 +188,12 @@ impl ZmqTransport {
         if let Some(from) = self.question {
             if self.dealer.is_none() {
                 let Some(address) = &mut self.replay_address else { return Poll::Pending };
-                match ready!(address.poll(cx)).and_then(|address| self.open_dealer(&address)) {
+                let beside = self.live_at.as_ref().and_then(|at| address.beside(&self.live_address, at));
+                let found = match beside {
+                    Some(at) => Ok(at),
+                    None => ready!(address.poll(cx)),
+                };
+                match found.and_then(|address| self.open_dealer(&address)) {
                     Ok(dealer) => self.dealer = Some(dealer),
                     Err(error) => {
                         self.question = None; // Its deadline passes.
@@ -236,6 +248,7 @@ impl Transport for ZmqTransport {
     }
 
     fn reconnect(&mut self) {
+        self.cancel();
         self.live = None;
         self.set_timer(Duration::ZERO);
     }

@@ -26,7 +26,9 @@ enum Order {
     /// A batch that evicts all blocks of this life, each once.
     Evict,
     /// The same, but in its place comes nonsense: on the live socket only, or by replay as well.
-    EvictUnreadably { replayable: bool },
+    EvictUnreadably {
+        replayable: bool,
+    },
     /// A block whose event has tokens that are none.
     PublishUnreadably,
     /// The blocks of this life once more, as an engine announces hits that reports in full.
@@ -76,8 +78,9 @@ impl Engine {
         let (orders, received) = channel();
         let (addresses, known) = channel();
         let (events, replay) = (events.to_owned(), replay.to_owned());
-        let thread =
-            std::thread::spawn(move || Process::new(keeps, (life, blocks), (events, replay), &addresses).run(&received));
+        let thread = std::thread::spawn(move || {
+            Process::new(keeps, (life, blocks), (events, replay), &addresses).run(&received)
+        });
         let (events, replay) = known.recv().expect("the sockets are bound");
         Self { events, replay, orders: Some(orders), thread: Some(thread) }
     }
@@ -206,7 +209,12 @@ struct Process {
 }
 
 impl Process {
-    fn new(keeps: usize, (life, blocks): (u32, u64), at: (String, String), addresses: &Sender<(String, String)>) -> Self {
+    fn new(
+        keeps: usize,
+        (life, blocks): (u32, u64),
+        at: (String, String),
+        addresses: &Sender<(String, String)>,
+    ) -> Self {
         let mut process = Self {
             context: zmq::Context::new(),
             publisher: None,

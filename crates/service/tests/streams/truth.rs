@@ -86,16 +86,16 @@ fn batches_that_did_not_fit_are_waited_for() {
         let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
         bench.until("live", Bench::is_trusted).await;
         bench.hears(engine).await;
+        // Until all has come and the questions asked at first are answered.
+        tokio::time::sleep(Duration::from_millis(1200)).await;
         let known = bench.last_seq().expect("heard") + 1;
         bench.whole(1, known).await;
-        // Beyond the questions that it asks at first.
-        tokio::time::sleep(Duration::from_millis(600)).await;
         let hang = engine.interrupt(30);
         engine.lose(1);
         engine.publish(1);
         let all = known + 32;
         bench.until("forgotten", |bench| bench.count("overflowed_batches") > 0).await;
-        never(&bench, 1.0, "trusted", |bench| bench.is_trusted() && bench.depth(1, all) < all).await;
+        never(&bench, 0.5, "trusted", |bench| bench.is_trusted() && bench.depth(1, all) < all).await;
         drop(hang);
         bench.whole(1, all).await;
         assert_eq!(bench.count("resets"), 0);
@@ -142,11 +142,14 @@ fn the_replay_socket_goes_with_the_live_one() {
 fn a_busy_stream_is_verified_as_soon_as_there_is_somebody_to_ask() {
     with_blocks(5, async |engine, bench| {
         engine.restart_unheard(5);
+        bench.until("connected", |bench| bench.count("reconnects") == 1).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
         let busy = |bench: &Bench| {
             engine.publish(1);
             bench.count("unverified_reconnects") == 1
         };
         bench.until("taken for the same", busy).await;
+        assert_eq!((bench.count("resets"), bench.epoch()), (0, 0));
         // All questions have been given up.
         for _ in 0..100 {
             engine.publish(1);
@@ -185,6 +188,24 @@ fn losses_are_counted() {
         engine.publish(1);
         bench.until("restarted", |bench| bench.epoch() == 1).await;
         assert_eq!((bench.count("lost_batches"), bench.count("gaps")), (lost + 4, gaps + 1));
+    });
+}
+
+#[test]
+fn a_replay_that_dribbles_is_not_waited_for_without_end() {
+    with_engine(10_000, async |engine| {
+        engine.publish(40);
+        engine.dribble(Duration::from_millis(200));
+        let config = StreamConfig {
+            replay_total_timeout: Duration::from_secs(1),
+            settle_timeout: Duration::from_secs(1),
+            ..impatient()
+        };
+        let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
+        let start = Instant::now();
+        bench.until("given up", |bench| bench.is_settled() && bench.count("failed_replays") > 0).await;
+        assert!(start.elapsed() < Duration::from_secs(4));
+        assert!(!bench.is_trusted() || bench.is_partial());
     });
 }
 

@@ -54,11 +54,16 @@ pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
         let broken = match fault {
             Fault::Broken(broken) => broken,
             Fault::Event(reason, detail) => {
-                refuse(&mut batch.refused, Refused { at, events: 1, reason, detail });
+                let may_remove = !is_store(start);
+                refuse(&mut batch.refused, Refused { at, events: 1, reason, may_remove, detail });
                 cursor = start;
                 match cursor.skip() {
                     Ok(()) => continue,
-                    Err(_) if at + 1 == events => return Ok(batch),
+                    // Not even the batch's rank is known, so whose events the others are is not either.
+                    Err(_) if at + 1 == events => {
+                        batch.refused.iter_mut().for_each(|refused| refused.may_remove = true);
+                        return Ok(batch);
+                    }
                     // This one is told already.
                     Err(broken) => {
                         lose(&mut batch.refused, at + 1, events, &cursor, broken);
@@ -74,7 +79,8 @@ pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
         match rank(&mut cursor) {
             Ok(rank) => batch.rank = rank,
             Err(Fault::Event(reason, detail)) => {
-                refuse(&mut batch.refused, Refused { at: events, events: 1, reason, detail });
+                let refused = Refused { at: events, events: 1, reason, may_remove: true, detail };
+                refuse(&mut batch.refused, refused);
             }
             Err(Fault::Broken(broken)) => lose(&mut batch.refused, events, events + 1, &cursor, broken),
         }
@@ -146,6 +152,19 @@ fn event(cursor: &mut Cursor<'_>) -> Result<Event, Fault> {
     }
 }
 
+/// Whether the event that begins here, whatever is wrong with it, says that it stores blocks.
+fn is_store(mut cursor: Cursor<'_>) -> bool {
+    let tag = match cursor.value() {
+        Ok(Value::Map(entries)) => map_tag(cursor, entries).ok(),
+        Ok(Value::Array(1..)) => match cursor.value() {
+            Ok(Value::Text(tag)) => Some(tag),
+            _ => None,
+        },
+        _ => None,
+    };
+    tag == Some(b"BlockStored")
+}
+
 /// The event's type. It comes first, but need not.
 fn map_tag<'a>(mut cursor: Cursor<'a>, entries: usize) -> Result<&'a [u8], Fault> {
     for _ in 0..entries {
@@ -166,7 +185,8 @@ fn not_an_event(what: &str) -> Fault {
 
 /// Tells of an event left out.
 fn refuse(refused: &mut Vec<Refused>, one: Refused) {
-    let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(|other| other.reason == one.reason) };
+    let is_same = |other: &&mut Refused| (other.reason, other.may_remove) == (one.reason, one.may_remove);
+    let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(is_same) };
     match same {
         Some(same) => same.events += one.events,
         None => refused.push(one),
@@ -182,5 +202,5 @@ fn lose(refused: &mut Vec<Refused>, at: usize, events: usize, from: &Cursor<'_>,
         Broken::Reserved => (Reason::Malformed, "a byte 0xc1, which begins no MessagePack value, inside the event"),
     };
     let detail = if lost > 1 { format!("{what}; {} after it are lost with it", lost - 1) } else { what.to_owned() };
-    refuse(refused, Refused { at, events: lost, reason, detail });
+    refuse(refused, Refused { at, events: lost, reason, may_remove: true, detail });
 }

@@ -1,0 +1,188 @@
+//! What could be wrong without a word.
+
+use super::{Bench, a, b, clearing, unreadable, with_unreadable_store};
+use crate::state::State;
+
+#[test]
+fn an_unreadable_batch_is_asked_for() {
+    let mut bench = Bench::at_nine();
+    bench.lives([10], unreadable).did(&["ask 9"]).is(State::Gap).holds(0..10);
+    bench.lives([11], a).holds(0..10).replies(9..11, a).is(State::Live).holds(0..12).partial(false).did(&[]);
+}
+
+#[test]
+fn an_unreadable_batch_costs_the_holdings_if_the_engine_has_no_other() {
+    let mut bench = Bench::at_nine();
+    bench.lives([10], unreadable).replies([9], a).replies([10], unreadable).did(&["ask 9", "clear"]);
+    bench.holds([]).partial(true).replies([11], a).end().is(State::Live).holds([11]).partial(true);
+    assert_eq!((bench.machine.counts.lost_batches, bench.machine.counts.resets), (1, 1));
+    // It will never have it.
+    bench.log.did.clear();
+    for seq in 12..60 {
+        bench.lives([seq], a).pass(4.0);
+    }
+    bench.did(&[]).holds(11..60);
+}
+
+#[test]
+fn an_unreadable_batch_that_is_not_answered_for_is_given_up() {
+    let mut bench = Bench::at_nine();
+    bench.lives([10], unreadable).pass(8.0).is(State::Live).holds([]).partial(true);
+    bench.lives([11], a).is(State::Live).holds([11]);
+    let mut bench = Bench::at_nine_without_replay();
+    bench.lives([10], unreadable).did(&["clear"]).is(State::Live).partial(true).lives([11], a).holds([11]);
+}
+
+#[test]
+fn a_store_that_cannot_be_read_is_partial_until_all_is_cleared() {
+    let mut bench = Bench::at_nine();
+    bench.lives([10], with_unreadable_store).is(State::Live).partial(true).holds(0..11);
+    bench.lives([11], a).partial(true).lives([12], clearing).partial(false).is(State::Live).did(&[]);
+}
+
+#[test]
+fn what_the_buffer_had_no_room_for_is_waited_for() {
+    let mut bench = Bench::at_nine();
+    bench.lives(11..30, a).is(State::Gap).did(&["ask 9"]);
+    // The answer was given before the others were published.
+    bench.replies(9..12, a).is(State::Gap).holds(0..19).end().is(State::Gap).did(&["ask 18"]);
+    bench.replies(18..29, a).is(State::Gap).replies([29], a).is(State::Live).holds(0..30).partial(false);
+}
+
+#[test]
+fn what_the_buffer_had_no_room_for_is_lost_in_the_end() {
+    let mut bench = Bench::at_nine();
+    bench.lives(11..30, a).replies(9..12, a).end().pass(9.0).is(State::Live).holds([]).partial(true);
+    assert_eq!((bench.machine.counts.lost_batches, bench.machine.counts.resets), (11, 1));
+    bench.lives([30], a).is(State::Live).holds([30]);
+    let mut bench = Bench::at_nine_without_replay();
+    bench.lives(11..30, a).is(State::Gap).pass(0.11).is(State::Gap).pass(0.11).is(State::Live).holds([]).partial(true);
+}
+
+#[test]
+fn a_busy_stream_is_verified_within_seconds() {
+    let mut bench = Bench::at_nine();
+    // Nobody answers, and the number is right.
+    bench.disconnected().connected().pass(8.0).lives([10], b).is(State::Live).holds(0..11);
+    bench.log.did.clear();
+    for seq in 11..20 {
+        bench.lives([seq], b).pass(1.0);
+    }
+    // From the batch before the connection.
+    assert!(bench.log.did.contains(&"ask 9".to_owned()), "{:?}", bench.log.did);
+    while bench.machine.ask.is_none() {
+        bench.pass(0.1);
+    }
+    bench.replies([9], b).holds([]);
+    assert_eq!(bench.machine.counts.epochs, 1);
+}
+
+#[test]
+fn a_busy_stream_finds_out_that_its_replay_answers_again() {
+    let mut bench = Bench::at_nine();
+    bench.lives([11], a).pass(8.0).is(State::Live).holds([11]);
+    for seq in 12..20 {
+        bench.lives([seq], a).pass(1.0);
+        if bench.machine.ask.is_some() {
+            let last = bench.machine.last().expect("applied");
+            bench.replies([last], a).end();
+        }
+    }
+    bench.log.did.clear();
+    bench.lives([21], a).did(&["ask 19"]).replies(19..22, a).is(State::Live).holds(11..22);
+}
+
+#[test]
+fn the_replay_socket_must_be_the_live_ones() {
+    let mut bench = Bench::new(true);
+    bench.connected().replies(0..5, a).end().lives([5], b).is(State::Live).pass(0.6).did(&["ask 0", "ask 5"]);
+    bench.replies([5], a).did(&["clear", "cancel", "reconnect"]);
+}
+
+#[test]
+fn what_trickles_in_is_not_waited_for_without_end() {
+    let mut bench = Bench::new(true);
+    bench.connected().lives([500], a);
+    for seq in 0..400 {
+        bench.replies([seq], a).pass(1.0);
+        if bench.machine.trusted() {
+            break;
+        }
+    }
+    bench.is(State::Live).holds([500]).partial(true);
+    let mut bench = Bench::at_nine();
+    bench.lives([500], a).replies([9], a);
+    for seq in 10..310 {
+        bench.is(State::Gap).replies([seq], a).pass(1.0);
+    }
+    bench.is(State::Live).holds([500]).partial(true);
+}
+
+#[test]
+fn losses_are_counted() {
+    let counts = |bench: &Bench| (bench.machine.counts.lost_batches, bench.machine.counts.gaps);
+    let mut bench = Bench::new(true);
+    bench.connected().replies(50..53, a).end();
+    assert_eq!(counts(&bench), (50, 1));
+    let mut bench = Bench::new(true);
+    bench.connected().replies([0, 1, 4], a).end();
+    assert_eq!(counts(&bench), (0, 1));
+    bench.pass(0.3).replies([1, 2, 3], a).is(State::Live);
+    assert_eq!(counts(&bench), (0, 1));
+    let mut bench = Bench::at_nine_without_replay();
+    bench.lives([4], b);
+    assert_eq!((counts(&bench), bench.machine.counts.epochs), ((4, 1), 1));
+    let mut bench = Bench::new(false);
+    bench.connected().lives([7], a);
+    assert_eq!(counts(&bench), (7, 1));
+}
+
+#[test]
+fn one_contradiction_is_doubted_for_a_moment() {
+    let mut bench = Bench::at_nine_without_replay();
+    bench.lives([0], b).is(State::Conflict).holds([0]).lives([1, 2], b).is(State::Conflict);
+    bench.pass(5.1).is(State::Live).holds([0, 1, 2]).partial(false);
+    let mut bench = Bench::at_nine_without_replay();
+    bench.lives([0], b).is(State::Conflict).disconnected().connected().lives([1], b).is(State::Live);
+}
+
+#[test]
+fn two_publishers_are_not_trusted() {
+    for replay in [true, false] {
+        let mut bench = if replay { Bench::at_nine() } else { Bench::at_nine_without_replay() };
+        bench.lives([10], a).lives([10], b);
+        for seq in 11..200 {
+            bench.connected();
+            if bench.machine.ask.is_some() {
+                bench.replies(0..seq, a).end();
+            }
+            assert!(!bench.machine.trusted(), "{seq}");
+            bench.lives([seq], a).pass(0.1);
+            assert!(!bench.machine.trusted(), "{seq}");
+            bench.lives([seq], b).pass(0.1);
+        }
+        assert!(bench.machine.is_mixed());
+        // One of them goes away, and after a while it is good.
+        for seq in 200..1000 {
+            bench.connected();
+            if bench.machine.ask.is_some() {
+                bench.replies(0..seq, a).end();
+            }
+            bench.lives([seq], a).pass(1.0);
+        }
+        bench.is(State::Live);
+        assert!(!bench.machine.is_mixed());
+    }
+}
+
+#[test]
+fn a_second_publisher_far_behind_is_noticed() {
+    let mut bench = Bench::at_nine();
+    bench.lives(10..600, a);
+    for seq in 20..26 {
+        bench.lives([seq], b).did(&["ask 599"]).replies([599], a).end();
+        assert!(!bench.machine.trusted());
+    }
+    bench.holds(0..600).is(State::Conflict);
+    assert!(bench.machine.is_mixed());
+}
