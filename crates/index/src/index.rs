@@ -92,6 +92,30 @@ impl BlockIndex {
         self.write(|writer| writer.store(worker, rank, tier, &chain, &self.roster))
     }
 
+    /// As [`store`](Self::store), by an engine that announces blocks again without another copy of them: what the rank
+    /// holds already on this tier is held as before.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn store_once(
+        &self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Error> {
+        if block_hashes.len() != content_hashes.len() {
+            return Err(Error::LengthMismatch {
+                block_hashes: block_hashes.len(),
+                content_hashes: content_hashes.len(),
+            });
+        }
+        let chain = Chain { parent, block_hashes, content_hashes };
+        self.write(|writer| writer.without_copies(|writer| writer.store(worker, rank, tier, &chain, &self.roster)))
+    }
+
     /// A worker's rank has copies on a tier of blocks that it holds already, by name alone: what they continue and
     /// contain is what the rank's newest announcement of the name said. Returns the names that it does not hold on
     /// any tier; those are left out.

@@ -31,6 +31,7 @@ async fn follow(arguments: Vec<String>) -> Result<(), Failure> {
                 endpoint: events.parse()?,
                 replay_endpoint: replay.map(str::parse).transpose()?,
                 topic: String::new(),
+                count_copies: true,
                 source: "example".to_owned(),
             };
             fleet.register(registration).await?;

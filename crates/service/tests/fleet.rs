@@ -15,6 +15,7 @@ fn registration(worker: &str, model: &str) -> Registration {
         endpoint: "ipc:///nowhere/kvatlas".parse().expect("an endpoint"),
         replay_endpoint: None,
         topic: String::new(),
+        count_copies: true,
         source: "test".to_owned(),
     }
 }

@@ -24,6 +24,16 @@ fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspac
     service.fleet().keyspace("m", "default").expect("made by the registration")
 }
 
+fn get(service: &Service, path: &str) -> (u16, Value) {
+    let mut stream = TcpStream::connect(service.address()).expect("it listens");
+    let head = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head[9..12].parse().expect("a status"), serde_json::from_str(body).expect("JSON"))
+}
+
 fn post(service: &Service, path: &str, body: &Value) -> Value {
     let body = body.to_string();
     let mut stream = TcpStream::connect(service.address()).expect("it listens");
@@ -87,10 +97,10 @@ fn best(depths: &BTreeMap<(String, u32), u64>, worker: &str) -> u64 {
 fn every_field_is_what_the_index_says() {
     let service = start();
     let keyspace = keyspace(&service);
-    let prompts = fill(&keyspace.index, &mut Random(1));
+    let prompts = fill(&keyspace.index(), &mut Random(1));
     let (mut told, mut tiers_differ) = (0, 0);
     for prompt in &prompts {
-        let [gpu, cpu, disk, any] = View::ALL.map(|view| depths(&keyspace.index, prompt, view));
+        let [gpu, cpu, disk, any] = View::ALL.map(|view| depths(&keyspace.index(), prompt, view));
         let answer = post(&service, "/query", &json!({ "model_name": "m", "token_ids": prompt, "levels": true }));
         let content = hash::content_hashes(prompt, BLOCK_SIZE, None, None);
         let by_hash =
@@ -129,7 +139,7 @@ fn every_field_is_what_the_index_says() {
 fn a_batch_answers_as_its_queries_would() {
     let service = start();
     let keyspace = keyspace(&service);
-    let prompts = fill(&keyspace.index, &mut Random(2));
+    let prompts = fill(&keyspace.index(), &mut Random(2));
     let queries: Vec<_> = prompts.iter().map(|prompt| json!({ "token_ids": prompt })).collect();
     let batch = post(&service, "/query_batch", &json!({ "model_name": "m", "queries": queries }));
     assert_eq!(batch["block_size"], BLOCK_SIZE);
@@ -150,8 +160,8 @@ fn a_batch_answers_as_its_queries_would() {
             };
             ranks.iter().map(name).zip(depths).filter(|(_, depth)| *depth > 0).collect()
         };
-        assert_eq!(named(tokens), depths(&keyspace.index, prompt, View::Device));
-        assert_eq!(named(any), depths(&keyspace.index, prompt, View::AnyTier));
+        assert_eq!(named(tokens), depths(&keyspace.index(), prompt, View::Device));
+        assert_eq!(named(any), depths(&keyspace.index(), prompt, View::AnyTier));
     }
 }
 
@@ -165,7 +175,7 @@ fn salts_and_adapters_are_part_of_the_hash() {
     {
         let content = hash::content_hashes(&tokens, BLOCK_SIZE, lora, salt);
         let names: Vec<_> = hash::prefix_hashes(&content).into_iter().map(BlockHash).collect();
-        keyspace.index.store(worker, 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
+        keyspace.index().store(worker, 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
         let query = json!({ "model_name": "m", "token_ids": tokens, "lora_name": lora, "cache_salt": salt });
         assert_eq!(post(&service, "/query", &query)["scores"], json!({ worker: { "0": 8 } }));
         let batch =
@@ -181,7 +191,7 @@ fn salts_and_adapters_are_part_of_the_hash() {
 fn a_dump_is_all_there_is() {
     let service = start();
     let keyspace = keyspace(&service);
-    fill(&keyspace.index, &mut Random(3));
+    fill(&keyspace.index(), &mut Random(3));
     let mut stream = TcpStream::connect(service.address()).expect("it listens");
     stream.write_all(b"GET /dump HTTP/1.0\r\n\r\n").expect("sent");
     let mut answer = String::new();
@@ -189,7 +199,7 @@ fn a_dump_is_all_there_is() {
     let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
     let dump: Value = serde_json::from_str(body).expect("JSON");
     let events = dump["keyspaces"][0]["events"].as_array().expect("a list");
-    let expected = keyspace.index.dump();
+    let expected = keyspace.index().dump();
     assert_eq!(events.len(), expected.len());
     assert!(events.len() > 20);
     for (event, expected) in events.iter().zip(expected) {
@@ -208,5 +218,62 @@ fn a_dump_is_all_there_is() {
         let blocks = blocks
             .map(|(block, content)| json!({ "block_hash": block.0, "tokens_hash": content, "mm_extra_info": null }));
         assert_eq!(stored["blocks"], blocks.collect::<Value>());
+    }
+}
+
+#[test]
+fn an_engine_that_is_registered_later_takes_nothing_from_readiness() {
+    let service = start();
+    // Somebody who publishes nothing is an engine whose events are known.
+    let context = zmq::Context::new();
+    let publisher = context.socket(zmq::PUB).expect("a socket");
+    publisher.bind("tcp://127.0.0.1:*").expect("a free port");
+    let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
+    let register = |name: &str, endpoint: &str| {
+        let engine = json!({ "instance_id": name, "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
+        service.register(&engine.to_string()).expect("registered");
+    };
+    register("first", &endpoint);
+    while get(&service, "/ready").0 != 200 {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    register("later", "tcp://127.0.0.1:9");
+    let (status, body) = get(&service, "/ready");
+    assert_eq!((status, &body["ready"]), (200, &json!(true)));
+    assert_eq!(body["waiting"]["streams"][0]["instance_id"], "later");
+    assert_eq!(service.waiting(), None);
+    let (status, body) = get(&service, "/ready?strict=1");
+    assert_eq!((status, &body["ready"]), (503, &json!(false)));
+    assert_eq!(body["waiting"]["streams"][0]["instance_id"], "later");
+    assert_eq!(get(&service, "/ready?strict=0").0, 200);
+    service.fleet().drain();
+    let (status, body) = get(&service, "/ready");
+    assert_eq!((status, &body["waiting"]["draining"]), (503, &json!(true)));
+}
+
+#[test]
+fn answers_say_of_whom_something_is_missing() {
+    let service = start();
+    keyspace(&service);
+    let tokens: Vec<u32> = (0..8).collect();
+    let queries = [
+        ("/query", json!({ "model_name": "m", "token_ids": tokens })),
+        ("/query_batch", json!({ "model_name": "m", "queries": [{ "token_ids": tokens }] })),
+    ];
+    for (path, query) in &queries {
+        assert_eq!(post(&service, path, query).get("partial"), None);
+    }
+    // What it published before, nobody can say.
+    let publisher = zmq::Context::new().socket(zmq::PUB).expect("a socket");
+    publisher.bind("tcp://127.0.0.1:*").expect("a free port");
+    let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
+    let engine = json!({ "instance_id": "late", "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
+    service.register(&engine.to_string()).expect("registered");
+    for (path, query) in &queries {
+        let partial = || post(&service, path, query).get("partial").cloned();
+        while partial().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(partial(), Some(json!([{ "instance_id": "late", "dp_rank": 0 }])), "{path}");
     }
 }

@@ -69,6 +69,14 @@ impl Writer {
         }
     }
 
+    /// Makes a change in which nothing gains a second copy.
+    pub(crate) fn without_copies<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        let counts = std::mem::replace(&mut self.count_copies, false);
+        let result = change(self);
+        self.count_copies = counts;
+        result
+    }
+
     /// How far `holder` covers a run, in blocks. `near`: a guess; to look at a set of holders is often a miss.
     #[inline]
     fn cutoff(&self, holder: u32, run: u32, near: u32) -> u32 {

@@ -28,6 +28,8 @@ pub struct Fleet {
     registry: Registry,
     holds: Mutex<BTreeSet<String>>,
     draining: AtomicBool,
+    /// Whether it was ready once, with an engine at least.
+    was_ready: AtomicBool,
 }
 
 impl Fleet {
@@ -40,6 +42,7 @@ impl Fleet {
             changing: tokio::sync::Mutex::default(),
             holds: Mutex::new(holds.iter().cloned().collect()),
             draining: AtomicBool::new(false),
+            was_ready: AtomicBool::new(false),
         })
     }
 
@@ -61,7 +64,25 @@ impl Fleet {
         self.registry.workers()
     }
 
-    /// What readiness waits for.
+    /// Whether queries should come here: from when there is nothing to wait for until it shuts down. An engine registered
+    /// later does not take that back, because all that ask would then have nobody left to ask; answers say themselves
+    /// that they are without it.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        if self.draining.load(Relaxed) {
+            return false;
+        }
+        if self.was_ready.load(Relaxed) {
+            return true;
+        }
+        let is_over = self.waiting().is_over();
+        if is_over && self.registry.has_workers() {
+            self.was_ready.store(true, Relaxed);
+        }
+        is_over
+    }
+
+    /// What is not complete yet, be it ready or not.
     #[must_use]
     pub fn waiting(&self) -> Waiting {
         Waiting {
@@ -89,7 +110,12 @@ impl Fleet {
     /// block size.
     pub async fn register(self: &Arc<Self>, registration: Registration) -> Result<Registering, Error> {
         let fleet = self.clone();
-        self.whole(async move { fleet.registry.register(registration) }).await
+        self.whole(async move {
+            // Before there is another one to wait for.
+            let _ = fleet.is_ready();
+            fleet.registry.register(registration)
+        })
+        .await
     }
 
     /// Stops to follow a worker, or one rank of it, and forgets what it held. Returns the number of streams ended.

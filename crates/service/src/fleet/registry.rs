@@ -73,6 +73,10 @@ impl Registry {
         all
     }
 
+    pub(super) fn has_workers(&self) -> bool {
+        !lock(&self.workers).is_empty()
+    }
+
     pub(super) fn workers(&self) -> Vec<WorkerView> {
         let view = |(name, worker): (&Arc<str>, &Worker)| WorkerView {
             name: name.clone(),
@@ -149,11 +153,11 @@ impl Registry {
         let ranks: Vec<u32> = streams.iter().map(|stream| stream.registration.rank).collect();
         let mut workers = lock(&self.workers);
         if keyspace.streams_of(name).len() == streams.len() {
-            keyspace.index.drop_worker(name);
+            keyspace.change(|index| index.drop_worker(name));
             workers.remove(name);
         } else {
             for rank in streams.iter().flat_map(|stream| stream.ranks()) {
-                keyspace.index.clear(name, Some(rank), None);
+                keyspace.change(|index| index.clear(name, Some(rank), None));
             }
         }
         keyspace.remove(name, &ranks);

@@ -55,7 +55,7 @@ async fn dispatch(
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
         Route::Dump => Ok(json_pieces(dump::start(&app.fleet, &app.dumps))),
         Route::Health => Ok(health::health(&app.pulses)),
-        Route::Ready => Ok(health::ready(&app.fleet)),
+        Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => {
             let text = exposition::text(&app.counts, &app.fleet).map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))

@@ -66,7 +66,7 @@ fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), Gone> {
         writer.number(keyspace.block_size);
         writer.raw(",\"events\":[");
         let mut written = 0u64;
-        for event in keyspace.index.dump() {
+        for event in keyspace.index().dump() {
             let Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } = event else { continue };
             if written > 0 {
                 out.writer.raw(",");

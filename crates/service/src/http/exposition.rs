@@ -81,13 +81,25 @@ impl Scrape {
     }
 
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.fleet.waiting().is_over()))?;
+        gauge(
+            encoder,
+            "ready",
+            "1 from when answers are first complete until shutdown",
+            i64::from(self.fleet.is_ready()),
+        )?;
+        let unsettled = self.fleet.waiting().streams.len() as i64;
+        gauge(
+            encoder,
+            "streams_unsettled",
+            "Streams whose first replay has neither finished nor been given up",
+            unsettled,
+        )?;
         gauge(encoder, "workers", "Registered workers", self.fleet.workers().len() as i64)
     }
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let all: Vec<_> =
-            self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index.stats(), keyspace)).collect();
+            self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index().stats(), keyspace)).collect();
         type Read = fn(&Stats) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
             ("index_blocks", "Blocks held, on all tiers, summed over ranks", |stats| stats.blocks),
@@ -104,6 +116,12 @@ impl Scrape {
                 let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
                 gauge_of(&mut family, &labels, read(stats) as i64)?;
             }
+        }
+        let help = "Times that an index was built anew from its streams after an internal error";
+        let mut family = describe(encoder, "index_rebuilds", help, MetricType::Counter)?;
+        for (_, keyspace) in &all {
+            let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
+            count_of(&mut family, &labels, keyspace.rebuilds())?;
         }
         Ok(())
     }

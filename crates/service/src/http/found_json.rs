@@ -7,8 +7,30 @@ use super::found::{Row, WorkerRow};
 use super::writer::Writer;
 use crate::state::{Keyspace, Stream, Untrusted};
 
-/// `,"untrusted":[…]`, if there are any.
-pub(crate) fn untrusted(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
+/// `,"untrusted":[…]` and `,"partial":[…]`, each if there are any.
+pub(crate) fn doubts(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
+    untrusted(out, streams, &allows);
+    partial(out, streams, &allows);
+}
+
+fn partial(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
+    let mut streams = streams.partial.iter().filter(|stream| allows(&stream.worker)).peekable();
+    if streams.peek().is_none() {
+        return;
+    }
+    let ranks = streams.flat_map(|stream| stream.ranks().into_iter().map(move |rank| (stream, rank)));
+    out.raw(",\"partial\":[");
+    out.list(ranks, |out, (stream, rank)| {
+        out.raw("{\"instance_id\":");
+        out.id(&stream.worker);
+        out.raw(",\"dp_rank\":");
+        out.number(rank);
+        out.raw("}");
+    });
+    out.raw("]");
+}
+
+fn untrusted(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
     let mut streams = streams.streams.iter().filter(|stream| allows(&stream.worker)).peekable();
     if streams.peek().is_none() {
         return;

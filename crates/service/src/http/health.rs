@@ -70,25 +70,37 @@ pub(crate) fn health(pulses: &Pulses) -> Response<Answer> {
     json(StatusCode::SERVICE_UNAVAILABLE, value!({ "status": "stuck", "threads": stuck }).to_string())
 }
 
-/// Ready or not.
-pub(crate) fn ready(fleet: &Fleet) -> Response<Answer> {
-    match waiting(fleet) {
+/// Ready or not. With `strict=1` in the query, only if nothing at all is waited for.
+pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
+    let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    let strict = pairs.any(|(key, value)| key == "strict" && value != "0");
+    let is_ready = fleet.is_ready();
+    match unfinished(fleet) {
         None => json(StatusCode::OK, &b"{\"ready\":true}"[..]),
         Some(waiting) => {
-            let body = value!({ "ready": false, "waiting": waiting });
-            json(StatusCode::SERVICE_UNAVAILABLE, body.to_string())
+            let ready = is_ready && !strict;
+            let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+            json(status, value!({ "ready": ready, "waiting": waiting }).to_string())
         }
     }
 }
 
 /// What readiness waits for; nothing if ready.
 pub(crate) fn waiting(fleet: &Fleet) -> Option<Value> {
+    if fleet.is_ready() { None } else { unfinished(fleet) }
+}
+
+/// What is not complete; nothing if all is.
+fn unfinished(fleet: &Fleet) -> Option<Value> {
     let waiting = fleet.waiting();
     if waiting.is_over() {
         return None;
     }
-    let stream = |(worker, rank, state): &(std::sync::Arc<str>, u32, &'static str)| value!({ "instance_id": id_value(worker), "dp_rank": rank, "state": state });
-    let streams: Vec<_> = waiting.streams.iter().map(stream).collect();
+    let streams: Vec<_> = waiting
+        .streams
+        .iter()
+        .map(|(worker, rank, state)| value!({ "instance_id": id_value(worker), "dp_rank": rank, "state": state }))
+        .collect();
     Some(value!({ "holds": waiting.holds, "streams": streams, "draining": waiting.draining }))
 }
 

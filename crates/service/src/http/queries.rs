@@ -28,7 +28,7 @@ pub(crate) fn single(app: &App, body: &[u8], kind: Kind) -> Result<Response<Answ
             let filter = filter(app, scope, untrusted);
             let mut rows = Vec::new();
             asked.each(keyspace.block_size, scratch, |content| {
-                rows = found::rows(&keyspace.index.find(content), &filter);
+                rows = found::rows(&keyspace.index().find(content), &filter);
             });
             matched = !rows.is_empty();
 
@@ -41,7 +41,7 @@ pub(crate) fn single(app: &App, body: &[u8], kind: Kind) -> Result<Response<Answ
             if workers.iter().any(|worker| is_upper_bound(untrusted, &rows[worker.ranks.clone()])) {
                 out.raw(",\"upper_bound\":true");
             }
-            found_json::untrusted(&mut out, untrusted, |worker| filter.allows(worker));
+            found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
             out.raw("}");
             out.done()
         });
@@ -82,7 +82,7 @@ fn answers(
     let mut answers = Writer::with_capacity(64 + 512 * asked.len());
     let mut first = true;
     asked.each(keyspace.block_size, scratch, |content| {
-        let mut rows = found::rows(&keyspace.index.find(content), &filter);
+        let mut rows = found::rows(&keyspace.index().find(content), &filter);
         *matched += u64::from(!rows.is_empty());
         if let Some(top_k) = scope.top_k {
             rows = best(rows, top_k);
@@ -108,7 +108,7 @@ fn answers(
     if upper_bound {
         out.raw(",\"upper_bound\":true");
     }
-    found_json::untrusted(&mut out, untrusted, |worker| filter.allows(worker));
+    found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
     out.raw("}");
     out.done()
 }

@@ -64,6 +64,7 @@ struct Register {
     dp_rank: Option<u32>,
     replay_endpoint: Option<String>,
     topic: Option<String>,
+    count_copies: Option<bool>,
     source: Option<String>,
 }
 
@@ -103,6 +104,7 @@ pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
         endpoint: register.endpoint.parse()?,
         replay_endpoint: register.replay_endpoint.map(|endpoint| endpoint.parse()).transpose()?,
         topic: register.topic.unwrap_or_default(),
+        count_copies: register.count_copies.unwrap_or(true),
         source: register.source.unwrap_or_else(|| "zmq".to_owned()),
     })
 }

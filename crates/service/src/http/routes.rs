@@ -14,7 +14,7 @@ POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
 GET  /dump             every block held, as events
 GET  /health           200 while the service's threads are running
-GET  /ready            200 when answers are complete
+GET  /ready            200 from when answers are complete
 GET  /metrics          metrics for Prometheus
 GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";

@@ -44,7 +44,7 @@ fn blocks(keyspace: &Keyspace) -> Blocks {
         let held = Held { blocks: rank.device_blocks + rank.offloaded_blocks, unlinked: rank.unlinked };
         ((rank.worker, rank.rank), held)
     };
-    keyspace.index.ranks().into_iter().map(of).collect()
+    keyspace.index().ranks().into_iter().map(of).collect()
 }
 
 fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
@@ -114,6 +114,7 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         "endpoint": stream.registration.endpoint.as_str(),
         "replay_endpoint": stream.registration.replay_endpoint.as_ref().map(|endpoint| endpoint.as_str()),
         "topic": stream.registration.topic,
+        "count_copies": stream.registration.count_copies,
         "state": status.state().name(),
         "trusted": status.is_trusted(),
         "settled": status.is_settled(),

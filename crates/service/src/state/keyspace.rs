@@ -1,10 +1,12 @@
 //! What may share blocks: a model under a routing group, with one block size, one index, and the streams that fill it.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use kvatlas_index::{BlockIndex, Config};
+use tokio::sync::watch;
 
 use super::lock;
 use super::stream::Stream;
@@ -26,25 +28,103 @@ pub struct Keyspace {
     pub routing_group: Box<str>,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Who holds what.
-    pub index: BlockIndex,
+    /// Who holds what. Another one takes its place, under the lock of `streams`, when a change of it has failed.
+    index: ArcSwap<BlockIndex>,
+    /// How often that has happened.
+    rebuilds: watch::Sender<u64>,
     streams: Mutex<Streams>,
     /// Changes only under the lock of `streams`; queries read it without.
     untrusted: ArcSwap<Untrusted>,
+    /// Whether the next change is to fail.
+    #[cfg(test)]
+    pub(crate) fail: std::sync::atomic::AtomicBool,
 }
 
 impl Keyspace {
     pub(crate) fn new(model: &str, routing_group: &str, block_size: u32) -> Result<Self, Error> {
-        let config = Config { block_size, count_copies: true };
-        let index = BlockIndex::new(config).map_err(|error| Error::invalid(error.code(), error.to_string()))?;
+        let index = new_index(block_size)?;
         Ok(Self {
             model: model.into(),
             routing_group: routing_group.into(),
             block_size,
-            index,
+            index: ArcSwap::from_pointee(index),
+            rebuilds: watch::Sender::default(),
+            #[cfg(test)]
+            fail: std::sync::atomic::AtomicBool::new(false),
             streams: Mutex::default(),
             untrusted: ArcSwap::default(),
         })
+    }
+
+    /// Who holds what.
+    #[must_use]
+    pub fn index(&self) -> Guard<Arc<BlockIndex>> {
+        self.index.load()
+    }
+
+    /// How often the index was made anew.
+    #[must_use]
+    pub fn rebuilds(&self) -> u64 {
+        *self.rebuilds.borrow()
+    }
+
+    /// News of that.
+    pub(crate) fn watch_rebuilds(&self) -> watch::Receiver<u64> {
+        self.rebuilds.subscribe()
+    }
+
+    /// Changes the index. If that fails, the index is made anew, and there is nothing in it to be changed.
+    pub(crate) fn change(&self, change: impl FnOnce(&BlockIndex)) {
+        let index = self.index.load_full();
+        if self.try_change(&index, change).is_err() {
+            tracing::error!(model = %self.model, "a change of the index failed");
+        }
+    }
+
+    /// Changes an index that is or was this keyspace's. A failure inside leaves nobody's blocks certain in it. So an
+    /// empty one takes its place, no stream is trusted, and each begins anew.
+    ///
+    /// # Errors
+    /// What the change panicked with.
+    pub(crate) fn try_change<T>(
+        &self,
+        index: &Arc<BlockIndex>,
+        change: impl FnOnce(&BlockIndex) -> T,
+    ) -> std::thread::Result<T> {
+        let changed = catch_unwind(AssertUnwindSafe(|| {
+            #[cfg(test)]
+            assert!(!self.fail.swap(false, std::sync::atomic::Ordering::Relaxed), "as the test wants it");
+            change(index)
+        }));
+        if changed.is_err() {
+            self.rebuild(index);
+        }
+        changed
+    }
+
+    fn rebuild(&self, broken: &Arc<BlockIndex>) {
+        let streams = lock(&self.streams);
+        // Those that were inside meanwhile fail as well, one after the other.
+        if !Arc::ptr_eq(broken, &self.index.load()) {
+            return;
+        }
+        let Ok(index) = new_index(self.block_size) else { return };
+        for stream in streams.values().flat_map(BTreeMap::values) {
+            stream.status.set_trusted(false);
+            stream.status.set_error("an internal error: the index is built anew from its streams".to_owned());
+        }
+        self.refresh(&streams);
+        self.index.store(Arc::new(index));
+        self.rebuilds.send_modify(|rebuilds| *rebuilds += 1);
+        let (model, routing_group) = (&*self.model, &*self.routing_group);
+        tracing::error!(model, routing_group, "the index failed and is built anew from its streams");
+    }
+
+    /// A stream, which feeds this index, came to be trusted or not to be. Whoever feeds one that is replaced is not.
+    pub(crate) fn set_trusted(&self, stream: &Stream, index: &Arc<BlockIndex>, trusted: bool) {
+        let streams = lock(&self.streams);
+        stream.status.set_trusted(trusted && Arc::ptr_eq(index, &self.index.load()));
+        self.refresh(&streams);
     }
 
     /// Looks into the index, and tells `look` whom not to trust in what it finds.
@@ -121,7 +201,7 @@ impl Keyspace {
         announced
     }
 
-    /// To be called when a stream came to be trusted, or not to be, or its depths came to be upper bounds.
+    /// To be called when a stream came not to be trusted, to be partial, or its depths came to be upper bounds.
     pub(crate) fn trust_changed(&self) {
         self.refresh(&lock(&self.streams));
     }
@@ -135,6 +215,11 @@ impl Keyspace {
         let untrusted = untrusted.after(&self.untrusted.load());
         self.untrusted.store(Arc::new(untrusted));
     }
+}
+
+fn new_index(block_size: u32) -> Result<BlockIndex, Error> {
+    let config = Config { block_size, count_copies: true };
+    BlockIndex::new(config).map_err(|error| Error::invalid(error.code(), error.to_string()))
 }
 
 fn feeder<'a>(streams: &'a Streams, worker: &str, rank: u32) -> Option<&'a Arc<Stream>> {

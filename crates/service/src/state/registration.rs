@@ -22,6 +22,9 @@ pub struct Registration {
     pub replay_endpoint: Option<Endpoint>,
     /// The prefix of the topics to subscribe to; empty for all.
     pub topic: String,
+    /// Whether a block announced n times is held until it is removed n times. Some engines announce a block again without
+    /// holding another copy of it.
+    pub count_copies: bool,
     /// Who said so: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
     pub source: String,
 }
@@ -45,9 +48,8 @@ impl Registration {
 
     /// Whether another one for the same rank says the same.
     pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
-        if (&self.endpoint, &self.replay_endpoint, &self.topic)
-            == (&other.endpoint, &other.replay_endpoint, &other.topic)
-        {
+        let said = |it: &Self| (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies);
+        if said(self) == said(other) {
             return Ok(());
         }
         let replay =

@@ -1,4 +1,4 @@
-//! Streams whose blocks may not be what the engine holds right now.
+//! Streams whose blocks may not be what the engine holds right now, or not all of it.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,6 +11,9 @@ use super::stream::Stream;
 pub struct Untrusted {
     /// Each once, by worker and rank.
     pub streams: Vec<Arc<Stream>>,
+    /// Those, trusted or not, of which something was lost, so that the engine may hold more.
+    pub partial: Vec<Arc<Stream>>,
+    partial_ranks: HashSet<(Arc<str>, u32)>,
     ranks: HashSet<(Arc<str>, u32)>,
     upper_bounds: HashSet<(Arc<str>, u32)>,
     /// Goes up whenever there is more to be said against the answers.
@@ -26,6 +29,10 @@ impl Untrusted {
             if !stream.status.is_trusted() {
                 found.ranks.extend(ranks());
                 found.streams.push(stream.clone());
+            }
+            if stream.status.partial.load(Relaxed) {
+                found.partial_ranks.extend(ranks());
+                found.partial.push(stream.clone());
             }
             if stream.status.upper_bound.load(Relaxed) {
                 found.upper_bounds.extend(ranks());
@@ -65,7 +72,9 @@ impl Untrusted {
 
     /// Takes the place of another: counts on if there is more to be said against the answers now.
     pub(super) fn after(mut self, before: &Self) -> Self {
-        let lost = !self.ranks.is_subset(&before.ranks) || !self.upper_bounds.is_subset(&before.upper_bounds);
+        let lost = !self.ranks.is_subset(&before.ranks)
+            || !self.upper_bounds.is_subset(&before.upper_bounds)
+            || !self.partial_ranks.is_subset(&before.partial_ranks);
         self.losses = before.losses + u64::from(lost);
         self
     }

@@ -1,10 +1,12 @@
 //! From a batch's bytes to the index, and what it says about itself to the status.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kvatlas_index::BlockIndex;
 use kvatlas_wire::{Batch, Event, Reader, Reason, Tally, decode};
 
 use super::machine::Verdict;
@@ -18,8 +20,10 @@ const MOST_RANKS: usize = 4096;
 
 /// What a stream has brought into the index.
 pub(crate) struct Holdings {
-    keyspace: Arc<Keyspace>,
-    stream: Arc<Stream>,
+    pub(crate) keyspace: Arc<Keyspace>,
+    pub(crate) stream: Arc<Stream>,
+    /// The keyspace's index when this began. Should that be replaced, this is too.
+    pub(crate) index: Arc<BlockIndex>,
     /// By the rank that blocks are stored under.
     readers: HashMap<u32, Reader>,
     /// The ranks that are stored under, by those announced. It never changes, whoever else comes and goes: what was
@@ -31,7 +35,8 @@ pub(crate) struct Holdings {
 
 impl Holdings {
     pub(crate) fn new(keyspace: Arc<Keyspace>, stream: Arc<Stream>) -> Self {
-        Self { keyspace, stream, readers: HashMap::new(), claimed: HashMap::new(), recent: None }
+        let index = keyspace.index().clone();
+        Self { keyspace, stream, index, readers: HashMap::new(), claimed: HashMap::new(), recent: None }
     }
 
     /// Applies a batch. Stores that are wrong cost themselves, and are counted; if anything else is, nothing is applied.
@@ -59,9 +64,13 @@ impl Holdings {
         }
         let rank = self.rank(batch.rank);
         let keyspace = &*self.keyspace;
-        let reader = self.readers.entry(rank).or_insert_with(|| Reader::new(keyspace.block_size));
+        let reader = self
+            .readers
+            .entry(rank)
+            .or_insert_with(|| Reader::new(keyspace.block_size).counting(stream.registration.count_copies));
         let mut tally = Tally::default();
-        reader.apply(&batch, &keyspace.index, &stream.worker, rank, &mut tally);
+        let apply = |index: &BlockIndex| reader.apply(&batch, index, &stream.worker, rank, &mut tally);
+        keyspace.try_change(&self.index, apply).unwrap_or_else(|panic| resume_unwind(panic));
         if reader.upper_bound() && !status.upper_bound.swap(true, Relaxed) {
             self.keyspace.trust_changed();
         }
@@ -97,7 +106,8 @@ impl Holdings {
             self.keyspace.trust_changed();
         }
         for rank in self.stream.ranks() {
-            self.keyspace.index.clear(&self.stream.worker, Some(rank), None);
+            let clear = |index: &BlockIndex| index.clear(&self.stream.worker, Some(rank), None);
+            self.keyspace.try_change(&self.index, clear).unwrap_or_else(|panic| resume_unwind(panic));
         }
         self.readers.clear();
         self.stream.status.upper_bound.store(false, Relaxed);

@@ -44,13 +44,22 @@ pub(crate) async fn follow<T: Transport>(
             });
             caught.await
         };
-        let Err(panic) = ended else { break };
+        let panic = match ended {
+            Ok(End::Stopped) => break,
+            // All of its blocks are gone.
+            Ok(End::Rebuilt) => {
+                stream.status.set_state(State::Connecting);
+                continue;
+            }
+            Err(panic) => panic,
+        };
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         tracing::error!(worker = %stream.worker, panic = what, "a stream's task failed and starts again");
         stream.status.counters.task_restarts.fetch_add(1, Relaxed);
         stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
         stream.status.set_state(State::Connecting);
-        set_trusted(&keyspace, &stream, false);
+        stream.status.set_trusted(false);
+        keyspace.trust_changed();
         let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone()).clear());
         if catch_unwind(clear).is_err() {
             tracing::error!(worker = %stream.worker, "the stream's blocks cannot be cleared");
@@ -86,8 +95,15 @@ impl<T: Transport> Effects<T::Payload> for Hands<'_, T> {
     }
 }
 
+/// Why a stream is not followed any more, or not with what was known.
+enum End {
+    Stopped,
+    /// The index that it fed was replaced by an empty one.
+    Rebuilt,
+}
+
 enum Event<P> {
-    Stop,
+    End(End),
     Incoming(Incoming<P>),
     Time,
 }
@@ -98,11 +114,13 @@ async fn live<T: Transport>(
     config: &StreamConfig,
     transport: impl Fn() -> T,
     stop: &mut oneshot::Receiver<()>,
-) {
+) -> End {
     let start = Instant::now();
     let status = &stream.status;
     let can_replay = stream.registration.replay_endpoint.is_some();
     let mut machine = Machine::new(config, can_replay, counts(status), Duration::ZERO);
+    let mut rebuilds = keyspace.watch_rebuilds();
+    let mut rebuilt = pin!(rebuilds.changed());
     let mut holdings = Holdings::new(keyspace.clone(), stream.clone());
     let mut transport = transport();
     let mut timer = pin!(sleep_until(start));
@@ -110,9 +128,11 @@ async fn live<T: Transport>(
     loop {
         let event = poll_fn(|cx| {
             if Pin::new(&mut *stop).poll(cx).is_ready() {
-                Poll::Ready(Event::Stop)
+                Poll::Ready(Event::End(End::Stopped))
             } else if let Poll::Ready(incoming) = transport.poll_next(cx) {
                 Poll::Ready(Event::Incoming(incoming))
+            } else if rebuilt.as_mut().poll(cx).is_ready() {
+                Poll::Ready(Event::End(End::Rebuilt))
             } else {
                 timer.as_mut().poll(cx).map(|()| Event::Time)
             }
@@ -121,7 +141,7 @@ async fn live<T: Transport>(
         let now = start.elapsed();
         let mut hands = Hands { holdings: &mut holdings, transport: &mut transport };
         match event {
-            Event::Stop => return,
+            Event::End(end) => return end,
             Event::Time => machine.tick(now, &mut hands),
             Event::Incoming(incoming) => {
                 match incoming {
@@ -152,7 +172,7 @@ async fn live<T: Transport>(
                 turn += 1;
             }
         }
-        report(keyspace, stream, config, &machine, now);
+        report(&holdings, config, &machine, now);
         // The timer may go off too early, never too late: it is set anew only then, not for each message.
         let mut wake = machine.wake(now).unwrap_or(LOOK + now);
         if !status.is_settled() {
@@ -164,19 +184,18 @@ async fn live<T: Transport>(
         }
         if turn >= TURN {
             turn = 0;
+            // One that is never idle hears no news.
+            if !Arc::ptr_eq(&holdings.index, &keyspace.index()) {
+                return End::Rebuilt;
+            }
             tokio::task::yield_now().await;
         }
     }
 }
 
 /// Tells the status.
-fn report<P: AsRef<[u8]>>(
-    keyspace: &Keyspace,
-    stream: &Stream,
-    config: &StreamConfig,
-    machine: &Machine<P>,
-    now: Duration,
-) {
+fn report<P: AsRef<[u8]>>(holdings: &Holdings, config: &StreamConfig, machine: &Machine<P>, now: Duration) {
+    let Holdings { keyspace, stream, index, .. } = holdings;
     let status = &stream.status;
     let state = machine.state(now);
     let changed = state != status.state();
@@ -197,7 +216,7 @@ fn report<P: AsRef<[u8]>>(
     status.epoch.store(machine.counts.epochs, Relaxed);
     let trusted = machine.trusted();
     if trusted != status.is_trusted() {
-        set_trusted(keyspace, stream, trusted);
+        keyspace.set_trusted(stream, index, trusted);
     }
     // An engine that is not there holds readiness back for a while only.
     let absent = matches!(state, State::Connecting | State::Stale) && now >= config.settle_timeout;
@@ -224,11 +243,6 @@ fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, cha
     } else if changed {
         tracing::info!(worker, rank, state, seq, epoch, partial, "state changed");
     }
-}
-
-fn set_trusted(keyspace: &Keyspace, stream: &Stream, trusted: bool) {
-    stream.status.set_trusted(trusted);
-    keyspace.trust_changed();
 }
 
 /// The machine's counts, taken up again after a panic.

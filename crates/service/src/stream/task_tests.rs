@@ -87,8 +87,13 @@ struct Bench {
 impl Bench {
     fn new(batches: Vec<Vec<u8>>) -> Self {
         let keyspace = Arc::new(Keyspace::new("m", "g", 2).expect("a block size"));
+        Self::of(keyspace, "w", batches)
+    }
+
+    /// One more stream of a keyspace.
+    fn of(keyspace: Arc<Keyspace>, worker: &str, batches: Vec<Vec<u8>>) -> Self {
         let registration = Registration {
-            worker: "w".to_owned(),
+            worker: worker.to_owned(),
             model: "m".to_owned(),
             routing_group: "g".to_owned(),
             block_size: 2,
@@ -96,9 +101,10 @@ impl Bench {
             endpoint: "ipc:///nowhere".parse().expect("an endpoint"),
             replay_endpoint: Some("ipc:///nowhere-else".parse().expect("an endpoint")),
             topic: String::new(),
+            count_copies: true,
             source: String::new(),
         };
-        let stream = Arc::new(Stream::new("w".into(), registration));
+        let stream = Arc::new(Stream::new(worker.into(), registration));
         keyspace.add(&stream).map_err(|_| ()).expect("it is the first");
         let line = Arc::new(Mutex::new(Line { batches, ..Line::default() }));
         let (stop, stopped) = oneshot::channel();
@@ -118,8 +124,9 @@ impl Bench {
 
     fn depth(&self, rank: u32) -> u32 {
         let tokens: Vec<u32> = (0..20).flat_map(|block| [block, block]).collect();
-        let found = self.keyspace.index.find(&hash::content_hashes(&tokens, 2, None, None)).to_owned();
-        found.by_rank(View::Device).iter().find(|(_, of, _)| *of == rank).map_or(0, |(_, _, depth)| *depth)
+        let found = self.keyspace.index().find(&hash::content_hashes(&tokens, 2, None, None)).to_owned();
+        let mine = |(worker, of, _): &&(Arc<str>, u32, u32)| *worker == self.stream.worker && *of == rank;
+        found.by_rank(View::Device).iter().find(mine).map_or(0, |(_, _, depth)| *depth)
     }
 
     async fn until(&self, condition: impl Fn(&Self) -> bool) {
@@ -158,6 +165,34 @@ async fn a_panic_costs_the_holdings_and_nothing_else() {
 }
 
 #[tokio::test]
+async fn a_panic_inside_the_index_costs_all_who_share_it_and_is_said() {
+    let first = Bench::new((0..5).map(|block| store(block, None)).collect());
+    let other = Bench::of(first.keyspace.clone(), "x", (0..3).map(|block| store(block, None)).collect());
+    first.until(|bench| bench.depth(0) == 5 && bench.stream.status.is_trusted()).await;
+    other.until(|bench| bench.depth(0) == 3 && bench.stream.status.is_trusted()).await;
+    let broken = first.keyspace.index().clone();
+    first.keyspace.fail.store(true, Relaxed);
+    {
+        let mut line = first.line.lock().expect("no one panics with it");
+        line.batches.push(store(5, None));
+        line.push(Incoming::Live { seq: 5, payload: store(5, None) });
+    }
+    first.until(|bench| bench.keyspace.rebuilds() == 1).await;
+    other.until(|bench| bench.line.lock().expect("no one panics with it").opened == 2).await;
+    other.until(|bench| bench.depth(0) == 3 && bench.stream.status.is_trusted()).await;
+    first.until(|bench| bench.depth(0) == 6 && bench.stream.status.is_trusted()).await;
+    assert!(!Arc::ptr_eq(&broken, &first.keyspace.index()));
+    for (bench, restarts) in [(&first, 1), (&other, 0)] {
+        let status = &bench.stream.status;
+        assert!(status.last_error().is_some_and(|error| error.contains("internal error")));
+        assert_eq!(status.counters.task_restarts.load(Relaxed), restarts);
+    }
+    // Whoever still feeds the old one is not trusted for it.
+    first.keyspace.set_trusted(&other.stream, &broken, true);
+    assert!(!other.stream.status.is_trusted());
+}
+
+#[tokio::test]
 async fn batches_may_name_another_rank() {
     let bench = Bench::new(vec![store(0, None), store(1, Some(3))]);
     bench.until(|bench| bench.stream.status.last_seq() == Some(1)).await;
@@ -175,7 +210,7 @@ async fn ranks_without_end_are_one_rank() {
     bench.until(|bench| bench.stream.status.is_trusted()).await;
     assert_eq!(bench.stream.ranks(), (0..1024).collect());
     assert_eq!(bench.stream.status.counters.rank_conflicts.load(Relaxed), 1200 - 1024);
-    let held = bench.keyspace.index.ranks();
+    let held = bench.keyspace.index().ranks();
     assert_eq!(held.len(), 1024);
     assert_eq!(held.iter().find(|held| held.rank == 0).map(|held| held.device_blocks), Some(1 + 1200 - 1024));
 }

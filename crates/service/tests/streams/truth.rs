@@ -4,6 +4,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use kvatlas_service::config::StreamConfig;
+use kvatlas_service::state::Registration;
 
 use crate::bench::{Bench, impatient, registration, with_blocks, with_engine};
 use crate::engine::Engine;
@@ -58,6 +59,20 @@ fn a_store_that_cannot_be_read_is_said_to_be_missing_until_all_is_cleared() {
         assert_eq!((bench.count("resets"), bench.count("gaps")), (0, 0));
         engine.clear();
         bench.until("cleared", |bench| bench.depth(1, 10) == 0 && !bench.is_partial() && bench.is_trusted()).await;
+    });
+}
+
+#[test]
+fn blocks_announced_again_are_no_copies_where_the_registration_says_so() {
+    with_engine(10_000, async |engine| {
+        let reports_in_full =
+            Registration { count_copies: false, ..registration(&engine.events, Some(&engine.replay)) };
+        let bench = Bench::new(reports_in_full, impatient()).await;
+        engine.publish(5);
+        bench.whole(1, 5).await;
+        engine.announce_again();
+        bench.until("heard", |bench| bench.last_seq() == Some(9)).await;
+        bench.leaves_nothing(engine, 1, 5).await;
     });
 }
 

@@ -20,6 +20,8 @@ use crate::keys;
 #[derive(Debug)]
 pub struct Reader {
     block_size: u32,
+    /// Whether a block announced again has another copy.
+    count_copies: bool,
     salts: Salts,
     groups: Groups,
     /// Whether names of blocks depend on the tokens after them.
@@ -40,11 +42,18 @@ impl Reader {
     pub fn new(block_size: u32) -> Self {
         Self {
             block_size,
+            count_copies: true,
             salts: Salts::default(),
             groups: Groups::default(),
             looks_ahead: false,
             scratch: Scratch::default(),
         }
+    }
+
+    /// Whether a block announced again has another copy, as by default, if the index counts copies.
+    #[must_use]
+    pub fn counting(self, count_copies: bool) -> Self {
+        Self { count_copies, ..self }
     }
 
     /// Applies a batch, event by event in its order, to what `rank` of `worker` holds. Events that cannot be applied,
@@ -79,7 +88,7 @@ impl Reader {
 
     /// Forgets everything: what the stream held was cleared, and it begins anew.
     pub fn reset(&mut self) {
-        *self = Self::new(self.block_size);
+        *self = Self::new(self.block_size).counting(self.count_copies);
     }
 
     /// Forgets what was on one tier, because that was cleared.
@@ -141,8 +150,9 @@ impl Reader {
         contents.resize(names.len(), 0);
         contents_of(it, salt.as_deref(), contents);
         let tier = it.tier();
-        index.store(worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
-        self.salts.store(names, salt.as_ref(), tier, index.config().count_copies);
+        let store = if self.count_copies { BlockIndex::store } else { BlockIndex::store_once };
+        store(index, worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
+        self.salts.store(names, salt.as_ref(), tier, self.count_copies && index.config().count_copies);
         *stored_blocks += names.len() as u64;
         Ok(())
     }
@@ -167,7 +177,7 @@ impl Reader {
         names.retain(|name| left_out.next_if_eq(&name).is_none());
         for &name in &*names {
             let salt = self.salts.of(name);
-            self.salts.store(&[name], salt.as_ref(), tier, index.config().count_copies);
+            self.salts.store(&[name], salt.as_ref(), tier, self.count_copies && index.config().count_copies);
         }
         *stored_blocks += names.len() as u64;
         if unknown.is_empty() { Ok(()) } else { Err(Reason::NoContent) }
