@@ -231,6 +231,7 @@ def test_a_batch(ask: Ask) -> None:
             {"ranks": [1], "tokens": [0], "any_tier": [0]},
         ],
         "untrusted": [{"instance_id": "z", "dp_rank": 0, "state": "stale"}],
+        "partial": [{"instance_id": 7, "dp_rank": 1}],
     }
     queries = [list(range(40)), np.arange(3), Query(content_hashes=[5]), Query(text="a", lora="l", salt="s")]
     answer = ask(answering(body, seen=seen), "query_batch", (queries,), {"model": "m", "top_k": 2})
@@ -256,6 +257,7 @@ def test_a_batch(ask: Ask) -> None:
     assert (first.scores(), first.levels(), first.best()) == ({"7": 2, "a": 1}, [(2, ["7"]), (1, ["a"])], [("7", 2)])
     assert [(match.length, match.prompt_tokens) for match in answer.answers[1:]] == [(0, 3), (1, None), (0, 1)]
     assert (answer.block_size, answer.upper_bound, answer.untrusted) == (16, False, (Untrusted("z", 0, "stale"),))
+    assert answer.partial == (("7", 1),)
 
 
 def test_registering(ask: Ask) -> None:
@@ -263,6 +265,7 @@ def test_registering(ask: Ask) -> None:
     least = {"model": "m", "block_size": 16}
     assert ask(answering({"status": "ok"}, 201, seen), "register", ("7", "tcp://h:1"), least) is True
     more = least | {"routing_group": "g", "rank": 2, "replay_endpoint": "tcp://h:2", "topic": "kv"}
+    more |= {"count_copies": False}
     assert ask(answering({"status": "ok"}, 200, seen), "register", ("w", "tcp://h:1"), more) is False
     body = {"endpoint": "tcp://h:1", "model_name": "m", "block_size": 16}
     assert json.loads(seen[0].content) == body | {"instance_id": 7, "routing_group": "default", "dp_rank": 0}
@@ -272,6 +275,7 @@ def test_registering(ask: Ask) -> None:
         "dp_rank": 2,
         "replay_endpoint": "tcp://h:2",
         "topic": "kv",
+        "count_copies": False,
     }
     ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {})
     ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {"model": "m", "routing_group": "g", "rank": 0})
@@ -284,6 +288,12 @@ def test_health_readiness_and_metrics(ask: Ask) -> None:
     assert ask(answering({"status": "stuck"}, 503), "health", (), {}) is False
     assert ask(answering("kvatlas_x 1\n"), "metrics", (), {}) == "kvatlas_x 1\n"
     assert str(ask(answering({"ready": True}), "ready", (), {})) == "ready"
+    seen: list[httpx.Request] = []
+    later = {"holds": [], "streams": [{"instance_id": 7, "dp_rank": 0, "state": "connecting"}], "draining": False}
+    ready = ask(answering({"ready": True, "waiting": later}, seen=seen), "ready", (), {"strict": True})
+    assert ready
+    assert ready.streams == (Untrusted("7", 0, "connecting"),)
+    assert seen[0].url.raw_path == b"/ready?strict=1"
     waiting = {"holds": ["discovery"], "streams": [{"instance_id": 7, "dp_rank": 0, "state": "replaying"}]}
     ready = ask(answering({"ready": False, "waiting": waiting | {"draining": False}}, 503), "ready", (), {})
     assert not ready

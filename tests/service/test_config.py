@@ -37,6 +37,7 @@ OTHER = {
     "events.stale_after": "1m",
     "events.probe_interval": "1s",
     "events.replay_timeout": "250ms",
+    "events.replay_total_timeout": "90s",
     "events.replay_attempts": "9",
     "events.reorder_grace": "0",
     "events.reconnect_min": "20ms",
@@ -311,9 +312,10 @@ def test_engines_and_streams_as_flags() -> None:
     assert Engine.parse("http://[::1]:8000").worker == "[::1]:8000"
     assert Engine.parse("http://h").worker == "h"
     stream = Stream.parse(
-        "w=tcp://h:1,replay-endpoint=tcp://h:2,rank=3,topic=kv,model=a=b,block-size=8,routing_group=g"
+        "w=tcp://h:1,replay-endpoint=tcp://h:2,rank=3,topic=kv,model=a=b,block-size=8,routing_group=g,count_copies=False"
     )
-    assert stream == Stream("w", "tcp://h:1", "tcp://h:2", 3, "kv", "a=b", 8, "g")
+    assert stream == Stream("w", "tcp://h:1", "tcp://h:2", 3, "kv", "a=b", 8, "g", False)
+    assert stream.show().endswith(",count_copies=false")
     assert Stream.parse(stream.show()) == stream
 
 
@@ -429,11 +431,11 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
 
 def test_defaults_are_those_of_the_native_service() -> None:
     """Both sides say them, so that a program that starts either finds the same."""
-    source = (ROOT / "crates/service/src/settings.rs").read_text()
+    source = (ROOT / "crates/service/src/config.rs").read_text()
     default = Config().for_native()
     found = 0
     for section in ("http", "streams"):
-        name = {"http": "HttpSettings", "streams": "StreamSettings"}[section]
+        name = {"http": "HttpConfig", "streams": "StreamConfig"}[section]
         body = source.split(f"impl Default for {name}")[1].split("\n}\n")[0]
         for field, text in re.findall(r"^            (\w+): (.+),$", body, re.MULTILINE):
             value = default[section].get(field)

@@ -96,6 +96,19 @@ def test_sglang(path: str) -> None:
     )
 
 
+def test_engines_that_report_hits_too() -> None:
+    full = {"kv_cache_report_mode": "full"}
+    vllm_says, sglang_says = vllm(ranks=2), sglang(ranks=1)
+    vllm_says["/kv_event_sources"]["1"] |= full
+    sglang_says["/server_info"]["kv_events"] |= full
+    with FakeEngine(vllm_says) as engine:
+        assert [source.count_copies for source in probe(engine.url).sources] == [True, False]
+        found = probe(Engine(engine.url, count_copies=True))
+        assert [source.count_copies for source in found.sources] == [True, True]
+    with FakeEngine(sglang_says) as engine:
+        assert not probe(engine.url).sources[0].count_copies
+
+
 def test_sglang_that_shows_only_its_flags() -> None:
     config = {"publisher": "zmq", "endpoint": "tcp://*:7000", "replay_endpoint": "tcp://*:7100", "topic": "t"}
     old = sglang(ranks=2, kv_events=None, kv_events_config=json.dumps(config), served_model_name=None)
@@ -293,6 +306,7 @@ def test_engines_are_registered_and_readiness_waits_for_them() -> None:
                 "endpoint": "tcp://127.0.0.1:6000",
                 "replay_endpoint": "tcp://127.0.0.1:6100",
                 "topic": "kv",
+                "count_copies": True,
                 "model_name": "m",
                 "routing_group": "blue",
                 "block_size": 64,

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -269,10 +269,10 @@ def test_block_hashes_are_an_alias_of_content_hashes(service: Service, engine: C
         assert query(service, "/query_by_hash", **{name: hashes})["scores"] == {"1": {"0": 8}}
         assert query(service, "/query_batch", queries=[{name: hashes}])["answers"] == [{"ranks": [0], "tokens": [8]}]
     both = {"content_hashes": hashes, "block_hashes": hashes}
-    for path, body in [("/query_by_hash", both), ("/query_batch", {"queries": [both]})]:
+    for path, body in cast(Any, [("/query_by_hash", both), ("/query_batch", {"queries": [both]})]):
         answer = ask(service.address, "POST", path, {"model_name": MODEL} | body)
         assert (answer.status, answer.code) == (400, "ambiguous_query"), path
-    for path, body in [("/query_by_hash", {}), ("/query_batch", {"queries": [{}]})]:
+    for path, body in cast(Any, [("/query_by_hash", {}), ("/query_batch", {"queries": [{}]})]):
         answer = ask(service.address, "POST", path, {"model_name": MODEL} | body)
         assert (answer.status, answer.code) == (422, "wrong_type"), path
         assert "content_hashes is missing" in answer.json["error"]
@@ -485,7 +485,9 @@ SAMPLE = re.compile(r'(?P<name>[a-z_]+)(\{(?P<labels>([a-z_]+="(\\.|[^"\\])*",?)
 
 
 def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publisher], repository: Path) -> None:
-    engine('na"me\n').publish(stored([1], TOKENS[:4]), {"type": "Surprise"})
+    publisher = engine('na"me\n')
+    publisher.publish({"type": "Surprise"})
+    publisher.publish(stored([1], TOKENS[:4]))
     until(lambda: query(service)["scores"])
     answer = ask(service.address, "GET", "/metrics")
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -586,7 +588,8 @@ def test_answers_have_the_documented_fields(service: Service, engine: Callable[.
     for worker in ask(service.address, "GET", "/workers").json:
         check(worker, schemas["Worker"], "worker")
     check(ask(service.address, "GET", "/dump").json, schemas["Dump"], "dump")
-    check(ask(service.address, "GET", "/ready").json, schemas["NotReady"], "ready")
+    check(ask(service.address, "GET", "/ready").json, schemas["IsReady"], "ready")
+    check(ask(service.address, "GET", "/ready?strict=1").json, schemas["NotReady"], "ready")
     check(register(service, "", dp_rank=1).json, schemas["Error"], "error")
 
 

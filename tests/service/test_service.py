@@ -56,6 +56,7 @@ def test_streams_by_hand_are_registered_at_once() -> None:
             "endpoint": "tcp://h:1",
             "replay_endpoint": None,
             "topic": "t",
+            "count_copies": True,
             "model_name": "m",
             "routing_group": "g",
             "block_size": 16,

@@ -95,7 +95,7 @@ impl Service {
         http::workers(&self.app.fleet, None, None)
     }
 
-    /// What readiness waits for, as `/ready` says it; nothing if ready.
+    /// What answers wait for, as `/ready?strict=1` says it; nothing if they are whole.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         http::waiting(&self.app.fleet)

@@ -217,6 +217,9 @@ def _print(answer: Answer, model: str) -> None:
     if answer.untrusted:
         names = ", ".join(f"{each.worker} rank {each.rank} ({each.state})" for each in answer.untrusted)
         out.print(f"Not trusted now: {names}", highlight=False, markup=False, soft_wrap=True)
+    if answer.partial:
+        names = ", ".join(f"{worker} rank {rank}" for worker, rank in answer.partial)
+        out.print(f"May hold more, because events were lost: {names}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(answer: Answer, length: int, block_size: int, untrusted: set[tuple[str, int | None]]) -> Table:

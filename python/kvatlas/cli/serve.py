@@ -39,7 +39,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
     help="A stream of events registered by hand: w1=tcp://host:5557,replay_endpoint=tcp://host:5657. Other keys: rank, "
-    "topic, model, block_size, routing_group. Repeat for several.",
+    "topic, model, block_size, routing_group, count_copies. Repeat for several.",
 )
 @click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=f"A TOML file; or {CONFIG_ENV}.")
 @click.option("--print-config", is_flag=True, help="Print the settings in force, with where each came from, and exit.")

@@ -105,6 +105,7 @@ class Answer(_Match):
         length: Whole blocks of the prompt: what a depth is out of.
         prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
         untrusted: Ranks that are not trusted now. Whether `workers` has them, too, is a setting of the service.
+        partial: Ranks of which something was lost, worker and rank: they may hold more than the depths say.
         upper_bound: Whether some depths are upper bounds only, as for hybrid models.
     """
 
@@ -114,6 +115,7 @@ class Answer(_Match):
     prompt_tokens: int | None = None
     untrusted: tuple[Untrusted, ...] = ()
     upper_bound: bool = False
+    partial: tuple[tuple[str, int], ...] = ()
 
     def token_scores(self) -> dict[str, int]:
         """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
@@ -163,6 +165,7 @@ class BatchAnswer:
     block_size: int
     untrusted: tuple[Untrusted, ...] = ()
     upper_bound: bool = False
+    partial: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,8 @@ class StreamStatus:
         endpoint: Where the events come from.
         replay_endpoint: Where lost ones are asked for.
         topic: The prefix of the topics subscribed to.
-        state: "connecting", "replaying", "live", "gap", "stale" or "stopped".
+        count_copies: Whether repeated announcements of a block are counted.
+        state: "connecting", "replaying", "live", "gap", "stale", "conflict" or "stopped".
         trusted: Whether the holdings are those that the engine announced.
         partial: Whether the engine may hold more, because something was lost that no replay brought.
         upper_bound: Whether depths are upper bounds only.
@@ -212,6 +216,7 @@ class StreamStatus:
     counters: Mapping[str, int]
     refused: Mapping[str, int]
     last_error: str | None = None
+    count_copies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +256,10 @@ class KeyspaceDump:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether answers are whole, and if not, what they wait for.
+    """Whether to ask a service, and what its answers wait for.
 
     Attributes:
-        ready: Whether they are.
+        ready: Whether to ask: answers are whole, or were once.
         holds: What has not been let go: "discovery".
         streams: Ranks whose first replay is neither through nor given up.
         draining: Whether the service is going down.

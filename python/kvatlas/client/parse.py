@@ -64,6 +64,7 @@ def answer(data: Any, asked: Length) -> Answer:
         prompt_tokens=asked.tokens,
         untrusted=_ranks(data.get("untrusted", ())),
         upper_bound=bool(data.get("upper_bound")),
+        partial=_partial(data),
     )
 
 
@@ -98,7 +99,8 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
         )
         for each, length in zip(data["answers"], asked, strict=True)
     )
-    return BatchAnswer(answers, block_size, _ranks(data.get("untrusted", ())), bool(data.get("upper_bound")))
+    untrusted = _ranks(data.get("untrusted", ()))
+    return BatchAnswer(answers, block_size, untrusted, bool(data.get("upper_bound")), _partial(data))
 
 
 def worker_statuses(data: Any) -> list[WorkerStatus]:
@@ -139,6 +141,7 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
         counters={str(name): int(count) for name, count in about.get("counters", {}).items()},
         refused={str(name): int(count) for name, count in about.get("refused", {}).items()},
         last_error=_optional(str, about.get("last_error")),
+        count_copies=bool(about.get("count_copies", True)),
     )
 
 
@@ -169,19 +172,21 @@ def _stored(event: Mapping[str, Any]) -> Stored:
 
 def readiness(data: Any) -> Readiness:
     """Of `/ready`."""
-    if data["ready"]:
-        return Readiness(ready=True)
-    waiting = data["waiting"]
+    waiting = data.get("waiting", {})
     return Readiness(
-        ready=False,
-        holds=tuple(map(str, waiting["holds"])),
-        streams=_ranks(waiting["streams"]),
-        draining=bool(waiting["draining"]),
+        ready=bool(data["ready"]),
+        holds=tuple(map(str, waiting.get("holds", ()))),
+        streams=_ranks(waiting.get("streams", ())),
+        draining=bool(waiting.get("draining")),
     )
 
 
 def _ranks(each: Iterable[Mapping[str, Any]]) -> tuple[Untrusted, ...]:
     return tuple(Untrusted(str(one["instance_id"]), int(one["dp_rank"]), str(one["state"])) for one in each)
+
+
+def _partial(data: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    return tuple((str(one["instance_id"]), int(one["dp_rank"])) for one in data.get("partial", ()))
 
 
 def _optional(kind: Callable[[Any], T], value: Any) -> T | None:

@@ -144,6 +144,7 @@ def register(
     rank: int,
     replay_endpoint: str | None,
     topic: str,
+    count_copies: bool,
 ) -> Call[bool]:
     """POST /register. True if it was not registered."""
     body: dict[str, Any] = {
@@ -158,6 +159,8 @@ def register(
         body["replay_endpoint"] = replay_endpoint
     if topic:
         body["topic"] = topic
+    if not count_copies:
+        body["count_copies"] = False
     return _Registered("POST", "/register", body)
 
 
@@ -217,9 +220,9 @@ class _Ready(Call[answers.Readiness]):
         return parse.parsed(answer.content, parse.readiness, answer.request.url)
 
 
-def ready() -> Call[answers.Readiness]:
-    """GET /ready: whether answers are whole."""
-    return _Ready("GET", "/ready")
+def ready(*, strict: bool) -> Call[answers.Readiness]:
+    """GET /ready: whether queries can be asked, or, with `strict`, whether answers are whole."""
+    return _Ready("GET", "/ready?strict=1" if strict else "/ready")
 
 
 def worker_id(worker: str) -> str | int:

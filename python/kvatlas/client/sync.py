@@ -139,6 +139,7 @@ class Client:
         rank: int = 0,
         replay_endpoint: str | None = None,
         topic: str = "",
+        count_copies: bool = True,
     ) -> bool:
         """Register the stream of a worker's rank. True if it was not registered; doing it again is fine.
 
@@ -151,6 +152,8 @@ class Client:
             rank: Its data-parallel rank.
             replay_endpoint: The replay socket, which is asked for lost batches.
             topic: The prefix of the topics to subscribe to; empty for all.
+            count_copies: Whether a block announced n times is held until it is removed n times. False for engines that
+                announce blocks again without holding another copy of them.
         """
         asked = requests.register(
             worker,
@@ -161,6 +164,7 @@ class Client:
             rank=rank,
             replay_endpoint=replay_endpoint,
             topic=topic,
+            count_copies=count_copies,
         )
         return self._send(asked)
 
@@ -182,9 +186,13 @@ class Client:
         """Whether the service is alive."""
         return self._send(requests.health())
 
-    def ready(self) -> Readiness:
-        """Whether answers are whole, and what they wait for if not."""
-        return self._send(requests.ready())
+    def ready(self, *, strict: bool = False) -> Readiness:
+        """Whether to ask: from when answers are first whole until the service goes down; and what they wait for now.
+
+        Args:
+            strict: Ready only while answers are whole: not while an engine registered later is read for the first time.
+        """
+        return self._send(requests.ready(strict=strict))
 
     def metrics(self) -> str:
         """Metrics in Prometheus' text format."""
@@ -200,7 +208,7 @@ class Client:
         deadline = Deadline(self.url, timeout)
         while True:
             try:
-                ready = self.ready()
+                ready = self.ready(strict=True)
             except UnreachableError:
                 if deadline.passed():
                     raise

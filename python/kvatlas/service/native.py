@@ -46,6 +46,7 @@ def registration(
     rank: int,
     replay_endpoint: str | None,
     topic: str,
+    count_copies: bool,
     source: str,
 ) -> str:
     """What the native service registers, in JSON."""
@@ -55,6 +56,7 @@ def registration(
             "endpoint": endpoint,
             "replay_endpoint": replay_endpoint,
             "topic": topic,
+            "count_copies": count_copies,
             "model_name": model,
             "routing_group": routing_group,
             "block_size": block_size,

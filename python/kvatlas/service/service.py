@@ -157,6 +157,7 @@ class Service:
         rank: int = 0,
         replay_endpoint: str | None = None,
         topic: str = "",
+        count_copies: bool = True,
     ) -> bool:
         """Register a worker's rank. True if it was not registered.
 
@@ -164,7 +165,7 @@ class Service:
             ConfigError: Something given cannot be used.
             ServiceError: It was refused; the code is that of the HTTP interface.
         """
-        entry = Stream(worker, endpoint, replay_endpoint, rank, topic, model, block_size, routing_group)
+        entry = Stream(worker, endpoint, replay_endpoint, rank, topic, model, block_size, routing_group, count_copies)
         entry.check(model=self._config.model, block_size=self._config.block_size)
         return self._register(entry)
 
@@ -183,7 +184,7 @@ class Service:
         return worker_statuses(json.loads(self._native.workers()))
 
     def waiting(self) -> Any | None:
-        """What readiness waits for, as `GET /ready` has it; None if ready."""
+        """What answers wait for, as `GET /ready?strict=1` has it; None if they are whole."""
         text = self._native.ready()
         return None if text is None else json.loads(text)
 
@@ -261,6 +262,7 @@ class Service:
                 rank=stream.rank,
                 replay_endpoint=stream.replay_endpoint,
                 topic=stream.topic,
+                count_copies=stream.count_copies,
                 source=f"stream of {stream.worker}",
             )
         )

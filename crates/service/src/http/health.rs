@@ -75,7 +75,7 @@ pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
     let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
     let strict = pairs.any(|(key, value)| key == "strict" && value != "0");
     let is_ready = fleet.is_ready();
-    match unfinished(fleet) {
+    match waiting(fleet) {
         None => json(StatusCode::OK, &b"{\"ready\":true}"[..]),
         Some(waiting) => {
             let ready = is_ready && !strict;
@@ -85,13 +85,8 @@ pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
     }
 }
 
-/// What readiness waits for; nothing if ready.
-pub(crate) fn waiting(fleet: &Fleet) -> Option<Value> {
-    if fleet.is_ready() { None } else { unfinished(fleet) }
-}
-
 /// What is not complete; nothing if all is.
-fn unfinished(fleet: &Fleet) -> Option<Value> {
+pub(crate) fn waiting(fleet: &Fleet) -> Option<Value> {
     let waiting = fleet.waiting();
     if waiting.is_over() {
         return None;

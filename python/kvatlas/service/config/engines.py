@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from kvatlas._http import checked_url
 from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
-from kvatlas.service.config.kinds import Integer, Kind, Text, shown
+from kvatlas.service.config.kinds import Integer, Kind, Switch, Text, shown
 
 _PORT = Integer(1, 65_535)
 _RANK = Integer(0, (1 << 32) - 1)
@@ -22,7 +22,7 @@ _ENDPOINT = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
 _MAX_NAME = 256
 _STREAM_WANTED = (
     "a stream is WORKER=tcp://HOST:PORT[,replay_endpoint=tcp://HOST:PORT][,rank=N][,topic=T][,model=M][,block_size=N]"
-    "[,routing_group=G]"
+    "[,routing_group=G][,count_copies=false]"
 )
 
 
@@ -109,6 +109,8 @@ class Engine(_Entry):
         events_port: For engines that do not say where their events are: the port of rank 0.
         replay_port: And the port of their replay socket, of rank 0.
         ranks: For such engines: how many data-parallel ranks, if their metrics do not say.
+        count_copies: False if the engine announces blocks again without holding another copy of them, as with
+            `kv_cache_report_mode` "full"; found out from the engine if it says so, else true.
     """
 
     url: str = field(metadata={"kind": Text()})
@@ -119,6 +121,7 @@ class Engine(_Entry):
     events_port: int | None = _field(_PORT)
     replay_port: int | None = _field(_PORT)
     ranks: int | None = _field(Integer(1, 1 << 16))
+    count_copies: bool | None = _field(Switch())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,6 +172,7 @@ class Stream(_Entry):
         model: The model, if not the general one.
         block_size: Tokens in a block, if not the general one.
         routing_group: Its routing group, if not the general one.
+        count_copies: Whether a block announced n times is held until it is removed n times.
     """
 
     worker: str = field(metadata={"kind": _Name()})
@@ -179,6 +183,7 @@ class Stream(_Entry):
     model: str | None = _field(Text())
     block_size: int | None = _field(_BLOCK_SIZE)
     routing_group: str | None = _field(Text())
+    count_copies: bool = _field(Switch(), True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -234,7 +239,7 @@ class Stream(_Entry):
         for each in dataclasses.fields(self)[2:]:
             value = getattr(self, each.name)
             if value != each.default:
-                parts.append(f"{each.name}={value}")
+                parts.append(f"{each.name}={str(value).lower() if isinstance(value, bool) else value}")
         return ",".join(parts)
 
 

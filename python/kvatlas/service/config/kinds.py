@@ -100,6 +100,27 @@ class Integer(Kind):
         raise self.bad(text)
 
 
+class Switch(Kind):
+    """True or false."""
+
+    metavar = "true|false"
+    wanted = "true or false"
+
+    def convert(self, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        raise self.bad(value)
+
+    def parse(self, text: str) -> bool:
+        said = {"true": True, "false": False}.get(text.strip().lower())
+        if said is None:
+            raise self.bad(text)
+        return said
+
+    def show(self, value: object) -> str:
+        return "true" if value else "false"
+
+
 class Duration(Kind):
     """Seconds; in text also with a unit."""
 

@@ -179,6 +179,14 @@ class EventsConfig(_Section):
     replay_timeout: float = field(
         default=2.0, metadata=_about(_ABOVE_0, "--replay-timeout", "Within which a replay must bring its next batch.")
     )
+    replay_total_timeout: float = field(
+        default=300.0,
+        metadata=_about(
+            _ABOVE_0,
+            "--replay-total-timeout",
+            "Within which all that is missing must have come, however steadily it comes; then it is given up.",
+        ),
+    )
     replay_attempts: int = field(
         default=3,
         metadata=_about(Integer(1, 1000), "--replay-attempts", "Replays asked for one gap before it is given up."),

@@ -154,6 +154,7 @@ class StreamFollower(Follower):
             rank=stream.rank,
             replay_endpoint=stream.replay_endpoint,
             topic=stream.topic,
+            count_copies=stream.count_copies,
         )
         self._registered = True
         return config.discovery.interval * _WHOLE_EVERY
@@ -211,6 +212,7 @@ class EngineFollower(Follower):
                 rank=rank,
                 replay_endpoint=source.replay_endpoint,
                 topic=source.topic,
+                count_copies=source.count_copies,
             )
             self._registered[rank] = source
             if new and source.replay_endpoint is None:

@@ -33,6 +33,7 @@ class Source:
     endpoint: str
     replay_endpoint: str | None
     topic: str
+    count_copies: bool = True
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,13 @@ class Prober:
         replay = _text(config.get("replay_endpoint"))
         if replay:
             replay, _listens = reachable(replay, self._host, f"rank {name}'s replay endpoint")
-        return Source(int(name), endpoint, replay or None, _text(config.get("topic")))
+        return Source(int(name), endpoint, replay or None, _text(config.get("topic")), self._counts_copies(config))
+
+    def _counts_copies(self, events: dict[str, Any]) -> bool:
+        """Whether a block announced again is another copy: not if the engine says that it reports hits, too."""
+        if self._engine.count_copies is not None:
+            return self._engine.count_copies
+        return events.get("kv_cache_report_mode") != "full"
 
     async def _vllm_model(self) -> str:
         models = await self._asker.get_json(f"{self._engine.url}/v1/models")
@@ -186,8 +193,9 @@ class Prober:
         ranks = (
             range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
         )
+        counts = self._counts_copies({})
         return tuple(
-            Source(rank, at(self._host, events + rank), at(self._host, replay + rank) if replay else None, "")
+            Source(rank, at(self._host, events + rank), at(self._host, replay + rank) if replay else None, "", counts)
             for rank in ranks
         )
 
@@ -223,7 +231,7 @@ class Prober:
             if replay:
                 host = urlsplit(endpoint).hostname if rank in own else None
                 replay, _listens = reachable(replay, host or self._host, f"rank {rank}'s replay endpoint")
-            sources.append(Source(rank, endpoint, replay, _text(events.get("topic"))))
+            sources.append(Source(rank, endpoint, replay, _text(events.get("topic")), self._counts_copies(events)))
         return Found("sglang", model, block_size, tuple(sources))
 
     def _sglang_config(self, info: dict[str, Any]) -> dict[str, Any]:

@@ -202,8 +202,9 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.partial
     }
 
+    /// The last batch applied or given up.
     pub(crate) fn last(&self) -> Option<u64> {
-        self.last
+        self.last.or(self.floor.checked_sub(1).filter(|_| self.open))
     }
 
     pub(crate) fn waiting(&self) -> usize {
