@@ -145,7 +145,11 @@ impl<P: AsRef<[u8]>> Machine<P> {
             self.missing(now, fx);
         } else {
             self.lose(seq.saturating_add(1), fx);
-            self.heal_at = None;
+            if live {
+                self.heal_later(now);
+            } else {
+                self.heal_at = None; // The engine has it no better.
+            }
         }
     }
 

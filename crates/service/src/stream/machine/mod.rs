@@ -265,11 +265,9 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if !self.is_proof(seq, xxh3_64(payload.as_ref())) {
             return self.other_life(now, fx);
         }
-        if begins && self.last.is_none() && self.goal == Goal::Live {
-            // More follows it.
-            (self.goal, self.limit) = (Goal::Whole, Some(now + self.config.replay_total_timeout));
-        }
         if begins && self.open {
+            // It may have been asked before all came that was given up since.
+            self.owed = self.owed.max(self.floor.checked_sub(1).filter(|known| *known >= seq));
             self.floor = seq;
         }
         if begins && heal {
@@ -284,6 +282,10 @@ impl<P: AsRef<[u8]>> Machine<P> {
             self.counts.truncated_replays += 1;
             self.heal_at = None;
             self.lose(seq, fx);
+        }
+        if begins && self.last.is_none() && self.goal == Goal::Live {
+            // More follows it.
+            (self.goal, self.limit) = (Goal::Whole, Some(now + self.config.replay_total_timeout));
         }
         if self.last.is_some_and(|last| seq <= last) {
             if self.recent.hash(seq).is_some_and(|hash| hash != xxh3_64(payload.as_ref())) {
@@ -351,7 +353,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if self.heal_due().is_some_and(|at| at <= now) {
             self.heal_at = Some(now + self.heal_wait);
             self.heal_wait = (self.heal_wait * 2).min(HEAL_MAX);
-            self.send(now, Ask { heal: true, ..self.question(0, None, self.life.sample()) }, fx);
+            let past = self.last.and_then(|last| Some((last, self.recent.hash(last)?)));
+            self.send(now, Ask { heal: true, ..self.question(0, past, self.life.sample()) }, fx);
         } else if self.probe_due().is_some_and(|at| at <= now) {
             self.probe_at = None;
             self.ask_for_goal(now, fx);

@@ -70,8 +70,12 @@ fn a_busy_stream_is_verified_within_seconds() {
     }
     // From the batch before the connection.
     assert!(bench.log.did.contains(&"ask 9".to_owned()), "{:?}", bench.log.did);
-    while bench.machine.ask.is_none() {
-        bench.pass(0.1);
+    for seq in 20.. {
+        if bench.machine.ask.is_some() {
+            break;
+        }
+        assert!(seq < 70, "not asked although it is busy");
+        bench.lives([seq], b).pass(0.1);
     }
     bench.replies([9], b).holds([]);
     assert_eq!(bench.machine.counts.epochs, 1);
