@@ -181,6 +181,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
     pub(super) fn lose(&mut self, seq: u64, fx: &mut impl Effects<P>) {
         self.count_lost(seq);
         if self.last.is_some() {
+            // What was applied after them is to be read again.
+            self.owed = self.owed.max(self.last);
             self.counts.resets += 1;
             self.forget_all(fx);
         }
