@@ -190,3 +190,29 @@ fn a_second_publisher_far_behind_is_noticed() {
     bench.holds(0..600).is(State::Conflict);
     assert!(bench.machine.is_mixed());
 }
+
+#[test]
+fn the_first_batch_of_a_connection_is_looked_for_in_an_answer_soon() {
+    let mut bench = Bench::new(true);
+    bench.connected().replies(0..5, a).end().pass(0.6).replies([4], a).end().is(State::Live);
+    bench.log.did.clear();
+    bench.lives([5], b);
+    for seq in 6..16 {
+        bench.pass(0.1).lives([seq], b);
+    }
+    assert!(bench.machine.is_unproven() && !bench.log.did.is_empty(), "it is busy, and of nobody knows which life");
+}
+
+#[test]
+fn an_answer_older_than_what_was_lost_is_not_all() {
+    let mut bench = Bench::at_nine();
+    bench.disconnected().connected().pass(8.0).lives([10, 11], b).is(State::Live);
+    while bench.machine.ask.is_none() {
+        bench.pass(0.1);
+    }
+    bench.lives([12], b);
+    bench.log.did.clear();
+    // Nothing shows any more that the engine is the same; and this answer was given before the last batch.
+    bench.replies([11], b).holds([11]).end().is(State::Gap).did(&["clear", "ask 11"]);
+    bench.replies([11, 12], b).is(State::Live).holds([11, 12]).partial(true);
+}
