@@ -33,6 +33,7 @@ class FakeNative:
         self.log: list[tuple[str, str, int | None]] = []
         self.refuse: dict[str, str] = {}
         self.closed = False
+        self.reloads = 0
         self.drained: float | None = None
         self._lock = threading.Lock()
 
@@ -60,6 +61,9 @@ class FakeNative:
                 del self.registered[name]
                 self.log.append(("unregister", *name))
             return len(gone)
+
+    def reload(self) -> None:
+        self.reloads += 1
 
     def workers(self) -> str:
         return "[]"

@@ -12,6 +12,7 @@ import pytest
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig, Engine, EventsConfig, HttpConfig, Stream, read_config
 from kvatlas.service.config import show_config
+from kvatlas.service.config.kinds import Texts
 from kvatlas.service.config.read import LISTS, SECRETS
 from kvatlas.service.config.schema import SECTIONS, all_keys
 
@@ -26,8 +27,11 @@ OTHER = {
     "http.bind": "0.0.0.0:80",
     "http.threads": "3",
     "http.key_file": "key",
+    "http.admin_key_file": "admin-key",
+    "http.hosts": "index.internal,atlas",
     "http.tls_cert": "cert.pem",
     "http.tls_key": "key.pem",
+    "http.tls_client_ca": "ca.pem",
     "http.max_body": "1MiB",
     "http.max_connections": "7",
     "http.request_timeout": "3s",
@@ -55,7 +59,8 @@ OTHER = {
 }
 KEYS = {key.path: key for key in all_keys()}
 # Those that only go together.
-TOGETHER = {"http.tls_cert": "http.tls_key", "http.tls_key": "http.tls_cert"}
+TLS = ("http.tls_cert", "http.tls_key")
+TOGETHER = {"http.tls_cert": TLS, "http.tls_key": TLS, "http.tls_client_ca": TLS}
 
 
 def value_of(settings: Config, path: str) -> Any:
@@ -70,7 +75,9 @@ def as_toml(values: dict[str, str]) -> str:
             lines.append(f"[{section}]")
         for path, text in values.items():
             if path.rpartition(".")[0] == section:
-                lines.append(f"{path.rpartition('.')[2]} = {text if text.isdecimal() else json.dumps(text)}")
+                kind = KEYS[path].kind
+                shown = kind.show(kind.parse(text)) if isinstance(kind, Texts) else json.dumps(text)
+                lines.append(f"{path.rpartition('.')[2]} = {text if text.isdecimal() else shown}")
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +90,7 @@ def test_the_samples_are_complete() -> None:
 @pytest.mark.parametrize("path", OTHER)
 def test_each_setting_by_each_source(path: str, tmp_path: Path) -> None:
     key = KEYS[path]
-    names = [path, TOGETHER[path]] if path in TOGETHER else [path]
+    names = list(dict.fromkeys([path, *TOGETHER.get(path, ())]))
     wanted = key.kind.parse(OTHER[path])
     assert value_of(read_config({name: OTHER[name] for name in names}, {}).config, path) == wanted
     assert value_of(read_config({}, {KEYS[name].env: OTHER[name] for name in names}).config, path) == wanted
@@ -379,10 +386,11 @@ def test_a_key_file_that_has_no_key(content: bytes | None, message: str, tmp_pat
 
 
 def test_keys_are_not_shown(tmp_path: Path) -> None:
-    loaded = read_config({}, {"KVATLAS_KEY": "s3cret", "KVATLAS_ENGINE_KEY": "3ngine"})
+    loaded = read_config({}, {"KVATLAS_KEY": "s3cret", "KVATLAS_ADMIN_KEY": "adm1n", "KVATLAS_ENGINE_KEY": "3ngine"})
     for text in (show_config(loaded), repr(loaded), str(loaded.config)):
         assert "s3cret" not in text
         assert "3ngine" not in text
+        assert "adm1n" not in text
     assert "# key is hidden  # KVATLAS_KEY" in show_config(loaded)
     with pytest.raises(ConfigError) as caught:
         read_config({}, {"KVATLAS_KEY": "s3cret s3cret"})
@@ -402,7 +410,7 @@ def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     again = read_config({}, {"KVATLAS_KEY": "k"}, tmp_path / "again.toml")
 
     def plain(settings: Config) -> Config:
-        http = dataclasses.replace(settings.http, tls_cert=None, tls_key=None)
+        http = dataclasses.replace(settings.http, tls_cert=None, tls_key=None, tls_client_ca=None)
         return dataclasses.replace(settings, http=http)
 
     assert plain(again.config) == plain(loaded.config)
@@ -414,7 +422,7 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     told = read_config(
         {path: text for path, text in OTHER.items() if not path.endswith("key_file")}, {}
     ).config.for_native()
-    assert told["http"]["tls"] == {"cert": "cert.pem", "key": "key.pem"}
+    assert told["http"]["tls"] == {"cert": "cert.pem", "key": "key.pem", "client_ca": "ca.pem"}
     assert told["http"]["max_body"] == 1 << 20
     assert told["streams"]["replay_timeout"] == 0.25
     assert json.loads(json.dumps(told)) == told
@@ -423,17 +431,17 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     assert "tls" not in default["http"]
     # Every setting of these sections is passed on.
     assert default["streams"].keys() == {key.path[7:] for key in KEYS.values() if key.path.startswith("events.")}
-    own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.")} - {"key_file", "tls_cert", "tls_key"}
-    assert default["http"].keys() == own | {"key"}
+    own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.") and ".tls_" not in key.path}
+    assert default["http"].keys() == own | {"key", "admin_key"}
 
 
 def test_defaults_are_those_of_the_native_service() -> None:
     """Both sides say them, so that a program that starts either finds the same."""
-    source = (ROOT / "crates/service/src/settings.rs").read_text()
+    source = (ROOT / "crates/service/src/config.rs").read_text()
     default = Config().for_native()
     found = 0
     for section in ("http", "streams"):
-        name = {"http": "HttpSettings", "streams": "StreamSettings"}[section]
+        name = {"http": "HttpConfig", "streams": "StreamConfig"}[section]
         body = source.split(f"impl Default for {name}")[1].split("\n}\n")[0]
         for field, text in re.findall(r"^            (\w+): (.+),$", body, re.MULTILINE):
             value = default[section].get(field)

@@ -29,6 +29,10 @@ impl Service {
         py.detach(|| self.inner.register(registration_json)).map_err(|error| errors::service(&error))
     }
 
+    fn reload(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.reload()).map_err(|error| errors::service(&error))
+    }
+
     #[pyo3(signature = (worker, rank=None))]
     fn unregister(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> PyResult<usize> {
         py.detach(|| self.inner.unregister(worker, rank)).map_err(|error| errors::service(&error))

@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::error::Error;
 use crate::log::LogConfig;
+use crate::secret::Secret;
 
 /// Everything.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -33,8 +34,17 @@ pub struct HttpConfig {
     pub bind: SocketAddr,
     /// Threads that answer; 0 for one a core.
     pub threads: usize,
-    /// The bearer key that clients must show; none for no check.
-    pub key: Option<String>,
+    /// The bearer key that clients must show to ask; none for no check.
+    pub key: Option<Secret>,
+    /// A file with that key instead, read again when it changes.
+    pub key_file: Option<PathBuf>,
+    /// The bearer key that clients must show to register, unregister and dump; none if `key` is enough for that.
+    pub admin_key: Option<Secret>,
+    /// A file with that key instead, read again when it changes.
+    pub admin_key_file: Option<PathBuf>,
+    /// Host names that requests may name, besides this machine's own, where the service listens on loopback and asks
+    /// for no key.
+    pub hosts: Vec<String>,
     /// Certificate and key of the server; none for plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Bytes of a request's body at most.
@@ -59,6 +69,9 @@ pub struct TlsConfig {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// Authorities one of which must have signed the certificate of a client; none if clients need no certificate.
+    #[serde(default)]
+    pub client_ca: Option<PathBuf>,
 }
 
 /// What answers do with workers whose holdings may not be what the engine holds.
@@ -113,6 +126,10 @@ impl Default for HttpConfig {
             bind: SocketAddr::from(([127, 0, 0, 1], 8090)),
             threads: 0,
             key: None,
+            key_file: None,
+            admin_key: None,
+            admin_key_file: None,
+            hosts: Vec::new(),
             tls: None,
             max_body: 8 << 20,
             max_connections: 4096,

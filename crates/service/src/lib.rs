@@ -12,7 +12,7 @@
 //! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `log`. Streams
+//! Imports go one way: `service` ▶ `http` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `log`, `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
 #![deny(unsafe_code)]
@@ -23,6 +23,7 @@ pub mod error;
 pub mod fleet;
 mod http;
 pub mod log;
+pub mod secret;
 mod service;
 pub mod state;
 mod stream;

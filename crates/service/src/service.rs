@@ -45,13 +45,14 @@ impl Service {
                 message: format!("cannot start the threads that follow streams: {error}"),
             })?;
         let fleet = Fleet::new(config.streams, &config.holds, ingest.handle().clone());
-        let app = App::new(fleet, config.http);
+        let app = App::new(fleet, config.http)?;
         let beating = app.clone();
         ingest.spawn(async move { beating.pulses.ingest.beat().await });
         let server = http::start(&app)?;
         let address = server.address();
-        let (tls, key) = (app.config.tls.is_some(), app.config.key.is_some());
-        tracing::info!(%address, tls, key, threads = app.threads(), "listening");
+        let (tls, key) = (app.config.tls.is_some(), app.trust.keys().asked_for());
+        let admin_key = app.trust.keys().asked_for_changes();
+        tracing::info!(%address, tls, key, admin_key, threads = app.threads(), "listening");
         Ok(Self { app, address, running: Mutex::new(Some(Running { server, ingest })) })
     }
 
@@ -87,6 +88,18 @@ impl Service {
         let fleet = self.app.fleet.clone();
         let worker = worker.to_owned();
         self.wait(async move { fleet.unregister(&worker, None, rank).await })?
+    }
+
+    /// Reads the keys and certificates from their files again, as it does by itself a few seconds after they change.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if one of them cannot be used: all stays as it was.
+    pub fn reload(&self) -> Result<(), Error> {
+        self.app.trust.reload().inspect_err(
+            |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay"),
+        )?;
+        tracing::info!("keys and certificates are read again");
+        Ok(())
     }
 
     /// What `/workers` says.

@@ -28,7 +28,7 @@ fn post(service: &Service, path: &str, body: &Value) -> Value {
     let body = body.to_string();
     let mut stream = TcpStream::connect(service.address()).expect("it listens");
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + &body).as_bytes()).expect("sent");

@@ -144,7 +144,8 @@ class Service:
         if self._config.http.tls_cert is not None:
             context = ssl.create_default_context(cafile=str(self._config.http.tls_cert))
             context.check_hostname = False  # it is asked by its address; the certificate is its own
-        return {"key": self._config.http.bearer(), "ssl_context": context}
+        http = self._config.http
+        return {"key": http.admin_bearer() or http.bearer(), "ssl_context": context}
 
     def register(
         self,
@@ -177,6 +178,14 @@ class Service:
             ServiceError: It is not registered.
         """
         return self._native.unregister(worker, rank)
+
+    def reload(self) -> None:
+        """Read keys and certificates from their files again, as it does by itself a few seconds after they change.
+
+        Raises:
+            ServiceError: One of them cannot be used; all stays as it was.
+        """
+        self._native.reload()
 
     def workers(self) -> list[WorkerStatus]:
         """The fleet: each worker, its streams, and how they are."""

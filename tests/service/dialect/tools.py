@@ -73,7 +73,9 @@ class Connection:
 
     def ask(self, method: str, path: str, body: object = None, *, headers: dict[str, str] | None = None) -> Answer:
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = {"Host": "h", "Content-Length": str(len(data)), "Content-Type": "application/json"} | (headers or {})
+        lines = {"Host": "localhost", "Content-Length": str(len(data)), "Content-Type": "application/json"} | (
+            headers or {}
+        )
         head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{key}: {value}\r\n" for key, value in lines.items())
         self.send(head.encode() + b"\r\n" + data)
         return self.read(head=method == "HEAD")

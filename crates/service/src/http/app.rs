@@ -7,7 +7,9 @@ use tokio::sync::Semaphore;
 
 use super::counts::Counts;
 use super::health::Pulses;
+use super::trust::Trust;
 use crate::config::HttpConfig;
+use crate::error::Error;
 use crate::fleet::Fleet;
 
 /// What every request may need.
@@ -16,14 +18,21 @@ pub(crate) struct App {
     pub(crate) config: HttpConfig,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pulses: Pulses,
+    pub(crate) trust: Arc<Trust>,
     /// For the one dump that may run at a time.
     pub(super) dumps: Arc<Semaphore>,
 }
 
 impl App {
-    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig) -> Arc<Self> {
+    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig) -> Result<Arc<Self>, Error> {
         let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
-        Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), dumps })
+        let trust = Arc::new(Trust::new(&config)?);
+        Ok(Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), trust, dumps }))
+    }
+
+    /// Whether requests must name this machine: nothing else keeps other people's web pages out.
+    pub(crate) fn checks_hosts(&self) -> bool {
+        self.config.bind.ip().is_loopback() && !self.trust.keys().asked_for()
     }
 
     /// How many threads answer.

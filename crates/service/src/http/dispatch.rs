@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
-use subtle::ConstantTimeEq as _;
 
+use super::access::check_host;
 use super::answer::{Answer, json, json_pieces, typed};
 use super::app::App;
 use super::query::Kind;
@@ -33,9 +33,10 @@ async fn dispatch(
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    if !route.is_open() && !is_authorized(app, request.headers()) {
-        return Err(Refusal::unauthorized());
+    if app.checks_hosts() {
+        check_host(&request, &app.config.hosts)?;
     }
+    app.trust.keys().check(&request, route.access())?;
     if route == Route::Unknown {
         return Err(Refusal::unknown_path());
     }
@@ -93,13 +94,6 @@ fn guarded(work: impl FnOnce() -> Result<Response<Answer>, Refusal>) -> Result<R
         tracing::error!("a query caused a panic");
         Err(Refusal::internal())
     })
-}
-
-fn is_authorized(app: &App, headers: &HeaderMap) -> bool {
-    let Some(key) = &app.config.key else { return true };
-    let Some(shown) = headers.get(AUTHORIZATION) else { return false };
-    let Some((scheme, shown)) = shown.as_bytes().split_at_checked(7) else { return false };
-    scheme.eq_ignore_ascii_case(b"bearer ") && shown.trim_ascii().ct_eq(key.as_bytes()).into()
 }
 
 fn says_json(headers: &HeaderMap) -> bool {

@@ -9,6 +9,7 @@
 //!                                                           ──▶ register, workers, dump, health, exposition (counts)
 //! ```
 
+mod access;
 mod answer;
 mod app;
 mod body;
@@ -28,6 +29,7 @@ mod register;
 mod routes;
 mod server;
 mod tls;
+mod trust;
 mod workers;
 mod writer;
 
@@ -43,6 +45,5 @@ use crate::error::Error;
 
 /// Starts to answer.
 pub(crate) fn start(app: &Arc<App>) -> Result<Server, Error> {
-    let tls = app.config.tls.as_ref().map(tls::acceptor).transpose()?;
-    Server::start(app.clone(), tls)
+    Server::start(app.clone())
 }

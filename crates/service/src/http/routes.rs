@@ -19,8 +19,19 @@ GET  /metrics          metrics for Prometheus
 GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";
 
+/// Which key a route needs, where there are keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// None.
+    Open,
+    /// Either.
+    Ask,
+    /// The one that may change what is registered.
+    Admin,
+}
+
 macro_rules! routes {
-    ($($name:ident $path:literal $method:ident $open:literal,)*) => {
+    ($($name:ident $path:literal $method:ident $access:ident,)*) => {
         /// What can be asked.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Route {
@@ -55,11 +66,11 @@ macro_rules! routes {
                 }
             }
 
-            /// Whether it is answered without a key.
-            pub(crate) fn is_open(self) -> bool {
+            /// The key that it needs.
+            pub(crate) fn access(self) -> Access {
                 match self {
-                    $(Self::$name => $open,)*
-                    Self::Unknown => false,
+                    $(Self::$name => Access::$access,)*
+                    Self::Unknown => Access::Ask,
                 }
             }
         }
@@ -67,16 +78,16 @@ macro_rules! routes {
 }
 
 routes! {
-    Query "/query" POST false,
-    QueryByHash "/query_by_hash" POST false,
-    QueryBatch "/query_batch" POST false,
-    Register "/register" POST false,
-    Unregister "/unregister" POST false,
-    Workers "/workers" GET false,
-    Dump "/dump" GET false,
-    Health "/health" GET true,
-    Ready "/ready" GET true,
-    Metrics "/metrics" GET false,
-    OpenApi "/openapi.json" GET false,
-    Welcome "/" GET false,
+    Query "/query" POST Ask,
+    QueryByHash "/query_by_hash" POST Ask,
+    QueryBatch "/query_batch" POST Ask,
+    Register "/register" POST Admin,
+    Unregister "/unregister" POST Admin,
+    Workers "/workers" GET Ask,
+    Dump "/dump" GET Admin,
+    Health "/health" GET Open,
+    Ready "/ready" GET Open,
+    Metrics "/metrics" GET Ask,
+    OpenApi "/openapi.json" GET Ask,
+    Welcome "/" GET Ask,
 }

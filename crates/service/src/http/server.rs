@@ -14,7 +14,6 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio_rustls::TlsAcceptor;
 
 use super::app::App;
 use super::connection::{self, Limits};
@@ -40,14 +39,13 @@ pub(crate) struct Server {
 /// What is common to all connections.
 struct Common {
     app: Arc<App>,
-    tls: Option<TlsAcceptor>,
     limits: Limits,
     stop: watch::Receiver<bool>,
 }
 
 impl Server {
     /// Listens, and answers from now on.
-    pub(crate) fn start(app: Arc<App>, tls: Option<TlsAcceptor>) -> Result<Self, Error> {
+    pub(crate) fn start(app: Arc<App>) -> Result<Self, Error> {
         let config = &app.config;
         let listener = listen(config.bind)
             .map_err(|error| Error::Start { message: format!("cannot listen at {}: {error}", config.bind) })?;
@@ -62,8 +60,9 @@ impl Server {
             .build()
             .map_err(|error| Error::Start { message: format!("cannot start a runtime: {error}") })?;
         let limits = Limits { idle: config.idle_timeout, request: config.request_timeout };
-        let common = Arc::new(Common { app: app.clone(), tls, limits, stop: stopped.clone() });
+        let common = Arc::new(Common { app: app.clone(), limits, stop: stopped.clone() });
         runtime.spawn(accept(listener, common, permits.clone(), stopped));
+        runtime.spawn(app.trust.clone().watch());
         runtime.spawn(async move { app.pulses.http.beat().await });
         Ok(Self { address, stop, permits, connections, runtime: Mutex::new(Some(runtime)) })
     }
@@ -136,7 +135,7 @@ impl Common {
     async fn speak(&self, stream: TcpStream) {
         let handle = |request, until| dispatch::answer(self.app.clone(), request, until);
         let stop = self.stop.clone();
-        match &self.tls {
+        match self.app.trust.tls() {
             None => connection::serve(TokioIo::new(stream), self.limits, stop, handle).await,
             Some(tls) => match tokio::time::timeout(self.limits.request, tls.accept(stream)).await {
                 Ok(Ok(stream)) => connection::serve(TokioIo::new(stream), self.limits, stop, handle).await,

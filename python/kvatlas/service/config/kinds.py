@@ -66,6 +66,24 @@ class Text(Kind):
         raise self.bad(value)
 
 
+class Texts(Kind):
+    """Strings; in text separated by commas."""
+
+    wanted = "a list of strings that are not empty"
+    metavar = "TEXT[,TEXT...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) and item.strip() for item in value):
+            return tuple(item.strip() for item in value)
+        raise self.bad(value)
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.convert(text.split(",")) if text.strip() else ()
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return f"[{', '.join(map(_toml, value))}]"
+
+
 class Choice(Kind):
     """One of a few words."""
 

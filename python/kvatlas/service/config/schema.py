@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from kvatlas._http import is_bearer
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream, check_names
-from kvatlas.service.config.kinds import Address, Choice, Duration, File, Integer, Kind, Size, Text
+from kvatlas.service.config.kinds import Address, Choice, Duration, File, Integer, Kind, Size, Text, Texts
 
 ENV_PREFIX = "KVATLAS_"
 DEFAULT_GROUP = "default"
@@ -51,7 +51,7 @@ class Key:
 
     def show_default(self) -> str:
         """The default, as a file would have it; empty if there is none."""
-        return "" if self.default is None else self.kind.show(self.default)
+        return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
 def _about(kind: Kind, flag: str, text: str) -> dict[str, Any]:
@@ -88,7 +88,10 @@ def keys_of(section: type[_Section]) -> Iterator[Key]:
 
 @dataclass(frozen=True)
 class HttpConfig(_Section):
-    """How queries come in. `key` is the bearer key itself, for programs; elsewhere it is in a file or a variable."""
+    """How queries come in.
+
+    `key` and `admin_key` are the bearer keys themselves, for programs; elsewhere they are in files or variables.
+    """
 
     section: ClassVar[str] = "http"
 
@@ -104,11 +107,34 @@ class HttpConfig(_Section):
             File(), "--key-file", "A file with the bearer key that clients must show. Or the key in KVATLAS_KEY."
         ),
     )
+    admin_key_file: Path | None = field(
+        default=None,
+        metadata=_about(
+            File(),
+            "--admin-key-file",
+            "A file with the bearer key that also registers, unregisters and dumps; the other one then only asks. "
+            "Or the key in KVATLAS_ADMIN_KEY.",
+        ),
+    )
+    hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Texts(),
+            "--hosts",
+            "Host names that requests may name, besides localhost, if it listens on loopback without a key.",
+        ),
+    )
     tls_cert: Path | None = field(
         default=None, metadata=_about(File(), "--tls-cert", "Certificate chain in PEM; with --tls-key turns TLS on.")
     )
     tls_key: Path | None = field(
         default=None, metadata=_about(File(), "--tls-key", "Private key of the certificate, in PEM.")
+    )
+    tls_client_ca: Path | None = field(
+        default=None,
+        metadata=_about(
+            File(), "--tls-client-ca", "Authorities in PEM, one of which must have signed each client's certificate."
+        ),
     )
     max_body: int = field(default=8 << 20, metadata=_about(Size(), "--max-body", "Bytes of a request's body at most."))
     max_connections: int = field(
@@ -132,24 +158,35 @@ class HttpConfig(_Section):
         ),
     )
     key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError("http.tls_client_ca needs TLS: http.tls_cert and http.tls_key are missing")
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "http.tls_key" if self.tls_key is None else "http.tls_cert"
             raise ConfigError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
-        if self.key is not None:
-            check_secret(self.key, "http.key")
-            if self.key_file is not None:
-                raise ConfigError("http.key and http.key_file are both given: give one of them")
+        _one_key("http.key", self.key, self.key_file)
+        _one_key("http.admin_key", self.admin_key, self.admin_key_file)
 
     def bearer(self) -> str | None:
-        """The bearer key, if there is one.
+        """The bearer key for those who ask, if there is one.
 
         Raises:
             ConfigError: The key file cannot be read, or has no key in it.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "http.key_file")
+
+    def admin_bearer(self) -> str | None:
+        """The bearer key that may do everything, if there is one of its own.
+
+        Raises:
+            ConfigError: The key file cannot be read, or has no key in it.
+        """
+        if self.admin_key_file is None:
+            return self.admin_key
+        return read_secret(self.admin_key_file, "http.admin_key_file")
 
     def is_loopback(self) -> bool:
         """Whether only this machine can ask."""
@@ -250,10 +287,7 @@ class DiscoveryConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.key is not None:
-            check_secret(self.key, "discovery.key")
-            if self.key_file is not None:
-                raise ConfigError("discovery.key and discovery.key_file are both given: give one of them")
+        _one_key("discovery.key", self.key, self.key_file)
 
     def bearer(self) -> str | None:
         """The engines' API key, if there is one.
@@ -331,8 +365,8 @@ class Config(_Section):
             stream.check(model=self.model, block_size=self.block_size)
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
-        """What the native service is told: JSON's types, durations in seconds, the key read from its file."""
-        http = {
+        """What the native service is told: JSON's types, durations in seconds."""
+        http: dict[str, Any] = {
             name: getattr(self.http, name)
             for name in (
                 "bind",
@@ -344,10 +378,20 @@ class Config(_Section):
                 "untrusted",
             )
         }
-        http["key"] = self.http.bearer()
+        self.http.bearer(), self.http.admin_bearer()  # what is wrong with a file is said here, in our words
+        for name in ("key", "admin_key"):
+            file = getattr(self.http, f"{name}_file")
+            http[name] = getattr(self.http, name)
+            http[f"{name}_file"] = None if file is None else str(file)
+        http["hosts"] = list(self.http.hosts)
         logs = {"format": self.log.format, "level": self.log.level if log else "off"}
         if self.http.tls_cert is not None:
-            http["tls"] = {"cert": str(self.http.tls_cert), "key": str(self.http.tls_key)}
+            authority = self.http.tls_client_ca
+            http["tls"] = {
+                "cert": str(self.http.tls_cert),
+                "key": str(self.http.tls_key),
+                "client_ca": None if authority is None else str(authority),
+            }
         return {"http": http, "streams": dataclasses.asdict(self.events), "holds": list(holds), "log": logs}
 
 
@@ -363,6 +407,13 @@ SECTIONS: dict[str, type[_Section]] = {
 def all_keys() -> tuple[Key, ...]:
     """Every setting that has one value, in the order of the sections."""
     return tuple(key for section in SECTIONS.values() for key in keys_of(section))
+
+
+def _one_key(name: str, key: str | None, file: Path | None) -> None:
+    if key is not None:
+        check_secret(key, name)
+        if file is not None:
+            raise ConfigError(f"{name} and {name}_file are both given: give one of them")
 
 
 def read_secret(path: Path, name: str) -> str:
