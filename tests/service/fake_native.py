@@ -32,13 +32,15 @@ class FakeNative:
         self.registered: dict[tuple[str, int], dict[str, Any]] = {}
         self.log: list[tuple[str, str, int | None]] = []
         self.refuse: dict[str, str] = {}
+        self.announced_by: dict[str, str | None] = {}
         self.closed = False
         self.reloads = 0
         self.drained: float | None = None
         self._lock = threading.Lock()
 
-    def register(self, registration: str) -> bool:
+    def register(self, registration: str, announced_by: str | None = None) -> bool:
         about = json.loads(registration)
+        self.announced_by[about["instance_id"]] = announced_by
         name = (about["instance_id"], about["dp_rank"])
         with self._lock:
             if why := self.refuse.get(name[0]):

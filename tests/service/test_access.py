@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -246,3 +248,69 @@ def test_other_peoples_web_pages_are_kept_out() -> None:
     with running(bind="0.0.0.0:0") as service:
         port = service.address.rpartition(":")[2]
         assert ask(f"127.0.0.1:{port}", "GET", "/health", headers={"Host": "any.example"}).status == 200
+
+
+# Endpoints
+
+
+def test_without_a_key_engines_elsewhere_must_be_listed() -> None:
+    with running() as service:
+        for rank, own in enumerate(("tcp://127.0.0.1:9", "tcp://[::1]:9", "tcp://localhost:9")):
+            assert register(service, own, dp_rank=rank).status == 201, own
+        for other in ("tcp://10.0.0.1:9", "tcp://169.254.169.254:80", "tcp://host-1:9", "ipc:///run/docker.sock"):
+            refused = register(service, other, dp_rank=50)
+            assert (refused.status, refused.code) == (403, "endpoint_not_allowed"), other
+            assert "streams.allow" in refused.json["error"]
+        refused = register(service, "tcp://127.0.0.1:9", dp_rank=50, replay_endpoint="tcp://10.0.0.1:9")
+        assert refused.code == "endpoint_not_allowed"
+    with running(admin_key="k") as service:
+        assert register(service, "tcp://10.0.0.1:9", "k").status == 201
+
+
+def test_only_listed_engines_are_followed() -> None:
+    allow = ["10.0.0.0/8", "host-*", "ipc:///run/engines/*"]
+    with running({"allow": allow}, key="k") as service:
+        for at, (endpoint, status) in enumerate(
+            [
+                ("tcp://10.1.2.3:9", 201),
+                ("tcp://host-7:9", 201),
+                ("ipc:///run/engines/a", 201),
+                ("tcp://127.0.0.1:9", 403),
+                ("tcp://other:9", 403),
+                ("ipc:///run/a", 403),
+            ]
+        ):
+            assert register(service, endpoint, "k", dp_rank=at).status == status, endpoint
+    with pytest.raises(ServiceError, match=r"streams\.allow"), running({"allow": ["10.0.0.0/99"]}):
+        pass
+
+
+def test_engines_name_only_themselves() -> None:
+    def body(endpoint: str) -> str:
+        about = {"instance_id": endpoint, "endpoint": endpoint, "model_name": MODEL, "block_size": BLOCK_SIZE}
+        return json.dumps(about)
+
+    with running() as service:
+        assert service.register(body("tcp://10.0.0.1:9"))  # the operator's own
+        assert service.register(body("tcp://host-1:9"), "host-1")
+        with pytest.raises(ServiceError, match="--allow") as caught:
+            service.register(body("tcp://host-2:9"), "host-1")
+        assert caught.value.code == "endpoint_not_allowed"
+
+
+def test_errors_do_not_tell_what_listens_where() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        ports = [silent.getsockname()[1], closed.getsockname()[1]]
+        with running({"reconnect_max": 0.1}) as service, Connection(service.address) as client:
+            http = int(service.address.rpartition(":")[2])
+            hosts = [f"tcp://127.0.0.1:{port}" for port in (*ports, http)]
+            for rank, endpoint in enumerate(hosts):
+                assert register(service, endpoint, dp_rank=rank).status == 201
+
+            def errors() -> list[str | None]:
+                (worker,) = client.ask("GET", "/workers").json
+                return [stream.get("last_error") for stream in worker["streams"].values()]
+
+            until(lambda: None not in errors())
+            assert set(errors()) == {"cannot connect"}

@@ -37,6 +37,7 @@ OTHER = {
     "http.request_timeout": "3s",
     "http.idle_timeout": "4s",
     "http.untrusted": "flag",
+    "events.allow": "10.0.0.0/8,pod-*,ipc:///run/*",
     "events.threads": "3",
     "events.stale_after": "1m",
     "events.probe_interval": "1s",

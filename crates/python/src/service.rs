@@ -25,8 +25,9 @@ impl Service {
         self.inner.address().to_string()
     }
 
-    fn register(&self, py: Python<'_>, registration_json: &str) -> PyResult<bool> {
-        py.detach(|| self.inner.register(registration_json)).map_err(|error| errors::service(&error))
+    #[pyo3(signature = (registration_json, announced_by=None))]
+    fn register(&self, py: Python<'_>, registration_json: &str, announced_by: Option<&str>) -> PyResult<bool> {
+        py.detach(|| self.inner.register(registration_json, announced_by)).map_err(|error| errors::service(&error))
     }
 
     fn reload(&self, py: Python<'_>) -> PyResult<()> {

@@ -89,6 +89,9 @@ pub enum UntrustedPolicy {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StreamConfig {
+    /// Networks, patterns of host names and of `ipc://` paths that may be registered over HTTP or by discovery. If empty:
+    /// everything where registering needs a key, else loopback.
+    pub allow: Vec<String>,
     /// Threads that apply events.
     pub threads: usize,
     /// Silence, without an answer from the replay socket either, after which a stream is not trusted any more.
@@ -143,6 +146,7 @@ impl Default for HttpConfig {
 impl Default for StreamConfig {
     fn default() -> Self {
         Self {
+            allow: Vec::new(),
             threads: 2,
             stale_after: Duration::from_secs(30),
             probe_interval: Duration::from_secs(5),

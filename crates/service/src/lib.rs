@@ -17,6 +17,7 @@
 
 #![deny(unsafe_code)]
 
+mod allow;
 pub mod config;
 pub mod endpoint;
 pub mod error;

@@ -44,8 +44,9 @@ impl Service {
             .map_err(|error| Error::Start {
                 message: format!("cannot start the threads that follow streams: {error}"),
             })?;
+        let allow = config.streams.allow.clone();
         let fleet = Fleet::new(config.streams, &config.holds, ingest.handle().clone());
-        let app = App::new(fleet, config.http)?;
+        let app = App::new(fleet, config.http, &allow)?;
         let beating = app.clone();
         ingest.spawn(async move { beating.pulses.ingest.beat().await });
         let server = http::start(&app)?;
@@ -70,11 +71,17 @@ impl Service {
 
     /// Registers what a body of `/register` says, which may name its `source` too. True if that is new.
     ///
+    /// `announced_by`: the host of the engine that named the endpoints; they must be there or be allowed. None if the
+    /// operator named them: that is fine.
+    ///
     /// # Errors
     /// As `/register` has them.
-    pub fn register(&self, json: &str) -> Result<bool, Error> {
+    pub fn register(&self, json: &str, announced_by: Option<&str>) -> Result<bool, Error> {
         let registration = http::registration(json.as_bytes())
             .map_err(|refusal| Error::Invalid { code: refusal.code, message: refusal.message })?;
+        if announced_by.is_some() {
+            http::check_allowed(&self.app.allow, &registration, announced_by)?;
+        }
         let fleet = self.app.fleet.clone();
         let registering = self.wait(async move { fleet.register(registration).await })??;
         Ok(registering == Registering::New)

@@ -20,7 +20,7 @@ fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspac
     let engine = json!({
         "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
     });
-    service.register(&engine.to_string()).expect("registered");
+    service.register(&engine.to_string(), None).expect("registered");
     service.fleet().keyspace("m", "default").expect("made by the registration")
 }
 

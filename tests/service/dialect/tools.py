@@ -24,9 +24,9 @@ BLOCK_SIZE = 4
 
 
 @contextlib.contextmanager
-def running(**http: Any) -> Iterator[Service]:
+def running(streams: dict[str, Any] | None = None, **http: Any) -> Iterator[Service]:
     """A service on a port of its own."""
-    settings = {"http": {"bind": "127.0.0.1:0"} | http, "log": {"level": "off"}}
+    settings = {"http": {"bind": "127.0.0.1:0"} | http, "streams": streams or {}, "log": {"level": "off"}}
     service = Service(json.dumps(settings))
     try:
         yield service

@@ -73,7 +73,10 @@ pub(crate) fn check_host<B>(request: &Request<B>, more: &[String]) -> Result<(),
     let named = std::str::from_utf8(named).unwrap_or_default();
     let bare = match named.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => named.rsplit_once(':').map_or(named, |(host, _)| host),
+        None => match named.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => host,
+            _ => named,
+        },
     };
     let is_own = bare.parse::<IpAddr>().map_or_else(
         |_| bare.eq_ignore_ascii_case("localhost") || more.iter().any(|host| host.eq_ignore_ascii_case(bare)),

@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use super::counts::Counts;
 use super::health::Pulses;
 use super::trust::Trust;
+use crate::allow::Allow;
 use crate::config::HttpConfig;
 use crate::error::Error;
 use crate::fleet::Fleet;
@@ -19,15 +20,18 @@ pub(crate) struct App {
     pub(crate) counts: Arc<Counts>,
     pub(crate) pulses: Pulses,
     pub(crate) trust: Arc<Trust>,
+    /// Which endpoints may be registered.
+    pub(crate) allow: Allow,
     /// For the one dump that may run at a time.
     pub(super) dumps: Arc<Semaphore>,
 }
 
 impl App {
-    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig) -> Result<Arc<Self>, Error> {
+    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig, allow: &[String]) -> Result<Arc<Self>, Error> {
         let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
         let trust = Arc::new(Trust::new(&config)?);
-        Ok(Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), trust, dumps }))
+        let allow = Allow::new(allow, !trust.keys().asked_for_changes())?;
+        Ok(Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), trust, allow, dumps }))
     }
 
     /// Whether requests must name this machine: nothing else keeps other people's web pages out.

@@ -37,7 +37,7 @@ use std::sync::Arc;
 
 pub(crate) use app::App;
 pub(crate) use health::waiting;
-pub(crate) use register::registration;
+pub(crate) use register::{check_allowed, registration};
 pub(crate) use server::Server;
 pub(crate) use workers::list as workers;
 

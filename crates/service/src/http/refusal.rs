@@ -142,6 +142,7 @@ impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let status = match &error {
             Error::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Error::Forbidden { .. } => StatusCode::FORBIDDEN,
             Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::Unknown { .. } => StatusCode::NOT_FOUND,
             // A change that was cut off because the service is going down.

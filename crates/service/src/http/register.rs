@@ -10,6 +10,8 @@ use super::answer::{Answer, json};
 use super::app::App;
 use super::query::{DEFAULT_ROUTING_GROUP, check_name};
 use super::refusal::Refusal;
+use crate::allow::Allow;
+use crate::error::Error;
 use crate::fleet::Registering;
 use crate::state::Registration;
 
@@ -107,8 +109,16 @@ pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
     })
 }
 
+/// Whether the endpoints of a registration may be followed. `host`: one that the operator named otherwise.
+pub(crate) fn check_allowed(allow: &Allow, registration: &Registration, host: Option<&str>) -> Result<(), Error> {
+    let endpoints = std::iter::once(&registration.endpoint).chain(&registration.replay_endpoint);
+    endpoints.into_iter().try_for_each(|endpoint| allow.check(endpoint, host))
+}
+
 pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
-    let status = match app.fleet.register(registration(body)?).await? {
+    let registration = registration(body)?;
+    check_allowed(&app.allow, &registration, None)?;
+    let status = match app.fleet.register(registration).await? {
         Registering::New => StatusCode::CREATED,
         Registering::Already => StatusCode::OK,
     };

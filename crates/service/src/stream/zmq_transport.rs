@@ -59,6 +59,8 @@ pub(crate) struct ZmqTransport {
     place: Place,
     live_address: Address,
     replay_address: Option<Address>,
+    worker: String,
+    rank: u32,
     topic: String,
     /// A question not sent yet.
     question: Option<u64>,
@@ -69,6 +71,8 @@ pub(crate) struct ZmqTransport {
     pause_max: Duration,
     /// Whether the replay socket is read first.
     replies_first: bool,
+    /// Why there was no connection, as the log was last told.
+    told: Option<String>,
     frames: Vec<zmq::Message>,
 }
 
@@ -80,7 +84,10 @@ impl ZmqTransport {
             place: Place::take(),
             live_address: Address::new(&registration.endpoint),
             replay_address: registration.replay_endpoint.as_ref().map(Address::new),
+            worker: registration.worker.clone(),
+            rank: registration.rank,
             topic: registration.topic.clone(),
+            told: None,
             question: None,
             timer: Box::pin(sleep_until(Instant::now())),
             pause: config.reconnect_min,
@@ -132,7 +139,21 @@ impl ZmqTransport {
         let was_connected = self.live.take().is_some_and(|live| live.connected);
         self.set_timer(self.pause);
         self.pause = (self.pause * 2).clamp(self.pause_min, self.pause_max);
-        if was_connected { Incoming::Disconnected(why) } else { Incoming::Unreachable(why) }
+        if was_connected {
+            self.told = None;
+            return Incoming::Disconnected(why);
+        }
+        self.unreachable("", &why)
+    }
+
+    /// Why there is no connection is for the log: everybody may read the status, and could look by it for what listens
+    /// where. Said once, not with each attempt.
+    fn unreachable(&mut self, socket: &str, why: &str) -> Incoming<Payload> {
+        if self.told.as_deref() != Some(why) {
+            tracing::info!(worker = self.worker, rank = self.rank, socket, why, "cannot connect");
+            self.told = Some(why.to_owned());
+        }
+        Incoming::Unreachable(format!("{socket}cannot connect"))
     }
 
     /// Makes a live connection if there is none.
@@ -185,7 +206,7 @@ impl ZmqTransport {
                     Ok(dealer) => self.dealer = Some(dealer),
                     Err(error) => {
                         self.question = None; // Its deadline passes.
-                        return Poll::Ready(Incoming::Unreachable(format!("replay: {error}")));
+                        return Poll::Ready(self.unreachable("replay: ", &error.to_string()));
                     }
                 }
             }
@@ -201,7 +222,7 @@ impl ZmqTransport {
             Ok(()) => Poll::Ready(reply(&mut self.frames)),
             Err(error) => {
                 self.dealer = None;
-                Poll::Ready(Incoming::Unreachable(format!("replay: {error}")))
+                Poll::Ready(self.unreachable("replay: ", &error.to_string()))
             }
         }
     }

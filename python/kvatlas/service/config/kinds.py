@@ -84,6 +84,24 @@ class Texts(Kind):
         return f"[{', '.join(map(_toml, value))}]"
 
 
+class Hosts(Texts):
+    """Networks and patterns of host names."""
+
+    wanted = 'a list of networks, host names and paths: "10.0.0.0/8", "pod-*.engines", "ipc:///run/engines/*"'
+    metavar = "HOST[,HOST...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        hosts = super().convert(value)
+        for host in hosts:
+            if re.fullmatch(r"ipc://.+|[\w.*-]*[^\W\d_*.-][\w.*-]*|[\w.*-]*\*[\w.*-]*", host, re.DOTALL):
+                continue
+            try:
+                ipaddress.ip_network(host, strict=False)
+            except ValueError:
+                raise self.bad(host) from None
+        return hosts
+
+
 class Choice(Kind):
     """One of a few words."""
 

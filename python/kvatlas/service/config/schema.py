@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from kvatlas._http import is_bearer
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream, check_names
-from kvatlas.service.config.kinds import Address, Choice, Duration, File, Integer, Kind, Size, Text, Texts
+from kvatlas.service.config.kinds import Address, Choice, Duration, File, Hosts, Integer, Kind, Size, Text, Texts
 
 ENV_PREFIX = "KVATLAS_"
 DEFAULT_GROUP = "default"
@@ -200,6 +200,15 @@ class EventsConfig(_Section):
 
     section: ClassVar[str] = "events"
 
+    allow: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Hosts(),
+            "--allow",
+            "Networks, host names and ipc:// paths, with * for anything, that may be registered over HTTP or by "
+            "discovery. If not given: every one where registering needs a key, else loopback.",
+        ),
+    )
     threads: int = field(default=2, metadata=_about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
     stale_after: float = field(
         default=30.0,
@@ -392,7 +401,8 @@ class Config(_Section):
                 "key": str(self.http.tls_key),
                 "client_ca": None if authority is None else str(authority),
             }
-        return {"http": http, "streams": dataclasses.asdict(self.events), "holds": list(holds), "log": logs}
+        streams = dataclasses.asdict(self.events) | {"allow": list(self.events.allow)}
+        return {"http": http, "streams": streams, "holds": list(holds), "log": logs}
 
 
 SECTIONS: dict[str, type[_Section]] = {
