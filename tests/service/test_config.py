@@ -49,6 +49,12 @@ OTHER = {
     "events.settle_timeout": "5s",
     "events.buffer_batches": "10",
     "events.buffer_bytes": "64kB",
+    "limits.workers": "5",
+    "limits.streams": "6",
+    "limits.keyspaces": "7",
+    "limits.blocks_per_rank": "1000",
+    "limits.blocks_per_worker": "2000",
+    "limits.buffer_bytes": "1MiB",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -230,7 +236,7 @@ REFUSED_FILES = [
         "k.toml, line 3: unknown key events.stale_afer: did you mean events.stale_after?",
     ),
     ("[stream]\nthreads = 1", "k.toml, line 1: stream must be tables, [[stream]], or a list of strings"),
-    ("[streams]\nthreads = 1", "k.toml, line 1: unknown key streams: did you mean [[stream]]?"),
+    ("[streams]\nthreads = 1", "k.toml, line 1: unknown key streams: did you mean limits.streams?"),
     ('engines = ["http://a"]', "k.toml, line 1: unknown key engines: did you mean [[engine]]?"),
     ("http = 3", "k.toml, line 1: http must be a table, [http], got 3"),
     ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, threads, "),
@@ -431,7 +437,10 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     assert default["holds"] == ["discovery"]
     assert "tls" not in default["http"]
     # Every setting of these sections is passed on.
-    assert default["streams"].keys() == {key.path[7:] for key in KEYS.values() if key.path.startswith("events.")}
+    streams = {key.path[7:] for key in KEYS.values() if key.path.startswith("events.")}
+    assert default["streams"].keys() == streams | {"limits"}
+    limits = {key.path[7:] for key in KEYS.values() if key.path.startswith("limits.")}
+    assert default["streams"]["limits"].keys() == limits
     own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.") and ".tls_" not in key.path}
     assert default["http"].keys() == own | {"key", "admin_key"}
 
@@ -441,9 +450,11 @@ def test_defaults_are_those_of_the_native_service() -> None:
     source = (ROOT / "crates/service/src/config.rs").read_text()
     default = Config().for_native()
     found = 0
-    for section in ("http", "streams"):
-        name = {"http": "HttpConfig", "streams": "StreamConfig"}[section]
-        body = source.split(f"impl Default for {name}")[1].split("\n}\n")[0]
+    limits_source = (ROOT / "crates/service/src/limits.rs").read_text()
+    default["limits"] = default["streams"].pop("limits")
+    for section in ("http", "streams", "limits"):
+        name = {"http": "HttpConfig", "streams": "StreamConfig", "limits": "LimitsConfig"}[section]
+        body = (limits_source if section == "limits" else source).split(f"impl Default for {name}")[1].split("\n}\n")[0]
         for field, text in re.findall(r"^            (\w+): (.+),$", body, re.MULTILINE):
             value = default[section].get(field)
             if match := re.fullmatch(r"Duration::from_(secs|millis)\(([\d_]+)\)", text):
@@ -454,7 +465,7 @@ def test_defaults_are_those_of_the_native_service() -> None:
             else:
                 continue
             found += 1
-    assert found >= 14
+    assert found >= 20
 
 
 def test_the_documentation_has_every_setting() -> None:

@@ -608,6 +608,7 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
     key = (running(key="k"), "GET", "/workers", None)
     both = running(key="k", admin_key="a")
     other_key = (both, "GET", "/dump", None, ("Authorization", "Bearer k"))
+    limited = running({"limits": {"workers": 1}})
     small = (running(max_body=10), "POST", "/query", b" " * 11)
     given = {
         answer.code: answer.status
@@ -642,6 +643,10 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         with settings as other:
             answer = ask(other.address, method, path, body, headers=dict(more))
             given[answer.code] = answer.status
+    with limited as other:
+        assert register(other, 1).status == 201
+        full = register(other, 2)
+        given[full.code] = full.status
     with running(request_timeout=0.2) as other, Connection(other.address) as client:
         client.send(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         answer = client.read()

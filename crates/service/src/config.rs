@@ -3,11 +3,13 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::error::Error;
+use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
 use crate::secret::Secret;
 
@@ -121,6 +123,11 @@ pub struct StreamConfig {
     pub buffer_batches: usize,
     /// Bytes of them.
     pub buffer_bytes: usize,
+    /// On what others can make grow.
+    pub limits: LimitsConfig,
+    /// What all streams share that have this configuration.
+    #[serde(skip)]
+    pub shared: Arc<Shared>,
 }
 
 impl Default for HttpConfig {
@@ -158,6 +165,8 @@ impl Default for StreamConfig {
             settle_timeout: Duration::from_secs(30),
             buffer_batches: 100_000,
             buffer_bytes: 256 << 20,
+            limits: LimitsConfig::default(),
+            shared: Arc::default(),
         }
     }
 }

@@ -18,6 +18,7 @@ use self::registry::Registry;
 pub use self::registry::{Registering, WorkerView};
 use crate::config::StreamConfig;
 use crate::error::Error;
+use crate::limits::Shared;
 use crate::state::{Keyspace, Registration, lock};
 
 /// All that is registered.
@@ -59,6 +60,12 @@ impl Fleet {
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerView> {
         self.registry.workers()
+    }
+
+    /// What all streams share, and how often each limit was reached.
+    #[must_use]
+    pub fn shared(&self) -> &Shared {
+        self.registry.shared()
     }
 
     /// What readiness waits for.

@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use super::counts::{CLASSES, Counts, SECONDS};
 use super::routes::Route;
 use crate::fleet::Fleet;
+use crate::limits::Limit;
 use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
@@ -82,7 +83,15 @@ impl Scrape {
 
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.fleet.waiting().is_over()))?;
-        gauge(encoder, "workers", "Registered workers", self.fleet.workers().len() as i64)
+        gauge(encoder, "workers", "Registered workers", self.fleet.workers().len() as i64)?;
+        let shared = self.fleet.shared();
+        gauge(encoder, "buffered_bytes", "Bytes waiting in the buffers of all streams", shared.buffered() as i64)?;
+        let help = "Times that something was refused or forgotten because a limit was reached, by limit";
+        let mut family = describe(encoder, "limits_reached", help, MetricType::Counter)?;
+        for limit in Limit::ALL {
+            count_of(&mut family, &[("limit", limit.name())], shared.reached(limit))?;
+        }
+        Ok(())
     }
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {

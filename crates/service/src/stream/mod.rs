@@ -4,11 +4,13 @@
 //! `zmq_transport` has real ones; `holdings` brings batches into the index.
 
 mod address;
+mod block_limits;
 mod contexts;
 mod holdings;
 mod machine;
 mod monitor;
 mod polled;
+mod read_ahead;
 mod task;
 #[cfg(test)]
 mod task_tests;

@@ -6,7 +6,7 @@ the two lists, and `read` puts a configuration together from flags, the environm
 
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.read import ResolvedConfig, read_config, show_config
-from kvatlas.service.config.schema import Config, DiscoveryConfig, EventsConfig, HttpConfig, LogConfig
+from kvatlas.service.config.schema import Config, DiscoveryConfig, EventsConfig, HttpConfig, LimitsConfig, LogConfig
 
 __all__ = [
     "Config",
@@ -14,6 +14,7 @@ __all__ = [
     "Engine",
     "EventsConfig",
     "HttpConfig",
+    "LimitsConfig",
     "LogConfig",
     "ResolvedConfig",
     "Stream",

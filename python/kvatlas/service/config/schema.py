@@ -259,6 +259,34 @@ class EventsConfig(_Section):
             )
 
 
+_COUNT = Integer(1, 1 << 40)
+
+
+@dataclass(frozen=True)
+class LimitsConfig(_Section):
+    """On what others can make grow. The defaults are far beyond a fleet of 1,000 engines."""
+
+    section: ClassVar[str] = "limits"
+
+    workers: int = field(default=16_384, metadata=_about(_COUNT, "--max-workers", "Registered workers at most."))
+    streams: int = field(default=16_384, metadata=_about(_COUNT, "--max-streams", "Streams of all workers at most."))
+    keyspaces: int = field(
+        default=1024, metadata=_about(_COUNT, "--max-keyspaces", "Models times routing groups at most.")
+    )
+    blocks_per_rank: int = field(
+        default=16 << 20,
+        metadata=_about(_COUNT, "--max-blocks-per-rank", "Blocks that one rank of a worker may hold."),
+    )
+    blocks_per_worker: int = field(
+        default=64 << 20,
+        metadata=_about(_COUNT, "--max-blocks-per-worker", "Blocks that all ranks of a worker may hold."),
+    )
+    buffer_bytes: int = field(
+        default=2 << 30,
+        metadata=_about(Size(), "--max-buffer-bytes", "Bytes that wait in the buffers of all streams together."),
+    )
+
+
 @dataclass(frozen=True)
 class DiscoveryConfig(_Section):
     """How engines are asked where their events are. `key` is the engines' API key itself, for programs."""
@@ -359,6 +387,7 @@ class Config(_Section):
     )
     http: HttpConfig = field(default_factory=HttpConfig)
     events: EventsConfig = field(default_factory=EventsConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -401,7 +430,10 @@ class Config(_Section):
                 "key": str(self.http.tls_key),
                 "client_ca": None if authority is None else str(authority),
             }
-        streams = dataclasses.asdict(self.events) | {"allow": list(self.events.allow)}
+        streams = dataclasses.asdict(self.events) | {
+            "allow": list(self.events.allow),
+            "limits": dataclasses.asdict(self.limits),
+        }
         return {"http": http, "streams": streams, "holds": list(holds), "log": logs}
 
 
@@ -409,6 +441,7 @@ SECTIONS: dict[str, type[_Section]] = {
     "": Config,
     "http": HttpConfig,
     "events": EventsConfig,
+    "limits": LimitsConfig,
     "discovery": DiscoveryConfig,
     "log": LogConfig,
 }
