@@ -28,6 +28,8 @@ class FakeNative:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.address = "127.0.0.1:8090"
+        self.admin_address: str | None = None
+        self.left = False
         self.holds = set(settings["holds"])
         self.registered: dict[tuple[str, int], dict[str, Any]] = {}
         self.log: list[tuple[str, str, int | None]] = []
@@ -78,7 +80,10 @@ class FakeNative:
         self.holds.discard(hold)
         return there
 
-    def drain(self, timeout: float) -> bool:
+    def leave(self) -> None:
+        self.left = True
+
+    def drain(self, timeout: float, delay: float = 0.0) -> bool:
         self.drained = timeout
         return True
 

@@ -24,7 +24,9 @@ OTHER = {
     "block_size": "32",
     "routing_group": "blue",
     "drain_timeout": "1m",
+    "drain_delay": "5s",
     "http.bind": "0.0.0.0:80",
+    "http.admin_bind": "127.0.0.1:9090",
     "http.threads": "3",
     "http.key_file": "key",
     "http.admin_key_file": "admin-key",
@@ -239,7 +241,7 @@ REFUSED_FILES = [
     ("[streams]\nthreads = 1", "k.toml, line 1: unknown key streams: did you mean limits.streams?"),
     ('engines = ["http://a"]', "k.toml, line 1: unknown key engines: did you mean [[engine]]?"),
     ("http = 3", "k.toml, line 1: http must be a table, [http], got 3"),
-    ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, threads, "),
+    ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, admin_bind, threads, "),
     (
         '[http]\nkey = "k"',
         "k.toml, line 2: http.key does not belong in a configuration file: use http.key_file or KVATLAS_KEY",

@@ -25,6 +25,11 @@ impl Service {
         self.inner.address().to_string()
     }
 
+    #[getter]
+    fn admin_address(&self) -> Option<String> {
+        self.inner.admin_address().map(|address| address.to_string())
+    }
+
     #[pyo3(signature = (registration_json, announced_by=None))]
     fn register(&self, py: Python<'_>, registration_json: &str, announced_by: Option<&str>) -> PyResult<bool> {
         py.detach(|| self.inner.register(registration_json, announced_by)).map_err(|error| errors::service(&error))
@@ -51,13 +56,21 @@ impl Service {
         self.inner.fleet().release(hold)
     }
 
-    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|_| errors::argument("out_of_range", "timeout must be a number of seconds from 0 on"))?;
-        Ok(py.detach(|| self.inner.drain(timeout)))
+    fn leave(&self) {
+        self.inner.leave();
+    }
+
+    #[pyo3(signature = (timeout, delay=0.0))]
+    fn drain(&self, py: Python<'_>, timeout: f64, delay: f64) -> PyResult<bool> {
+        let seconds = |name: &str, seconds| {
+            let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
+            Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
+        };
+        let (timeout, delay) = (seconds("timeout", timeout)?, seconds("delay", delay)?);
+        Ok(py.detach(|| self.inner.drain(timeout, delay)))
     }
 
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.inner.drain(Duration::ZERO));
+        py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
 }

@@ -34,6 +34,8 @@ pub struct Config {
 pub struct HttpConfig {
     /// Where to listen; port 0 lets the system choose.
     pub bind: SocketAddr,
+    /// Where to listen besides, for health, readiness and metrics only: without TLS and without a key.
+    pub admin_bind: Option<SocketAddr>,
     /// Threads that answer; 0 for one a core.
     pub threads: usize,
     /// The bearer key that clients must show to ask; none for no check.
@@ -134,6 +136,7 @@ impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             bind: SocketAddr::from(([127, 0, 0, 1], 8090)),
+            admin_bind: None,
             threads: 0,
             key: None,
             key_file: None,

@@ -20,6 +20,7 @@ const END: Duration = Duration::from_secs(2);
 pub struct Service {
     app: Arc<App>,
     address: SocketAddr,
+    admin_address: Option<SocketAddr>,
     running: Mutex<Option<Running>>,
 }
 
@@ -54,13 +55,23 @@ impl Service {
         let (tls, key) = (app.config.tls.is_some(), app.trust.keys().asked_for());
         let admin_key = app.trust.keys().asked_for_changes();
         tracing::info!(%address, tls, key, admin_key, threads = app.threads(), "listening");
-        Ok(Self { app, address, running: Mutex::new(Some(Running { server, ingest })) })
+        let admin_address = server.admin_address();
+        if let Some(address) = admin_address {
+            tracing::info!(%address, "listening for health, readiness and metrics");
+        }
+        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, ingest })) })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens for administrators, if it does.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
     }
 
     /// Who is registered.
@@ -121,12 +132,20 @@ impl Service {
         http::waiting(&self.app.fleet)
     }
 
-    /// Says that it is not ready, accepts no more connections, answers what was asked, ends all streams and threads.
-    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
-    pub fn drain(&self, timeout: Duration) -> bool {
-        let Some(Running { server, ingest }) = self.take() else { return true };
-        let until = Instant::now() + timeout;
+    /// Says from now on that it is not ready. All else goes on.
+    pub fn leave(&self) {
         self.app.fleet.drain();
+    }
+
+    /// Says that it is not ready, goes on for `delay`, so that whoever looks at readiness stops asking; then accepts no
+    /// more connections, answers what was asked, ends all streams and threads.
+    ///
+    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
+    pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
+        let Some(Running { server, ingest }) = self.take() else { return true };
+        self.leave();
+        std::thread::sleep(delay);
+        let until = Instant::now() + timeout;
         let fleet = self.app.fleet.clone();
         let in_time = ingest.block_on(async {
             let answered = server.drain(timeout).await;
@@ -158,6 +177,6 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.drain(Duration::ZERO);
+        self.drain(Duration::ZERO, Duration::ZERO);
     }
 }

@@ -79,6 +79,8 @@ def _greet(service: Service) -> None:
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /register, or start with --engine URL"
         print(f"kvatlas {__version__} answers at {service.url}", file=sys.stderr)
+        if service.admin_address:
+            print(f"health, readiness and metrics also at http://{service.admin_address}", file=sys.stderr)
         print(f"engines: {from_whom}", file=sys.stderr, flush=True)
     if not config.http.is_loopback() and config.http.bearer() is None:
         logger.warning(
@@ -103,6 +105,8 @@ def _until_stopped(service: Service, stop: _Stop) -> None:
 
 
 def _drain(service: Service) -> int:
+    if service.config.drain_delay:
+        logger.info("stopping: not ready from now on; requests are taken for %g s more", service.config.drain_delay)
     logger.info("stopping: finishing requests, for %g s at most", service.config.drain_timeout)
     done: list[bool] = []
     # In a thread, so that a second signal is handled meanwhile: by the main thread, between waits.

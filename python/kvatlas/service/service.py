@@ -97,6 +97,11 @@ class Service:
         return self._native.address
 
     @property
+    def admin_address(self) -> str | None:
+        """Where it listens for health, readiness and metrics only: the IP address and port; None if it does not."""
+        return self._native.admin_address
+
+    @property
     def config(self) -> Config:
         """Its configuration."""
         return self._config
@@ -227,9 +232,18 @@ class Service:
         return False
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Stop taking connections, finish the requests that run, end the streams. True if all ended in time."""
+        """End it in order. True if all ended in time.
+
+        It says that it is not ready, goes on for `config.drain_delay`, takes no more connections, finishes the requests
+        that run, and ends the streams.
+
+        Args:
+            timeout: Seconds for the requests that run; those of the configuration if not given.
+        """
+        config = self._config
+        self._native.leave()
         self._stop_discovery()
-        return self._native.drain(self._config.drain_timeout if timeout is None else timeout)
+        return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
 
     def close(self) -> None:
         """End it at once. Doing so twice is fine."""

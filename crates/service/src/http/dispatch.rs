@@ -11,33 +11,47 @@ use hyper::{Method, Request, Response, StatusCode};
 use super::access::check_host;
 use super::answer::{Answer, json, json_pieces, typed};
 use super::app::App;
+use super::places::Place;
 use super::query::Kind;
 use super::refusal::Refusal;
-use super::routes::{Route, WELCOME};
+use super::routes::{Door, Route, WELCOME};
 use super::{body, dump, exposition, health, queries, register, workers};
 
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Answers a request, whose body must be here by `until`.
-pub(crate) async fn answer(app: Arc<App>, request: Request<Incoming>, until: Instant) -> Response<Answer> {
+/// Answers a request, whose body must be here by `until`. `place`: that of its connection, unless that came by the door
+/// for administrators.
+pub(crate) async fn answer(
+    app: Arc<App>,
+    place: Option<Arc<Place>>,
+    request: Request<Incoming>,
+    until: Instant,
+) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let response = dispatch(&app, route, request, until).await.unwrap_or_else(|refusal| refusal.response());
+    let response =
+        dispatch(&app, place.as_deref(), route, request, until).await.unwrap_or_else(|refusal| refusal.response());
     app.counts.answered(route, response.status().as_u16(), started.elapsed());
     response
 }
 
 async fn dispatch(
     app: &Arc<App>,
+    place: Option<&Place>,
     route: Route,
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    if app.checks_hosts() {
+    let door = if place.is_some() { Door::Main } else { Door::Admin };
+    if app.checks_hosts(door) {
         check_host(&request, &app.config.hosts)?;
     }
-    app.trust.keys().check(&request, route.access())?;
-    if route == Route::Unknown {
+    if let Some(place) = place
+        && app.trust.keys().check(&request, route.access())?
+    {
+        place.is_known();
+    }
+    if route == Route::Unknown || !route.is_at(door) {
         return Err(Refusal::unknown_path());
     }
     let head = request.method() == Method::HEAD && route.method() == Method::GET;
@@ -47,6 +61,7 @@ async fn dispatch(
     if route.method() == Method::POST {
         return post(app, route, request, until).await;
     }
+    let blank = app.config.request_timeout.min(app.config.idle_timeout) / 3;
     match route {
         Route::Workers => {
             let (model, routing_group) = workers_filter(request.uri().query().unwrap_or_default());
@@ -54,11 +69,11 @@ async fn dispatch(
         }
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
-        Route::Dump => Ok(json_pieces(dump::start(&app.fleet, &app.dumps))),
+        Route::Dump => Ok(json_pieces(dump::start(&app.fleet, &app.dumps, blank))),
         Route::Health => Ok(health::health(&app.pulses)),
         Route::Ready => Ok(health::ready(&app.fleet)),
         Route::Metrics => {
-            let text = exposition::text(&app.counts, &app.fleet).map_err(|_| Refusal::internal())?;
+            let text = exposition::text(app).map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
         }
         Route::OpenApi => Ok(json(StatusCode::OK, OPENAPI)),

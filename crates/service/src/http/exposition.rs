@@ -13,24 +13,23 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::counts::{CLASSES, Counts, SECONDS};
+use super::app::App;
+use super::counts::{CLASSES, SECONDS};
 use super::routes::Route;
-use crate::fleet::Fleet;
 use crate::limits::Limit;
 use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
-pub(crate) fn text(counts: &Arc<Counts>, fleet: &Arc<Fleet>) -> Result<String, std::fmt::Error> {
+pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas");
-    registry.register_collector(Box::new(Scrape { counts: counts.clone(), fleet: fleet.clone() }));
+    registry.register_collector(Box::new(Scrape { app: app.clone() }));
     let mut out = String::with_capacity(16 << 10);
     encode(&mut out, &registry)?;
     Ok(out)
 }
 
 struct Scrape {
-    counts: Arc<Counts>,
-    fleet: Arc<Fleet>,
+    app: Arc<App>,
 }
 
 impl std::fmt::Debug for Scrape {
@@ -53,7 +52,7 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.counts.requests);
+        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.app.counts.requests);
         let mut family = describe(encoder, "http_requests", "HTTP requests answered", MetricType::Counter)?;
         for (route, requests) in routes() {
             for (class, count) in CLASSES.iter().zip(&requests.by_class) {
@@ -70,21 +69,23 @@ impl Scrape {
             let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
             family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
-        let open = self.counts.connections.load(Relaxed);
-        gauge(encoder, "http_connections", "Open HTTP connections", open)
+        let open = self.app.counts.connections.load(Relaxed);
+        gauge(encoder, "http_connections", "Open HTTP connections", open)?;
+        let help = "HTTP connections without a key that were closed to make room for others";
+        counter(encoder, "http_connections_evicted", help, self.app.places.evicted.load(Relaxed))
     }
 
     fn queries(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let help = "Prompts looked up, each prompt of a batch counted";
-        counter(encoder, "queries", help, self.counts.queries.load(Relaxed))?;
+        counter(encoder, "queries", help, self.app.counts.queries.load(Relaxed))?;
         let help = "Prompts of which at least one eligible worker held at least one block";
-        counter(encoder, "queries_matched", help, self.counts.queries_matched.load(Relaxed))
+        counter(encoder, "queries_matched", help, self.app.counts.queries_matched.load(Relaxed))
     }
 
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.fleet.waiting().is_over()))?;
-        gauge(encoder, "workers", "Registered workers", self.fleet.workers().len() as i64)?;
-        let shared = self.fleet.shared();
+        gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.app.fleet.waiting().is_over()))?;
+        gauge(encoder, "workers", "Registered workers", self.app.fleet.workers().len() as i64)?;
+        let shared = self.app.fleet.shared();
         gauge(encoder, "buffered_bytes", "Bytes waiting in the buffers of all streams", shared.buffered() as i64)?;
         let help = "Times that something was refused or forgotten because a limit was reached, by limit";
         let mut family = describe(encoder, "limits_reached", help, MetricType::Counter)?;
@@ -96,7 +97,7 @@ impl Scrape {
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let all: Vec<_> =
-            self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index.stats(), keyspace)).collect();
+            self.app.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index.stats(), keyspace)).collect();
         type Read = fn(&Stats) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
             ("index_blocks", "Blocks held, on all tiers, summed over ranks", |stats| stats.blocks),
@@ -119,6 +120,7 @@ impl Scrape {
 
     fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let streams: Vec<(String, Arc<Stream>)> = self
+            .app
             .fleet
             .workers()
             .into_iter()

@@ -22,6 +22,7 @@ mod found;
 mod found_json;
 mod health;
 mod json;
+mod places;
 mod queries;
 mod query;
 mod refusal;

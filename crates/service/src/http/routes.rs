@@ -19,6 +19,15 @@ GET  /metrics          metrics for Prometheus
 GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";
 
+/// By which listener a request came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// That of everybody: all routes.
+    Main,
+    /// That of administrators: a few routes, without a key.
+    Admin,
+}
+
 /// Which key a route needs, where there are keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -64,6 +73,11 @@ macro_rules! routes {
                     $(Self::$name => &Method::$method,)*
                     Self::Unknown => &Method::GET,
                 }
+            }
+
+            /// Whether it is answered at a door.
+            pub(crate) fn is_at(self, door: Door) -> bool {
+                door == Door::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics)
             }
 
             /// The key that it needs.

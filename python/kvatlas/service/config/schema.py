@@ -98,6 +98,14 @@ class HttpConfig(_Section):
     bind: str = field(
         default="127.0.0.1:8090", metadata=_about(Address(), "--bind", "Where to listen; port 0 for any free one.")
     )
+    admin_bind: str | None = field(
+        default=None,
+        metadata=_about(
+            Address(),
+            "--admin-bind",
+            "Where to listen besides, for /health, /ready and /metrics only: without TLS and without a key.",
+        ),
+    )
     threads: int = field(
         default=0, metadata=_about(Integer(0, 1024), "--http-threads", "Threads that answer; 0 for one a core.")
     )
@@ -385,6 +393,14 @@ class Config(_Section):
         default=10.0,
         metadata=_about(_FROM_0, "--drain-timeout", "How long requests may take to finish when the service stops."),
     )
+    drain_delay: float = field(
+        default=0.0,
+        metadata=_about(
+            _FROM_0,
+            "--drain-delay",
+            "How long a service that stops says that it is not ready before it takes no more requests.",
+        ),
+    )
     http: HttpConfig = field(default_factory=HttpConfig)
     events: EventsConfig = field(default_factory=EventsConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -408,6 +424,7 @@ class Config(_Section):
             name: getattr(self.http, name)
             for name in (
                 "bind",
+                "admin_bind",
                 "threads",
                 "max_body",
                 "max_connections",
