@@ -38,6 +38,7 @@ OTHER = {
     "http.max_connections": "7",
     "http.request_timeout": "3s",
     "http.idle_timeout": "4s",
+    "http.access_log": "on",
     "http.untrusted": "flag",
     "events.allow": "10.0.0.0/8,pod-*,ipc:///run/*",
     "events.threads": "3",

@@ -509,7 +509,9 @@ def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publi
     assert values['kvatlas_index_blocks{model="m",routing_group="default"}'] == 1
     assert values['kvatlas_streams{state="live"}'] == 1
     assert any(name.startswith("kvatlas_stream_refused_total{") for name in values)
-    documented = set(re.findall(r"^\| `(kvatlas_[a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE))
+    documented = set(
+        re.findall(r"^\| `((?:kvatlas|process)_[a-z_]+)`", (repository / "docs/service.md").read_text(), re.MULTILINE)
+    )
     assert documented == {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
 
 

@@ -61,6 +61,8 @@ pub struct HttpConfig {
     /// Without a request, until a connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
+    /// Whether each request is logged.
+    pub access_log: bool,
     /// Whether answers leave out workers that are not trusted, or only list them.
     pub untrusted: UntrustedPolicy,
 }
@@ -148,6 +150,7 @@ impl Default for HttpConfig {
             max_connections: 4096,
             request_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
+            access_log: false,
             untrusted: UntrustedPolicy::LeaveOut,
         }
     }

@@ -1,6 +1,7 @@
 //! Limits on what others can make grow, and how often each was reached.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -77,7 +78,13 @@ impl Limit {
 pub struct Shared {
     buffered: AtomicUsize,
     reached: [AtomicU64; Limit::ALL.len()],
+    lags: [AtomicU64; LAG_SECONDS.len() + 1],
+    lag_micros: AtomicU64,
 }
+
+/// Upper bounds of the buckets for lags, in seconds.
+pub(crate) const LAG_SECONDS: [f64; 14] =
+    [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.256, 0.512, 1.0, 4.0, 16.0, 60.0];
 
 impl Shared {
     /// Bytes that wait in the buffers of all streams.
@@ -90,6 +97,19 @@ impl Shared {
     #[must_use]
     pub fn reached(&self, limit: Limit) -> u64 {
         self.reached[limit as usize].load(Relaxed)
+    }
+
+    /// A live batch was visible to queries so long after the engine had made it.
+    pub(crate) fn lagged(&self, lag: Duration) {
+        let seconds = lag.as_secs_f64();
+        let bucket = LAG_SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(LAG_SECONDS.len());
+        self.lags[bucket].fetch_add(1, Relaxed);
+        self.lag_micros.fetch_add(lag.as_micros() as u64, Relaxed);
+    }
+
+    /// Lags of live batches by [`LAG_SECONDS`] and beyond, and their sum in seconds.
+    pub(crate) fn lags(&self) -> (Vec<u64>, f64) {
+        (self.lags.iter().map(|count| count.load(Relaxed)).collect(), self.lag_micros.load(Relaxed) as f64 / 1e6)
     }
 
     pub(crate) fn count(&self, limit: Limit) {

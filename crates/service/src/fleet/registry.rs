@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
@@ -78,6 +79,10 @@ impl Registry {
             streams: worker.keyspace.streams_of(name),
         };
         lock(&self.workers).iter().map(view).collect()
+    }
+
+    pub(super) fn probe_interval(&self) -> Duration {
+        self.config.probe_interval
     }
 
     pub(super) fn shared(&self) -> &Shared {

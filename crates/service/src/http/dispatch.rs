@@ -15,9 +15,13 @@ use super::places::Place;
 use super::query::Kind;
 use super::refusal::Refusal;
 use super::routes::{Door, Route, WELCOME};
+use super::trace::Trace;
 use super::{body, dump, exposition, health, queries, register, workers};
 
 const OPENAPI: &str = include_str!("openapi.json");
+
+/// Which version this is.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Answers a request, whose body must be here by `until`. `place`: that of its connection, unless that came by the door
 /// for administrators.
@@ -29,9 +33,12 @@ pub(crate) async fn answer(
 ) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let response =
+    let trace = Trace::of(&request, app.config.access_log);
+    let mut response =
         dispatch(&app, place.as_deref(), route, request, until).await.unwrap_or_else(|refusal| refusal.response());
-    app.counts.answered(route, response.status().as_u16(), started.elapsed());
+    let took = started.elapsed();
+    app.counts.answered(route, response.status().as_u16(), took);
+    trace.answered(route, &mut response, took);
     response
 }
 
@@ -76,6 +83,7 @@ async fn dispatch(
             let text = exposition::text(app).map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
         }
+        Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
         Route::OpenApi => Ok(json(StatusCode::OK, OPENAPI)),
         _ => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
     }

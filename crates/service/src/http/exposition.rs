@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_index::Stats;
 use kvatlas_wire::Reason;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
@@ -15,16 +15,22 @@ use prometheus_client::registry::Registry;
 
 use super::app::App;
 use super::counts::{CLASSES, SECONDS};
+use super::dispatch::VERSION;
+use super::process::Process;
 use super::routes::Route;
-use crate::limits::Limit;
+use crate::limits::{LAG_SECONDS, Limit};
 use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas");
     registry.register_collector(Box::new(Scrape { app: app.clone() }));
+    let mut system = Registry::default();
+    system.register_collector(Box::new(Process));
     let mut out = String::with_capacity(16 << 10);
-    encode(&mut out, &registry)?;
+    encode_registry(&mut out, &registry)?;
+    encode_registry(&mut out, &system)?;
+    encode_eof(&mut out)?;
     Ok(out)
 }
 
@@ -83,6 +89,8 @@ impl Scrape {
     }
 
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let mut family = describe(encoder, "build_info", "Always 1; the version is a label", MetricType::Gauge)?;
+        gauge_of(&mut family, &[("version", VERSION)], 1)?;
         gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.app.fleet.waiting().is_over()))?;
         gauge(encoder, "workers", "Registered workers", self.app.fleet.workers().len() as i64)?;
         let shared = self.app.fleet.shared();
@@ -137,13 +145,24 @@ impl Scrape {
         let help = "Streams that may have missed blocks because batches could not be replayed";
         gauge(encoder, "streams_partial", help, partial as i64)?;
 
+        let help = "Seconds from the engine's timestamp in a live batch until the batch was visible to queries";
+        let mut family = describe(encoder, "event_lag_seconds", help, MetricType::Histogram)?;
+        let (counts, sum) = self.app.fleet.shared().lags();
+        let bounds = LAG_SECONDS.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+        family.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)?;
+
+        let help = "Seconds that the stream is behind: the lag of its last live batch, or the silence of an engine that should have answered";
+        let mut family = describe(encoder, "stream_lag_seconds", help, MetricType::Gauge)?;
+        for (rank, stream) in &streams {
+            if let Some(lag) = self.app.fleet.lag(stream) {
+                let labels = [("worker", &*stream.worker), ("rank", rank)];
+                family.encode_family(&labels)?.encode_gauge(&lag.as_secs_f64())?;
+            }
+        }
+
         type Read = fn(&Stream) -> Option<f64>;
-        let gauges: [(&str, &str, Read); 5] = [
-            (
-                "stream_lag_seconds",
-                "Seconds from the engine's timestamp in the last live batch until the batch was visible to queries",
-                |stream| stream.status.lag().map(|lag| lag.as_secs_f64()),
-            ),
+        let gauges: [(&str, &str, Read); 4] = [
             ("stream_lag_max_seconds", "Longest lag so far, in seconds", |stream| {
                 Some(stream.status.lag_max().as_secs_f64())
             }),

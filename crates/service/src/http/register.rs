@@ -8,15 +8,12 @@ use serde::de::{Deserializer, Visitor};
 
 use super::answer::{Answer, json};
 use super::app::App;
-use super::query::{DEFAULT_ROUTING_GROUP, check_name};
+use super::query::{DEFAULT_ROUTING_GROUP, MAX_TEXT, check_name};
 use super::refusal::Refusal;
 use crate::allow::Allow;
 use crate::error::Error;
 use crate::fleet::Registering;
 use crate::state::Registration;
-
-/// Bytes of any other name, endpoint or topic at most.
-const MAX_TEXT: usize = 1024;
 
 /// A worker's name: a number or a string.
 #[derive(Debug)]
@@ -128,6 +125,11 @@ pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>,
 pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     let Unregister { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
     check_name(&instance_id.0)?;
+    for (what, text) in [("model_name", &model_name), ("routing_group", &routing_group)] {
+        if text.as_ref().is_some_and(|text| text.len() > MAX_TEXT) {
+            return Err(Refusal::wrong_type(format!("{what} must be a string of at most {MAX_TEXT} bytes")));
+        }
+    }
     if model_name.is_none() && routing_group.is_some() {
         let message = "routing_group needs model_name beside it";
         return Err(Refusal::invalid("missing_model_name", message));

@@ -16,6 +16,7 @@ GET  /dump             every block held, as events
 GET  /health           200 while the service's threads are running
 GET  /ready            200 when answers are complete
 GET  /metrics          metrics for Prometheus
+GET  /version          which version this is
 GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";
 
@@ -77,7 +78,7 @@ macro_rules! routes {
 
             /// Whether it is answered at a door.
             pub(crate) fn is_at(self, door: Door) -> bool {
-                door == Door::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics)
+                door == Door::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics | Self::Version)
             }
 
             /// The key that it needs.
@@ -102,6 +103,7 @@ routes! {
     Health "/health" GET Open,
     Ready "/ready" GET Open,
     Metrics "/metrics" GET Ask,
+    Version "/version" GET Open,
     OpenApi "/openapi.json" GET Ask,
     Welcome "/" GET Ask,
 }

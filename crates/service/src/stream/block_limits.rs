@@ -23,6 +23,11 @@ impl BlockLimits {
         Self { limits: config.limits, shared: config.shared.clone(), room: 0 }
     }
 
+    /// What all streams share.
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// Blocks were stored. The limit that is exceeded now, if any.
     pub(crate) fn stored(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
         if blocks < self.room || blocks == 0 {

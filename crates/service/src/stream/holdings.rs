@@ -73,6 +73,7 @@ impl Holdings {
         }
         if live && let Some(lag) = lag(batch.timestamp) {
             status.set_lag(lag);
+            self.limits.shared().lagged(lag);
         }
     }
 

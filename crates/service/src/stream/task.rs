@@ -43,14 +43,14 @@ pub(crate) async fn follow<T: Transport>(
         };
         let Err(panic) = ended else { break };
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        tracing::error!(worker = %stream.worker, panic = what, "a stream's task failed and starts again");
+        tracing::error!(worker = &*stream.worker, panic = what, "a stream's task failed and starts again");
         stream.status.counters.task_restarts.fetch_add(1, Relaxed);
         stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
         stream.status.set_state(State::Connecting);
         set_trusted(&keyspace, &stream, false);
         let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone(), &config).clear());
         if catch_unwind(clear).is_err() {
-            tracing::error!(worker = %stream.worker, "the stream's blocks cannot be cleared");
+            tracing::error!(worker = &*stream.worker, "the stream's blocks cannot be cleared");
         }
         if tokio::time::timeout(AFTER_PANIC, &mut stop).await.is_ok() {
             break;
@@ -137,7 +137,7 @@ async fn live<T: Transport>(
                     Incoming::Connected => machine.connected(now, &mut hands),
                     Incoming::Disconnected(why) => {
                         machine.disconnected(&mut hands);
-                        tracing::info!(worker = %stream.worker, rank = stream.registration.rank, why, "disconnected");
+                        tracing::info!(worker = &*stream.worker, rank = stream.registration.rank, why, "disconnected");
                         status.set_error(why);
                     }
                     Incoming::Unreachable(why) => status.set_error(why),

@@ -157,6 +157,9 @@ class HttpConfig(_Section):
     idle_timeout: float = field(
         default=75.0, metadata=_about(_ABOVE_0, "--idle-timeout", "Without a request, until a connection is closed.")
     )
+    access_log: Literal["off", "on"] = field(
+        default="off", metadata=_about(Choice("off", "on"), "--access-log", "Whether each request is logged.")
+    )
     untrusted: Literal["leave-out", "flag"] = field(
         default="leave-out",
         metadata=_about(
@@ -438,6 +441,7 @@ class Config(_Section):
             file = getattr(self.http, f"{name}_file")
             http[name] = getattr(self.http, name)
             http[f"{name}_file"] = None if file is None else str(file)
+        http["access_log"] = self.http.access_log == "on"
         http["hosts"] = list(self.http.hosts)
         logs = {"format": self.log.format, "level": self.log.level if log else "off"}
         if self.http.tls_cert is not None:
