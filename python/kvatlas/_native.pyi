@@ -185,8 +185,8 @@ class BlockIndex:
     ) -> None:
         """A worker has cached consecutive blocks of one chain.
 
-        The first block continues `parent`, each other the one before it. What the blocks contain is said by exactly
-        one of content_hashes and tokens. A block the worker already holds under the same name with other content or
+        The first block continues `parent`, each other the one before it. Exactly one of content_hashes and tokens
+        gives the contents of the blocks. A block the worker already holds under the same name with other content or
         another parent is replaced. A store of no blocks does nothing.
 
         Args:
@@ -230,7 +230,7 @@ class BlockIndex:
             InvalidArgumentError: A rank out of range or an unknown tier.
         """
     def clear(self, worker: str, *, rank: SupportsIndex | None = None, tier: Tier | None = None) -> None:
-        """A worker has lost everything, or everything of one rank, one tier or both. An unknown worker changes nothing.
+        """A worker has lost all blocks, or those of one rank, one tier or both. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -242,7 +242,7 @@ class BlockIndex:
             InvalidArgumentError: A rank out of range or an unknown tier.
         """
     def drop(self, worker: str) -> None:
-        """A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+        """A worker is gone. Its next store registers it again; an unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -280,7 +280,7 @@ class BlockIndex:
                 number out of range, or an array of more than one dimension.
         """
     def stats(self) -> IndexStats:
-        """Numbers about the contents, the memory and the events so far.
+        """Statistics of the contents, the memory and the events so far.
 
         Returns:
             dict of str to int; "bytes" is in bytes, everything else counts.
@@ -332,7 +332,7 @@ class BlockIndex:
         """
     @classmethod
     def from_snapshot(cls, snapshot: Buffer) -> BlockIndex:
-        """The index that a snapshot was made of.
+        """Restores an index from a snapshot.
 
         Args:
             snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
@@ -342,11 +342,11 @@ class BlockIndex:
 
         Raises:
             InvalidTypeError: Not bytes.
-            InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
+            InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
                 "invalid_snapshot".
         """
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes snapshot() to a file, which appears under its name only when it is whole.
+        """Writes snapshot() to a file, atomically: the file appears only when it is complete.
 
         Args:
             path: The file, replaced if there is one.
@@ -366,7 +366,7 @@ class BlockIndex:
 
         Raises:
             OSError: It cannot be read.
-            InvalidArgumentError: Not a snapshot of an index, of another version, cut off or altered: code
+            InvalidArgumentError: Not a snapshot of an index, of another version, truncated or altered: code
                 "invalid_snapshot".
         """
     def __reduce__(self) -> tuple[Any, ...]: ...
@@ -525,7 +525,7 @@ class Removed:
 
 @final
 class Cleared:
-    """A rank has lost everything."""
+    """A rank has lost all its blocks."""
     def __new__(cls) -> Cleared: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -541,10 +541,10 @@ class Refused:
         """int: The event's number in the batch as sent, from 0."""
     @property
     def events(self) -> int:
-        """int: How many events this stands for: more than one where those after it went with it."""
+        """int: How many events this stands for: more than one if the events after it were lost with it."""
     @property
     def reason(self) -> str:
-        """str: Why, in a word that stays the same in every release."""
+        """str: The reason, a word that stays the same in every release."""
     @property
     def detail(self) -> str:
         """str: What was found, for people."""
@@ -570,7 +570,7 @@ class Batch:
 
 @final
 class Tally:
-    """What became of a batch's events. Made by BlockIndex.apply(worker, batch)."""
+    """How a batch's events were applied. Made by BlockIndex.apply(worker, batch)."""
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
@@ -598,8 +598,8 @@ class Tally:
 def decode_batch(payload: Buffer) -> Batch:
     """Decodes a payload: the third frame of an engine's message.
 
-    Takes what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the arrays of before. An event that cannot
-    be decoded is left out, and named in the batch's `refused`.
+    Takes what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the older arrays. An event that cannot
+    be decoded is left out, and listed in the batch's `refused`.
 
     Args:
         payload: bytes, or anything that has them in one piece: a bytearray, a memoryview, a zmq.Frame.
@@ -671,7 +671,7 @@ def keyed_content_hashes(
 class Service:
     """The service in this process, as kvatlas.Service uses it: settings, registrations and answers are JSON.
 
-    Calls wait without the interpreter, so that other threads go on.
+    Calls release the GIL while they wait.
 
     Args:
         settings_json: The settings, a JSON object.
@@ -683,11 +683,15 @@ class Service:
     @property
     def address(self) -> str:
         """str: Where HTTP is served, "host:port"."""
-    def register(self, registration_json: str) -> bool:
+    @property
+    def admin_address(self) -> str | None:
+        """str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else."""
+    def register(self, registration_json: str, announced_by: str | None = None) -> bool:
         """Registers a worker's stream of events.
 
         Args:
             registration_json: The body of POST /register.
+            announced_by: Host name or address of the engine that announced the stream; None means the configuration.
 
         Returns:
             bool: Whether the stream is new.
@@ -708,6 +712,12 @@ class Service:
         Raises:
             ServiceError: The worker is not registered, or has no such rank.
         """
+    def reload(self) -> None:
+        """Reads the keys and the certificate from their files again.
+
+        Raises:
+            ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+        """
     def workers(self) -> str:
         """The workers and their streams.
 
@@ -721,7 +731,7 @@ class Service:
             str or None: What the service waits for, JSON; None if it is ready.
         """
     def release(self, hold: str) -> bool:
-        """Gives up one reason for not being ready.
+        """Removes one reason for not being ready.
 
         Args:
             hold: The reason's name.
@@ -729,17 +739,22 @@ class Service:
         Returns:
             bool: Whether the service waited for it.
         """
-    def drain(self, timeout: float) -> bool:
-        """Accepts no more connections, answers what was asked, and closes. Draining again does nothing.
+    def leave(self) -> None:
+        """Reports not ready from now on, while requests are still answered."""
+    def drain(self, timeout: float, delay: float = 0.0) -> bool:
+        """Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+
+        Draining again does nothing.
 
         Args:
-            timeout: How many seconds that may take, from 0 on.
+            timeout: Time limit in seconds for open requests, at least 0.
+            delay: Time in seconds before the listener closes, at least 0.
 
         Returns:
-            bool: False if it took longer, and something was cut off.
+            bool: False if the time limit passed and requests were cut off.
 
         Raises:
-            InvalidArgumentError: timeout is negative or not a number.
+            InvalidArgumentError: timeout or delay is negative or not a number.
         """
     def close(self) -> None:
         """Closes at once. Closing again does nothing."""
@@ -808,7 +823,7 @@ class Plan:
         removed: Block hashes that are evicted: uint64, (k,).
         worker_count: Number of workers.
         block_size: Tokens in a block, at least 1.
-        meta: A JSON object that says what the plan was made from.
+        meta: A JSON object that describes what the plan was made from.
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
@@ -831,7 +846,7 @@ class Plan:
         meta: str = "{}",
     ) -> Plan: ...
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the plan to a file, which appears under its name only when it is whole.
+        """Writes the plan to a file, atomically: the file appears only when it is complete.
 
         Args:
             path: The file, replaced if there is one.
@@ -851,7 +866,7 @@ class Plan:
 
         Raises:
             OSError: It cannot be read.
-            InvalidArgumentError: Not a plan, of another version, cut off or altered.
+            InvalidArgumentError: Not a plan, of another version, truncated or altered.
         """
     @property
     def digest(self) -> str:
@@ -860,7 +875,7 @@ class Plan:
     def meta(self) -> str:
         """str: What the plan was made from, a JSON object."""
     def facts(self) -> dict[str, int]:
-        """How much there is of everything.
+        """The size of the plan.
 
         Returns:
             Counts by name: ops, lookups, stores, removes, clears, lookup_blocks, stored_blocks, removed_blocks,
@@ -869,7 +884,7 @@ class Plan:
     def __len__(self) -> int: ...
 
 def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lookup_seconds: float) -> str:
-    """Builds a rung from a plan's events, then times the plan's lookups one by one, with nothing else running.
+    """Builds a rung from a plan's events, then times the plan's lookups one by one, with no other load.
 
     Args:
         plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
@@ -887,9 +902,9 @@ def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lo
     """
 
 def replay(plan: Plan, index: object, options_json: str) -> str:
-    """Replays a plan against an index in an open loop, and says what came of it.
+    """Runs a plan against an index in an open loop, and returns the result.
 
-    The interpreter is free meanwhile, and Ctrl-C ends the replay and its threads.
+    It releases the GIL, and Ctrl-C ends the run and its threads.
 
     Args:
         plan: What happens, and when.
@@ -953,7 +968,7 @@ class RungMatch:
 
 @final
 class TreeMatch:
-    """Whose prefix is the longest, and how long it is. Made by the matches of StringTree and TokenTree.
+    """The tenant with the longest prefix, and its length. Made by the matches of StringTree and TokenTree.
 
     Lengths count the characters of a text (Unicode scalar values) or tokens.
     """
@@ -961,16 +976,16 @@ class TreeMatch:
     def __hash__(self) -> int: ...
     @property
     def tenant(self) -> str | None:
-        """str or None: Who has held the deepest matched node for longest; None if nothing matched."""
+        """str or None: The tenant that has held the deepest matched node for longest; None if nothing matched."""
     @property
     def matched(self) -> int:
         """int: The length of the longest prefix that any tenant has."""
     @property
     def input(self) -> int:
-        """int: The length of what was asked for."""
+        """int: The length of the query."""
     @property
     def paged(self) -> int:
-        """int: What could have matched: the input cut down to whole pages. Of a text, all of it."""
+        """int: The length that could have matched: whole pages of the input, or the whole text."""
     @property
     def hit_ratio(self) -> float:
         """float: matched / input; 0.0 for an empty input."""
@@ -989,7 +1004,7 @@ class TreeDepths:
         """int: The greatest depth of any tenant; 0 if no tenant has any of it."""
     @property
     def length(self) -> int:
-        """int: What a depth is out of: the length of the prompt, in whole pages."""
+        """int: The length of the prompt in whole pages, the maximum of a depth."""
     @property
     def unit(self) -> Literal["characters", "tokens"]:
         """str: What depths and length count: "characters" of a StringTree, "tokens" of a TokenTree."""
@@ -1022,13 +1037,13 @@ class TreeDepths:
 
 @final
 class Rung:
-    """A rung of the ladder at work: the methods of BlockIndex, over any design.
+    """A running design of the ladder, with the methods of BlockIndex.
 
     Changes go through the rung's own queue and threads, as they would in a router: store(), remove(), clear() and
-    drop() hand over and return at once, and find() answers by what has been applied by then. flush() waits for all
+    drop() return at once, and find() answers according to what has been applied by then. flush() waits for all
     that was handed over before. One worker's changes are applied in the order in which one thread hands them over.
 
-    What is wrong with an argument is raised at once, and nothing has changed then. What the design itself refuses
+    An invalid argument raises an error at once, and nothing has changed then. What the design itself refuses
     when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
     stats()["refused"].
 
@@ -1036,7 +1051,7 @@ class Rung:
 
     Args:
         name: The rung. With "-strict" behind it, strict.
-        strict: Whether the deviations that can be mended are.
+        strict: Whether known errors are corrected where possible.
         event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
         jump_size: How far the positional rungs jump, in blocks, at least 1.
         shards: Actors of "radix-sharded"; 1 to 1,024.
@@ -1046,7 +1061,7 @@ class Rung:
     Raises:
         InvalidTypeError: An argument is of the wrong type.
         InvalidArgumentError: An unknown rung, a number out of range, or a rung that cannot be strict.
-        DesignError: The system started no more threads.
+        DesignError: Threads could not be started.
     """
     def __new__(
         cls,
@@ -1064,7 +1079,7 @@ class Rung:
         """str: The rung's name."""
     @property
     def strict(self) -> bool:
-        """bool: Whether its deviations are mended, as far as they can be."""
+        """bool: Whether its known errors are corrected where possible."""
     @property
     def block_size(self) -> int:
         """int: Tokens in a block."""
@@ -1116,7 +1131,7 @@ class Rung:
             InvalidTypeError: An argument is of the wrong type.
         """
     def clear(self, worker: str) -> None:
-        """A worker has lost everything. An unknown worker changes nothing.
+        """A worker has lost all blocks. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -1125,7 +1140,7 @@ class Rung:
             InvalidTypeError: worker is not a str.
         """
     def drop(self, worker: str) -> None:
-        """A worker is gone. Its next store registers it anew; an unknown worker changes nothing.
+        """A worker is gone. Its next store registers it again; an unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -1134,7 +1149,7 @@ class Rung:
             InvalidTypeError: worker is not a str.
         """
     def flush(self) -> None:
-        """Returns when everything handed over before has been applied.
+        """Waits until all earlier changes have been applied.
 
         Raises:
             DesignError: A change broke the design.
@@ -1169,7 +1184,7 @@ class Rung:
             DesignError: A change broke the design.
         """
     def stats(self) -> RungStats:
-        """Numbers about the contents and the changes so far. Flushes.
+        """Statistics of the contents and of the changes so far. Flushes.
 
         Returns:
             dict of str to int: "workers" known, "blocks" held by them all, "entries" of the design's own kind (keys,
@@ -1201,7 +1216,7 @@ class PositionalIndexer:
         jump_size: Blocks that the search leaps, at least 1.
         search: What to do when a leap fails: "jump" looks at each place of it, "bisect" halves it.
         layout: "map" by position and content hash, or "arrays" by position of maps by content hash.
-        strict: Compare prefix hashes always, and mind holes.
+        strict: Always compare prefix hashes, and check for holes.
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
@@ -1242,7 +1257,7 @@ class PositionalIndexer:
             InvalidTypeError: An argument is of the wrong type.
         """
     def apply_cleared(self, worker: str) -> None:
-        """A worker has lost everything. An unknown worker changes nothing.
+        """A worker has lost all blocks. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -1274,7 +1289,7 @@ class PositionalIndexer:
             InvalidArgumentError: A hash out of range, or an array of more than one dimension.
         """
     def stats(self) -> RungStats:
-        """Numbers about the contents and the changes so far.
+        """Statistics of the contents and of the changes so far.
 
         Returns:
             dict of str to int: "workers" known, "blocks" held by them all, "entries" by position and content hash,
@@ -1302,16 +1317,16 @@ class TokenEntries:
 
 @final
 class StringTree:
-    """Who was sent which texts: a radix tree over characters, for routers that see text.
+    """Which texts were sent to which tenant: a radix tree over characters, for routers that see text.
 
     It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines have
     cached. Characters are Unicode scalar values; nothing is normalized.
 
-    Any number of threads may use it at once. A refused call has changed nothing.
+    Any number of threads may use it at once. A refused call changes nothing.
 
     Args:
         policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
-        budget_bytes: The bytes that the tree may take; None for no limit.
+        budget_bytes: Memory limit of the tree in bytes; None for no limit.
 
     Raises:
         InvalidTypeError: policy is not a str, or budget_bytes not an int.
@@ -1355,7 +1370,7 @@ class StringTree:
     def insert(self, key: str, tenant: str, *, priority: SupportsIndex = 0) -> None:
         """The same under the name that both trees have."""
     def find(self, *, text: str) -> TreeDepths:
-        """How much every tenant has of a prompt. Asking changes nothing, not even who was used last.
+        """How much every tenant has of a prompt. It changes nothing, not even times of last use.
 
         Args:
             text: The prompt.
@@ -1378,7 +1393,7 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_prefix_with_counts(self, text: str) -> TreeMatch:
-        """Whose prefix of this prompt is the longest. That tenant has then used it.
+        """Finds the tenant with the longest prefix of this prompt. This counts as a use by that tenant.
 
         Returns:
             TreeMatch
@@ -1411,8 +1426,8 @@ class StringTree:
     def match_and_insert_with(self, text: str, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
         """match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
 
-        `select` is called once, with no lock held: it may use the tree, and so may others meanwhile. What it
-        raises is passed on, and nothing is inserted; that the match was a use of its tenant stays.
+        `select` is called once, with no lock held: it and other threads may use the tree meanwhile. What it
+        raises is passed on, and nothing is inserted; the match still counts as a use by its tenant.
 
         Args:
             text: The prompt.
@@ -1426,7 +1441,7 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def prefix_match_legacy(self, text: str) -> tuple[str, str | None]:
-        """The longest prefix as text, and its tenant: match_prefix_with_counts() as it once was.
+        """The longest prefix as text, and its tenant: an older form of match_prefix_with_counts().
 
         Returns:
             (what matched, the tenant or None)
@@ -1436,7 +1451,7 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it.
         """
     def prefix_match_tenant(self, text: str, tenant: str) -> str:
-        """The longest prefix that this tenant has. It has then used it.
+        """The longest prefix that this tenant has. This counts as a use by that tenant.
 
         Returns:
             str: What it has of the text; "" if nothing.
@@ -1473,7 +1488,7 @@ class StringTree:
             dict of tenant to size, by name.
         """
     def stats(self) -> TreeStats:
-        """Numbers about the contents.
+        """Statistics of the contents.
 
         Returns:
             dict of str to int: "tenants", "nodes", "size" over all tenants, "bytes".
@@ -1555,7 +1570,7 @@ class StringTree:
             InvalidArgumentError: A hash out of range.
         """
     def remove_tenant(self, tenant: str) -> int:
-        """A tenant is gone, with everything it has. One that is not known changes nothing. O(what it has).
+        """Removes a tenant with all its nodes. An unknown tenant changes nothing. O(its nodes).
 
         Returns:
             int: Its size, in characters of a StringTree, in tokens of a TokenTree.
@@ -1564,11 +1579,11 @@ class StringTree:
             InvalidTypeError: tenant is not a str.
         """
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
     def iter_entries(self) -> StringEntries:
         """Every node, those above before those below and siblings in the order of their first character or page.
 
-        Made one by one, and not one moment's state: what changes meanwhile may be in it or not.
+        Nodes are produced one by one, not as a snapshot: changes made meanwhile may or may not appear.
 
         Returns:
             iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
@@ -1578,7 +1593,7 @@ class StringTree:
         """The tree as bytes: the same tree makes the same bytes. The budget is not in them."""
     @classmethod
     def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> StringTree:
-        """The tree that a snapshot was made of, with its policy and times.
+        """Restores a tree from a snapshot, with its policy and times.
 
         Args:
             snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
@@ -1595,17 +1610,17 @@ class StringTree:
 
 @final
 class TokenTree:
-    """Who was sent which tokens: a radix tree over pages of tokens, for routers that have a tokenizer.
+    """Which tokens were sent to which tenant: a radix tree over pages, for routers that have a tokenizer.
 
     It records what was sent to which tenant, and finds the longest prefix of a prompt: an estimate of what engines
     have cached. Keys are cut down to whole pages, and match in whole pages.
 
-    Any number of threads may use it at once. A refused call has changed nothing.
+    Any number of threads may use it at once. A refused call changes nothing.
 
     Args:
-        page_size: Tokens in a page: a power of two from 1 to 128. Best the block size of the engines.
+        page_size: Tokens in a page: a power of two from 1 to 128. Use the block size of the engines.
         policy: What is evicted first: "lru", "lfu", "fifo", "mru", "filo" or "priority".
-        budget_bytes: The bytes that the tree may take; None for no limit.
+        budget_bytes: Memory limit of the tree in bytes; None for no limit.
 
     Raises:
         InvalidTypeError: page_size is not an int, policy not a str, or budget_bytes not an int.
@@ -1654,7 +1669,7 @@ class TokenTree:
     def insert(self, key: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None:
         """The same under the name that both trees have."""
     def find(self, *, tokens: _FlatTokens) -> TreeDepths:
-        """How much every tenant has of a prompt. Asking changes nothing, not even who was used last.
+        """How much every tenant has of a prompt. It changes nothing, not even times of last use.
 
         Args:
             tokens: The prompt, shape (n,), as content_hashes() takes tokens.
@@ -1677,7 +1692,7 @@ class TokenTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_prefix_with_counts(self, tokens: _FlatTokens) -> TreeMatch:
-        """Whose prefix of this prompt is the longest. That tenant has then used it.
+        """Finds the tenant with the longest prefix of this prompt. This counts as a use by that tenant.
 
         Returns:
             TreeMatch
@@ -1710,8 +1725,8 @@ class TokenTree:
     def match_and_insert_with(self, tokens: _FlatTokens, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
         """match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
 
-        `select` is called once, with no lock held: it may use the tree, and so may others meanwhile. What it
-        raises is passed on, and nothing is inserted; that the match was a use of its tenant stays.
+        `select` is called once, with no lock held: it and other threads may use the tree meanwhile. What it
+        raises is passed on, and nothing is inserted; the match still counts as a use by its tenant.
 
         Args:
             tokens: The prompt, shape (n,), as content_hashes() takes tokens.
@@ -1725,7 +1740,7 @@ class TokenTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def prefix_match_legacy(self, tokens: _FlatTokens) -> tuple[list[int], str | None]:
-        """The longest prefix as tokens, and its tenant: match_prefix_with_counts() as it once was.
+        """The longest prefix as tokens, and its tenant: an older form of match_prefix_with_counts().
 
         Returns:
             (list of the tokens that matched, the tenant or None)
@@ -1735,7 +1750,7 @@ class TokenTree:
             InvalidArgumentError: A token out of range, or an array of more than one dimension.
         """
     def prefix_match_tenant(self, tokens: _FlatTokens, tenant: str) -> int:
-        """The longest prefix that this tenant has. It has then used it.
+        """The longest prefix that this tenant has. This counts as a use by that tenant.
 
         Returns:
             int: How many of the tokens it has, in whole pages.
@@ -1770,7 +1785,7 @@ class TokenTree:
             dict of tenant to size, by name.
         """
     def stats(self) -> TreeStats:
-        """Numbers about the contents.
+        """Statistics of the contents.
 
         Returns:
             dict of str to int: "tenants", "nodes", "size" over all tenants, "bytes".
@@ -1852,7 +1867,7 @@ class TokenTree:
             InvalidArgumentError: A hash out of range.
         """
     def remove_tenant(self, tenant: str) -> int:
-        """A tenant is gone, with everything it has. One that is not known changes nothing. O(what it has).
+        """Removes a tenant with all its nodes. An unknown tenant changes nothing. O(its nodes).
 
         Returns:
             int: Its size, in characters of a StringTree, in tokens of a TokenTree.
@@ -1861,11 +1876,11 @@ class TokenTree:
             InvalidTypeError: tenant is not a str.
         """
     def clear(self) -> None:
-        """Forgets everything."""
+        """Removes everything."""
     def iter_entries(self) -> TokenEntries:
         """Every node, those above before those below and siblings in the order of their first character or page.
 
-        Made one by one, and not one moment's state: what changes meanwhile may be in it or not.
+        Nodes are produced one by one, not as a snapshot: changes made meanwhile may or may not appear.
 
         Returns:
             iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
@@ -1875,7 +1890,7 @@ class TokenTree:
         """The tree as bytes: the same tree makes the same bytes. The budget is not in them."""
     @classmethod
     def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> TokenTree:
-        """The tree that a snapshot was made of, with its policy and times.
+        """Restores a tree from a snapshot, with its policy and times.
 
         Args:
             snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
@@ -1942,7 +1957,7 @@ class TrieNode:
         """TrieNode | None: The node above; None of the root."""
     @property
     def children(self) -> dict[tuple[Any, ...], TrieNode]:
-        """dict[tuple, TrieNode]: The nodes right below by their first page, in the order of their coming."""
+        """dict[tuple, TrieNode]: The nodes right below by their first page, in the order of insertion."""
     @property
     def active_seqs(self) -> set[int]:
         """set[int]: The sequences that use the node."""
@@ -1950,9 +1965,9 @@ class TrieNode:
     def evicted(self) -> bool:
         """bool: Whether the end that the node meant has been evicted. Never raises."""
     def is_root(self) -> bool:
-        """Whether it is where every sequence begins."""
+        """Whether this is the root."""
     def is_leaf(self) -> bool:
-        """Whether nothing follows it."""
+        """Whether the node has no children."""
     def get_prefix_tokens_and_blocks(self) -> tuple[list[Any], list[Any]]:
         """All tokens from the root to the node's end, and their blocks.
 
@@ -1971,7 +1986,7 @@ class RadixTrie:
     evicted when blocks are wanted, least recently made or released first, from the tail, children before parents.
     Matching does not make anything more recent.
 
-    Any number of threads may use a trie at once. A refused call has changed nothing.
+    Any number of threads may use a trie at once. A refused call changes nothing.
 
     Args:
         page_size: Tokens in a page, at least 1.
@@ -1996,7 +2011,7 @@ class RadixTrie:
         Args:
             tokens: Tokens of whole pages, shape (n * page_size,): an integer array, read in place, or a list of ints or
                 strs.
-            blocks: One for each page: a list, or anything that can be gone through.
+            blocks: One for each page: a list or another iterable.
             node: The node whose end the tokens follow; None is the root.
 
         Returns:
@@ -2010,7 +2025,7 @@ class RadixTrie:
     def insert_with_count(
         self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None
     ) -> tuple[TrieNode, int]:
-        """Like insert, and says how many of the pages were there already.
+        """Like insert, and returns how many of the pages existed already.
 
         Args:
             tokens: As insert() takes them.
@@ -2072,9 +2087,9 @@ class RadixTrie:
                 number out of range.
         """
     def evict_blocks(self, desired_num_evicted: SupportsIndex) -> list[Any]:
-        """Takes blocks out of the trie: they are the caller's now.
+        """Removes blocks from the trie and returns them to the caller.
 
-        The least recently made or released leaf that is not in use goes first, from its tail; then the next, and parents
+        The least recently made or released leaf not in use goes first, from its tail; then the next, and parents
         once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
         its old end are refused from then on. O(evicted * log leaves).
 
@@ -2107,7 +2122,7 @@ class RadixTrie:
             TypeError: A block cannot be hashed.
         """
     def pretty_format(self, print_blocks: bool = False) -> list[str]:
-        """The trie as text: a line for each node, depth first, children in the order of their coming.
+        """The trie as text: a line for each node, depth first, children in the order of insertion.
 
         Args:
             print_blocks: Whether the blocks stand behind the tokens.
@@ -2154,7 +2169,7 @@ class _Cleared(Protocol):
 
 @final
 class SyncPrefixHashTable:
-    """Which pods hold how much of a prompt, by chained hashes of its blocks.
+    """How much of a prompt each pod holds, by chained hashes of its blocks.
 
     A context for each model and LoRA adapter; in it, for each prefix hash, the pods that hold the prefix. Fed with
     engines' events and with the router's own decisions. Prefix hashes are XXH64, with the table's seed, of the hash
@@ -2162,21 +2177,21 @@ class SyncPrefixHashTable:
     token is 4 big-endian bytes.
 
     Limits hold at the end of every call: the least recently used context goes, and the longest unseen prefixes go, of
-    those seen together the deepest first. Prefixes that were not stored, added or matched for eviction_duration are evicted by a
+    those seen together the deepest first. Prefixes not used for eviction_duration are evicted by a
     thread, which ends with close() or with the table.
 
-    Any number of threads may use a table at once. A refused call has changed nothing.
+    Any number of threads may use a table at once. A refused call changes nothing.
 
     Args:
-        max_contexts: At most so many contexts; AIBRIX_SYNC_MAX_CONTEXTS or 1,000 if None.
-        max_prefixes_per_context: At most so many prefixes in each; AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT or 10,000.
-        eviction_interval: Seconds between two looks for what is too old; AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS or 60.
-        eviction_duration: Seconds after which an unused prefix is too old, to a tenth;
+        max_contexts: Maximum number of contexts; AIBRIX_SYNC_MAX_CONTEXTS or 1,000 if None.
+        max_prefixes_per_context: Maximum number of prefixes in each; AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT or 10,000.
+        eviction_interval: Seconds between two checks for expired prefixes; AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS or 60.
+        eviction_duration: Seconds after which an unused prefix expires, to a tenth;
             AIBRIX_SYNC_EVICTION_DURATION_MINUTES (minutes there) or 1,200.
         block_size: Bytes of tokens in a block, 4 for each token; AIBRIX_PREFIX_CACHE_BLOCK_SIZE or 16. Engines'
             blocks must be multiples.
         seed: Seed of the prefix hashes, from 0 to 2**64 - 1; a random one if None. Tables with the same seed and
-            block_size name prefixes alike.
+            block_size compute the same prefix hashes.
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
@@ -2194,16 +2209,16 @@ class SyncPrefixHashTable:
     ) -> SyncPrefixHashTable: ...
     @property
     def max_contexts(self) -> int:
-        """int: At most so many contexts."""
+        """int: Maximum number of contexts."""
     @property
     def max_prefixes_per_context(self) -> int:
-        """int: At most so many prefixes in a context."""
+        """int: Maximum number of prefixes per context."""
     @property
     def eviction_interval(self) -> float:
-        """float: Seconds between two looks for what is too old."""
+        """float: Seconds between two checks for expired prefixes."""
     @property
     def eviction_duration(self) -> float:
-        """float: Seconds after which an unused prefix is too old."""
+        """float: Seconds after which an unused prefix expires."""
     @property
     def block_size(self) -> int:
         """int: Bytes of tokens in a block."""
@@ -2230,7 +2245,7 @@ class SyncPrefixHashTable:
     def match_prefix(
         self, model: str, lora_id: SupportsIndex, tokens: _TokenBytes, ready_pods: Iterable[str] | None = None
     ) -> tuple[dict[str, int], NDArray[np.uint64]]:
-        """What share of a prompt each ready pod has, in percent of its full blocks.
+        """The share of a prompt that each ready pod has, in percent of its full blocks.
 
         A pod's share ends at the first block that it does not hold. It is rounded down, but at least 1; pods without
         the first block are not in the answer. O(blocks), and O(pods) where the set of pods changes.
@@ -2239,7 +2254,7 @@ class SyncPrefixHashTable:
             model: The model's name.
             lora_id: The adapter's number, -1 for none.
             tokens: As get_prefix_hashes() takes them.
-            ready_pods: The pods to ask about: names, or a mapping by name. None: all.
+            ready_pods: The pods to consider: names, or a mapping by name. None means all.
 
         Returns:
             tuple[dict[str, int], numpy.ndarray]: Percents by pod, and the prompt's prefix hashes, as add_prefix() takes
@@ -2250,7 +2265,7 @@ class SyncPrefixHashTable:
             InvalidArgumentError: A token or lora_id is out of range.
         """
     def find(self, *, tokens: _TokenBytes, model: str, lora_id: SupportsIndex = -1) -> Counts:
-        """match_prefix() as the other indexes answer: a match, in percent.
+        """match_prefix() in the form of the other indexes: a match, in percent.
 
         Args:
             tokens: As get_prefix_hashes() takes them.
@@ -2282,7 +2297,7 @@ class SyncPrefixHashTable:
             InvalidArgumentError: A number is out of range.
         """
     def remove_prefix(self, model: str, lora_id: SupportsIndex, pod: str) -> None:
-        """Forgets a pod in one context. O(prefixes of the context).
+        """Removes a pod from one context. O(prefixes of the context).
 
         Args:
             model: The model's name.
@@ -2334,10 +2349,10 @@ class SyncPrefixHashTable:
             InvalidArgumentError: A number out of range.
         """
     def evict_expired(self) -> int:
-        """Evicts now what is too old, as the background thread does. O(prefixes).
+        """Evicts expired prefixes now, as the background thread does. O(prefixes).
 
         Returns:
-            int: How many prefixes that was.
+            int: The number of prefixes evicted.
         """
     def stats(self) -> PrefixTableStats:
         """Sizes and counts.
@@ -2349,9 +2364,9 @@ class SyncPrefixHashTable:
             "unknown_removals" (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
         """
     def close(self) -> None:
-        """Ends the background thread and waits for its end. Closing again is nothing.
+        """Stops the background thread and waits for it. Closing again does nothing.
 
-        The table can still be used: its limits hold, and evict_expired() does what the thread did.
+        The table can still be used: its limits hold, and evict_expired() replaces the thread.
         """
     def __enter__(self) -> SyncPrefixHashTable: ...
     def __exit__(self, *_exception: object) -> None: ...

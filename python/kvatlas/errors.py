@@ -119,8 +119,8 @@ class ServiceError(KvatlasError, RuntimeError):
     """The service could not be started, or refused a request made in this process.
 
     Codes: "not_started", "closed", "not_ready"; and the codes of the HTTP interface for the same refusals:
-    "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint", "rank_taken",
-    "unknown_rank", "unknown_worker", "invalid_config", "service".
+    "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint",
+    "limit_reached", "rank_taken", "unknown_rank", "unknown_worker", "invalid_config", "service".
     """
 
     code = "service"

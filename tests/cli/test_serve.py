@@ -110,7 +110,7 @@ def test_requests_under_way_are_finished() -> None:
         url = httpx.URL(process.url)
         with socket.create_connection((url.host, url.port or 0)) as slow:
             body = b'{"model_name":"m","token_ids":[1]}'
-            head = f"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            head = f"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             slow.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body[:5])
             # Only when that has arrived: another request comes through after it.
             httpx.get(url.join("/health"), trust_env=False)
@@ -125,7 +125,7 @@ def test_the_second_signal_stops_at_once() -> None:
     with serving("--drain-timeout", "1h") as process:
         url = httpx.URL(process.url)
         with socket.create_connection((url.host, url.port or 0)) as slow:
-            slow.sendall(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            slow.sendall(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
             httpx.get(url.join("/health"), trust_env=False)
             process.signal(signal.SIGINT)
             process.wait_for("stopping: finishing open requests")
@@ -138,7 +138,7 @@ def test_requests_that_take_too_long_are_cut_off() -> None:
     with serving("--drain-timeout", "100ms") as process:
         url = httpx.URL(process.url)
         with socket.create_connection((url.host, url.port or 0)) as slow:
-            slow.sendall(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            slow.sendall(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
             httpx.get(url.join("/health"), trust_env=False)
             process.signal(signal.SIGTERM)
             assert process.end() == 1

@@ -28,16 +28,21 @@ class FakeNative:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.address = "127.0.0.1:8090"
+        self.admin_address: str | None = None
+        self.left = False
         self.holds = set(settings["holds"])
         self.registered: dict[tuple[str, int], dict[str, Any]] = {}
         self.log: list[tuple[str, str, int | None]] = []
         self.refuse: dict[str, str] = {}
+        self.announced_by: dict[str, str | None] = {}
         self.closed = False
+        self.reloads = 0
         self.drained: float | None = None
         self._lock = threading.Lock()
 
-    def register(self, registration: str) -> bool:
+    def register(self, registration: str, announced_by: str | None = None) -> bool:
         about = json.loads(registration)
+        self.announced_by[about["instance_id"]] = announced_by
         name = (about["instance_id"], about["dp_rank"])
         with self._lock:
             if why := self.refuse.get(name[0]):
@@ -61,6 +66,9 @@ class FakeNative:
                 self.log.append(("unregister", *name))
             return len(gone)
 
+    def reload(self) -> None:
+        self.reloads += 1
+
     def workers(self) -> str:
         return "[]"
 
@@ -72,7 +80,10 @@ class FakeNative:
         self.holds.discard(hold)
         return there
 
-    def drain(self, timeout: float) -> bool:
+    def leave(self) -> None:
+        self.left = True
+
+    def drain(self, timeout: float, delay: float = 0.0) -> bool:
         self.drained = timeout
         return True
 

@@ -58,6 +58,20 @@ def closed_port() -> Iterator[int]:
 # One engine
 
 
+@pytest.mark.parametrize("ranks", [1025, 5000])
+def test_an_engine_has_so_many_ranks_at_most(ranks: int) -> None:
+    for answers in (vllm(ranks=ranks, port=1000), sglang(ranks=ranks)):
+        caught = problem(answers)
+        assert (caught.code, caught.temporary) == ("bad_answer", False)
+        assert str(ranks) in str(caught)
+    assert len(_found(vllm(ranks=1024, port=1000)).sources) == 1024
+
+
+def _found(answers: dict[str, Any]) -> Found:
+    with FakeEngine(answers) as engine:
+        return probe(engine.url)
+
+
 def test_vllm() -> None:
     with FakeEngine(vllm(ranks=2, topic="kv")) as engine:
         found = probe(engine.url)
@@ -293,6 +307,7 @@ def test_engines_are_registered_and_readiness_waits_for_them() -> None:
                 (f"127.0.0.1:{one.port}", 1): "tcp://127.0.0.1:5558",
                 ("two", 0): "tcp://127.0.0.1:6000",
             }
+            assert set(native.announced_by.values()) == {"127.0.0.1"}, "they may name themselves only"
             assert native.registered["two", 0] == {
                 "instance_id": "two",
                 "endpoint": "tcp://127.0.0.1:6000",

@@ -35,18 +35,34 @@ impl Service {
         self.inner.address().to_string()
     }
 
+    /// str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else.
+    #[getter]
+    fn admin_address(&self) -> Option<String> {
+        self.inner.admin_address().map(|address| address.to_string())
+    }
+
     /// Registers a worker's stream of events.
     ///
     /// Args:
     ///     registration_json: The body of POST /register.
+    ///     announced_by: Host name or address of the engine that announced the stream; None means the configuration.
     ///
     /// Returns:
     ///     bool: Whether the stream is new.
     ///
     /// Raises:
     ///     ServiceError: The registration is refused.
-    fn register(&self, py: Python<'_>, registration_json: &str) -> PyResult<bool> {
-        py.detach(|| self.inner.register(registration_json)).map_err(|error| errors::service(&error))
+    #[pyo3(signature = (registration_json, announced_by=None))]
+    fn register(&self, py: Python<'_>, registration_json: &str, announced_by: Option<&str>) -> PyResult<bool> {
+        py.detach(|| self.inner.register(registration_json, announced_by)).map_err(|error| errors::service(&error))
+    }
+
+    /// Reads the keys and the certificate from their files again.
+    ///
+    /// Raises:
+    ///     ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+    fn reload(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.reload()).map_err(|error| errors::service(&error))
     }
 
     /// Ends the streams of a worker, and drops what it holds.
@@ -92,24 +108,36 @@ impl Service {
         self.inner.fleet().release(hold)
     }
 
-    /// Accepts no more connections, finishes open requests, and closes. Draining again does nothing.
+    /// Reports not ready from now on, while requests are still answered.
+    fn leave(&self) {
+        self.inner.leave();
+    }
+
+    /// Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+    ///
+    /// Draining again does nothing.
     ///
     /// Args:
-    ///     timeout: Time limit in seconds, at least 0.
+    ///     timeout: Time limit in seconds for open requests, at least 0.
+    ///     delay: Time in seconds before the listener closes, at least 0.
     ///
     /// Returns:
     ///     bool: False if the time limit passed and requests were cut off.
     ///
     /// Raises:
-    ///     InvalidArgumentError: timeout is negative or not a number.
-    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|_| errors::argument("out_of_range", "timeout must be at least 0 seconds"))?;
-        Ok(py.detach(|| self.inner.drain(timeout)))
+    ///     InvalidArgumentError: timeout or delay is negative or not a number.
+    #[pyo3(signature = (timeout, delay=0.0))]
+    fn drain(&self, py: Python<'_>, timeout: f64, delay: f64) -> PyResult<bool> {
+        let seconds = |name: &str, seconds| {
+            let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
+            Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
+        };
+        let (timeout, delay) = (seconds("timeout", timeout)?, seconds("delay", delay)?);
+        Ok(py.detach(|| self.inner.drain(timeout, delay)))
     }
 
     /// Closes at once. Closing again does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.inner.drain(Duration::ZERO));
+        py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
 }

@@ -15,6 +15,13 @@ impl Endpoint {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The host, without brackets; none for paths.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;
+        Some(host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host))
+    }
 }
 
 impl fmt::Display for Endpoint {
@@ -44,6 +51,12 @@ impl FromStr for Endpoint {
         let Some((host, port)) = rest.rsplit_once(':') else { return Err(bad("the port is missing")) };
         if host.is_empty() || (host.contains(':') && !(host.starts_with('[') && host.ends_with(']'))) {
             return Err(bad("the host is missing, or an IPv6 address without brackets"));
+        }
+        // ZMQ and the system's resolver read some of these in ways of their own.
+        if !host.starts_with('[')
+            && host.chars().any(|c| c.is_ascii_punctuation() && !matches!(c, '-' | '.' | '_' | '*'))
+        {
+            return Err(bad("the host has characters that no name has"));
         }
         if matches!(host, "*" | "[::]" | "0.0.0.0") {
             return Err(bad("that is where an engine listens, not where it is; name its host"));
@@ -80,6 +93,9 @@ mod tests {
             ("tcp://::1:5557", "without brackets"),
             ("tcp://*:5557", "name its host"),
             ("tcp://0.0.0.0:5557", "name its host"),
+            ("tcp://eth0;10.0.0.1:5557", "no name has"),
+            ("tcp://user@host:5557", "no name has"),
+            ("tcp://host/path:5557", "no name has"),
             ("ipc://", "path is missing"),
             ("inproc://events", "cannot be reached"),
             ("tcp://host :1", "white space"),

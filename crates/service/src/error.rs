@@ -28,6 +28,14 @@ pub enum Error {
         /// What stands against it.
         message: String,
     },
+    /// It is not allowed by the configuration.
+    #[error("{message}")]
+    Forbidden {
+        /// A name for it that stays.
+        code: &'static str,
+        /// What is not allowed, and what to set.
+        message: String,
+    },
     /// It is not there.
     #[error("{message}")]
     Unknown {
@@ -53,7 +61,10 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Config { .. } => "invalid_config",
-            Self::Invalid { code, .. } | Self::Conflict { code, .. } | Self::Unknown { code, .. } => code,
+            Self::Invalid { code, .. }
+            | Self::Conflict { code, .. }
+            | Self::Forbidden { code, .. }
+            | Self::Unknown { code, .. } => code,
             Self::Closed => "closed",
             Self::Start { .. } => "not_started",
         }

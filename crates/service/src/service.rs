@@ -20,6 +20,7 @@ const END: Duration = Duration::from_secs(2);
 pub struct Service {
     app: Arc<App>,
     address: SocketAddr,
+    admin_address: Option<SocketAddr>,
     running: Mutex<Option<Running>>,
 }
 
@@ -44,21 +45,33 @@ impl Service {
             .map_err(|error| Error::Start {
                 message: format!("cannot start the threads that follow streams: {error}"),
             })?;
+        let allow = config.streams.allow.clone();
         let fleet = Fleet::new(config.streams, &config.holds, ingest.handle().clone());
-        let app = App::new(fleet, config.http);
+        let app = App::new(fleet, config.http, &allow)?;
         let beating = app.clone();
         ingest.spawn(async move { beating.pulses.ingest.beat().await });
         let server = http::start(&app)?;
         let address = server.address();
-        let (tls, key) = (app.config.tls.is_some(), app.config.key.is_some());
-        tracing::info!(%address, tls, key, threads = app.threads(), "listening");
-        Ok(Self { app, address, running: Mutex::new(Some(Running { server, ingest })) })
+        let (tls, key) = (app.config.tls.is_some(), app.trust.keys().asked_for());
+        let admin_key = app.trust.keys().asked_for_changes();
+        tracing::info!(%address, tls, key, admin_key, threads = app.threads(), "listening");
+        let admin_address = server.admin_address();
+        if let Some(address) = admin_address {
+            tracing::info!(%address, "listening for health, readiness and metrics");
+        }
+        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, ingest })) })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens for administrators, if it does.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
     }
 
     /// Who is registered.
@@ -69,11 +82,17 @@ impl Service {
 
     /// Registers what a body of `/register` says, which may name its `source` too. True if that is new.
     ///
+    /// `announced_by`: the host of the engine that named the endpoints; they must be there or be allowed. None if the
+    /// operator named them: that is fine.
+    ///
     /// # Errors
     /// As `/register` has them.
-    pub fn register(&self, json: &str) -> Result<bool, Error> {
+    pub fn register(&self, json: &str, announced_by: Option<&str>) -> Result<bool, Error> {
         let registration = http::registration(json.as_bytes())
             .map_err(|refusal| Error::Invalid { code: refusal.code, message: refusal.message })?;
+        if announced_by.is_some() {
+            http::check_allowed(&self.app.allow, &registration, announced_by)?;
+        }
         let fleet = self.app.fleet.clone();
         let registering = self.wait(async move { fleet.register(registration).await })??;
         Ok(registering == Registering::New)
@@ -89,6 +108,18 @@ impl Service {
         self.wait(async move { fleet.unregister(&worker, None, rank).await })?
     }
 
+    /// Reads the keys and certificates from their files again, as it does by itself a few seconds after they change.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if one of them cannot be used: all stays as it was.
+    pub fn reload(&self) -> Result<(), Error> {
+        self.app.trust.reload().inspect_err(
+            |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay"),
+        )?;
+        tracing::info!("keys and certificates are read again");
+        Ok(())
+    }
+
     /// What `/workers` says.
     #[must_use]
     pub fn workers(&self) -> Value {
@@ -101,12 +132,20 @@ impl Service {
         http::waiting(&self.app.fleet)
     }
 
-    /// Says that it is not ready, accepts no more connections, answers what was asked, ends all streams and threads.
-    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
-    pub fn drain(&self, timeout: Duration) -> bool {
-        let Some(Running { server, ingest }) = self.take() else { return true };
-        let until = Instant::now() + timeout;
+    /// Says from now on that it is not ready. All else goes on.
+    pub fn leave(&self) {
         self.app.fleet.drain();
+    }
+
+    /// Says that it is not ready, goes on for `delay`, so that whoever looks at readiness stops asking; then accepts no
+    /// more connections, answers what was asked, ends all streams and threads.
+    ///
+    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
+    pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
+        let Some(Running { server, ingest }) = self.take() else { return true };
+        self.leave();
+        std::thread::sleep(delay);
+        let until = Instant::now() + timeout;
         let fleet = self.app.fleet.clone();
         let in_time = ingest.block_on(async {
             let answered = server.drain(timeout).await;
@@ -138,6 +177,6 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.drain(Duration::ZERO);
+        self.drain(Duration::ZERO, Duration::ZERO);
     }
 }

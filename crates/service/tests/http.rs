@@ -20,7 +20,7 @@ fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspac
     let engine = json!({
         "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
     });
-    service.register(&engine.to_string()).expect("registered");
+    service.register(&engine.to_string(), None).expect("registered");
     service.fleet().keyspace("m", "default").expect("made by the registration")
 }
 
@@ -28,7 +28,7 @@ fn post(service: &Service, path: &str, body: &Value) -> Value {
     let body = body.to_string();
     let mut stream = TcpStream::connect(service.address()).expect("it listens");
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + &body).as_bytes()).expect("sent");
@@ -175,6 +175,49 @@ fn salts_and_adapters_are_part_of_the_hash() {
             json!([{ "instance_id": worker.parse::<u64>().ok(), "dp_rank": 0 }])
         );
     }
+}
+
+#[test]
+fn a_dump_that_waits_its_turn_is_not_cut_off() {
+    let config = json!({
+        "http": { "bind": "127.0.0.1:0", "idle_timeout": 0.6, "request_timeout": 0.6 }, "log": { "level": "off" },
+    });
+    let service =
+        Service::start(Config::from_json(&config.to_string()).expect("a configuration")).expect("a free port");
+    let keyspace = keyspace(&service);
+    let content: Vec<u64> = (1..=300_000).collect();
+    let names: Vec<_> = hash::prefix_hashes(&content).into_iter().map(BlockHash).collect();
+    keyspace.index.store("w", 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
+    let dump = || {
+        // Little room in between, so that the service notices each read.
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        socket.set_recv_buffer_size(64 << 10).expect("an option");
+        socket.connect(&service.address().into()).expect("it listens");
+        let mut stream = TcpStream::from(socket);
+        stream.write_all(b"GET /dump HTTP/1.0\r\n\r\n").expect("sent");
+        stream
+    };
+    let mut first = dump();
+    let mut piece = vec![0; 64 << 10];
+    first.read_exact(&mut piece).expect("it begins");
+    let mut second = dump();
+    // The first one reads slowly, which is fine, for longer than anybody may be idle.
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_secs(2) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        first.read_exact(&mut piece).expect("it goes on");
+    }
+    let mut rest = Vec::new();
+    first.read_to_end(&mut rest).expect("an answer");
+    assert!(rest.ends_with(b"]}]}"));
+    let mut answer = String::new();
+    second.read_to_string(&mut answer).expect("an answer in UTF-8");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(body.starts_with('\n'), "it waited");
+    let dump: Value = serde_json::from_str(body).expect("JSON");
+    let events = dump["keyspaces"][0]["events"].as_array().expect("a list");
+    let blocks = |event: &Value| event["event"]["data"]["stored"]["blocks"].as_array().map_or(0, Vec::len);
+    assert_eq!(events.iter().map(blocks).sum::<usize>(), 300_000);
 }
 
 #[test]

@@ -24,7 +24,14 @@ from kvatlas.client import Client, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 
 _COUNTERS = ("gaps", "lost", "refused", "unlinked")
-_COLORS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow", "stale": "red"}
+_COLORS = {
+    "live": "green",
+    "replaying": "yellow",
+    "gap": "yellow",
+    "connecting": "yellow",
+    "stale": "red",
+    "limited": "red",
+}
 
 
 @click.command(short_help="Show the workers of a running service and their streams.")

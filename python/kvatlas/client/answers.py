@@ -175,7 +175,8 @@ class StreamStatus:
         endpoint: Where the events come from.
         replay_endpoint: Where lost ones are asked for.
         topic: The prefix of the topics subscribed to.
-        state: "connecting", "replaying", "live", "gap", "stale" or "stopped".
+        state: "connecting", "replaying", "live", "gap", "stale", "stopped" or "limited" (a limit of the
+            service is reached, and nothing of the stream is held).
         trusted: Whether the holdings are those that the engine announced.
         partial: Whether the engine may hold more, because something was lost that no replay brought.
         upper_bound: Whether depths are upper bounds only.

@@ -97,6 +97,11 @@ class Service:
         return self._native.address
 
     @property
+    def admin_address(self) -> str | None:
+        """Where it listens for health, readiness and metrics only: the IP address and port; None if it does not."""
+        return self._native.admin_address
+
+    @property
     def config(self) -> Config:
         """Its configuration."""
         return self._config
@@ -144,7 +149,8 @@ class Service:
         if self._config.http.tls_cert is not None:
             context = ssl.create_default_context(cafile=str(self._config.http.tls_cert))
             context.check_hostname = False  # it is asked by its address; the certificate is its own
-        return {"key": self._config.http.bearer(), "ssl_context": context}
+        http = self._config.http
+        return {"key": http.admin_bearer() or http.bearer(), "ssl_context": context}
 
     def register(
         self,
@@ -177,6 +183,14 @@ class Service:
             ServiceError: It is not registered.
         """
         return self._native.unregister(worker, rank)
+
+    def reload(self) -> None:
+        """Read keys and certificates from their files again, as it does by itself a few seconds after they change.
+
+        Raises:
+            ServiceError: One of them cannot be used; all stays as it was.
+        """
+        self._native.reload()
 
     def workers(self) -> list[WorkerStatus]:
         """The fleet: each worker, its streams, and how they are."""
@@ -218,9 +232,18 @@ class Service:
         return False
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Stop taking connections, finish the requests that run, end the streams. True if all ended in time."""
+        """End it in order. True if all ended in time.
+
+        It says that it is not ready, goes on for `config.drain_delay`, takes no more connections, finishes the requests
+        that run, and ends the streams.
+
+        Args:
+            timeout: Seconds for the requests that run; those of the configuration if not given.
+        """
+        config = self._config
+        self._native.leave()
         self._stop_discovery()
-        return self._native.drain(self._config.drain_timeout if timeout is None else timeout)
+        return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
 
     def close(self) -> None:
         """End it at once. Doing so twice is fine."""

@@ -10,6 +10,7 @@ mod registry;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
@@ -18,7 +19,8 @@ use self::registry::Registry;
 pub use self::registry::{Registering, WorkerView};
 use crate::config::StreamConfig;
 use crate::error::Error;
-use crate::state::{Keyspace, Registration, lock};
+use crate::limits::Shared;
+use crate::state::{Keyspace, Registration, Stream, lock};
 
 /// All that is registered.
 pub struct Fleet {
@@ -59,6 +61,22 @@ impl Fleet {
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerView> {
         self.registry.workers()
+    }
+
+    /// How far a stream is behind its engine: the lag of the last live batch, or, if the engine should have answered
+    /// since and has not, the time for which it has been silent.
+    #[must_use]
+    pub fn lag(&self, stream: &Stream) -> Option<Duration> {
+        let (lag, silence) = (stream.status.lag(), stream.status.silence());
+        let is_asked = stream.registration.replay_endpoint.is_some();
+        let overdue = silence.filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval());
+        lag.max(overdue)
+    }
+
+    /// What all streams share, and how often each limit was reached.
+    #[must_use]
+    pub fn shared(&self) -> &Shared {
+        self.registry.shared()
     }
 
     /// What readiness waits for.

@@ -2,17 +2,16 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
 
 use crate::config::StreamConfig;
 use crate::error::Error;
+use crate::limits::{Limit, Shared};
 use crate::state::{Keyspace, Registration, Stream, lock};
 use crate::stream::{self, StreamHandle};
-
-/// So many keyspaces are kept although their last worker has left, so that queries for them are still answered.
-const KEPT_KEYSPACES: usize = 1024;
 
 /// Whether a registration changed anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,6 +81,14 @@ impl Registry {
         lock(&self.workers).iter().map(view).collect()
     }
 
+    pub(super) fn probe_interval(&self) -> Duration {
+        self.config.probe_interval
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.config.shared
+    }
+
     pub(super) fn register(&self, registration: Registration) -> Result<Registering, Error> {
         registration.check()?;
         let mut workers = lock(&self.workers);
@@ -93,6 +100,11 @@ impl Registry {
                 return already(&feeder, &registration);
             }
             name = known.clone();
+        } else if workers.len() >= self.config.limits.workers {
+            return Err(self.full(Limit::Workers, self.config.limits.workers));
+        }
+        if workers.values().map(|worker| worker.tasks.len()).sum::<usize>() >= self.config.limits.streams {
+            return Err(self.full(Limit::Streams, self.config.limits.streams));
         }
         let keyspace = self.keyspace_for(&registration)?;
         let stream = Arc::new(Stream::new(name.clone(), registration));
@@ -124,15 +136,30 @@ impl Registry {
         }
         let keyspace = Arc::new(Keyspace::new(model, routing_group, *block_size)?);
         let mut keyspaces = Keyspaces::clone(&self.keyspaces.load());
-        if keyspaces.values().map(HashMap::len).sum::<usize>() >= KEPT_KEYSPACES {
+        // Keyspaces are kept when their last worker leaves, so that queries for them are still answered.
+        let count = |keyspaces: &Keyspaces| keyspaces.values().map(HashMap::len).sum::<usize>();
+        let most = self.config.limits.keyspaces;
+        if count(&keyspaces) >= most {
             keyspaces.retain(|_, groups| {
                 groups.retain(|_, keyspace| keyspace.has_streams());
                 !groups.is_empty()
             });
+            let takes_place =
+                keyspaces.get(model.as_str()).is_some_and(|groups| groups.contains_key(routing_group.as_str()));
+            if count(&keyspaces) >= most && !takes_place {
+                return Err(self.full(Limit::Keyspaces, most));
+            }
         }
         keyspaces.entry(model.as_str().into()).or_default().insert(routing_group.as_str().into(), keyspace.clone());
         self.keyspaces.store(Arc::new(keyspaces));
         Ok(keyspace)
+    }
+
+    fn full(&self, limit: Limit, most: usize) -> Error {
+        self.config.shared.count(limit);
+        let name = limit.name();
+        tracing::warn!(limit = name, most, "a registration is refused: a limit is reached");
+        Error::conflict("limit_reached", format!("there are {most} {name} already, the most that limits.{name} allows"))
     }
 
     pub(super) async fn unregister(

@@ -5,38 +5,60 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
-use subtle::ConstantTimeEq as _;
 
+use super::access::check_host;
 use super::answer::{Answer, json, json_pieces, typed};
 use super::app::App;
+use super::places::Place;
 use super::query::Kind;
 use super::refusal::Refusal;
-use super::routes::{Route, WELCOME};
+use super::routes::{Door, Route, WELCOME};
+use super::trace::Trace;
 use super::{body, dump, exposition, health, queries, register, workers};
 
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Answers a request, whose body must be here by `until`.
-pub(crate) async fn answer(app: Arc<App>, request: Request<Incoming>, until: Instant) -> Response<Answer> {
+/// Which version this is.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Answers a request, whose body must be here by `until`. `place`: that of its connection, unless that came by the door
+/// for administrators.
+pub(crate) async fn answer(
+    app: Arc<App>,
+    place: Option<Arc<Place>>,
+    request: Request<Incoming>,
+    until: Instant,
+) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let response = dispatch(&app, route, request, until).await.unwrap_or_else(|refusal| refusal.response());
-    app.counts.answered(route, response.status().as_u16(), started.elapsed());
+    let trace = Trace::of(&request, app.config.access_log);
+    let mut response =
+        dispatch(&app, place.as_deref(), route, request, until).await.unwrap_or_else(|refusal| refusal.response());
+    let took = started.elapsed();
+    app.counts.answered(route, response.status().as_u16(), took);
+    trace.answered(route, &mut response, took);
     response
 }
 
 async fn dispatch(
     app: &Arc<App>,
+    place: Option<&Place>,
     route: Route,
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    if !route.is_open() && !is_authorized(app, request.headers()) {
-        return Err(Refusal::unauthorized());
+    let door = if place.is_some() { Door::Main } else { Door::Admin };
+    if app.checks_hosts(door) {
+        check_host(&request, &app.config.hosts)?;
     }
-    if route == Route::Unknown {
+    if let Some(place) = place
+        && app.trust.keys().check(&request, route.access())?
+    {
+        place.is_known();
+    }
+    if route == Route::Unknown || !route.is_at(door) {
         return Err(Refusal::unknown_path());
     }
     let head = request.method() == Method::HEAD && route.method() == Method::GET;
@@ -46,6 +68,7 @@ async fn dispatch(
     if route.method() == Method::POST {
         return post(app, route, request, until).await;
     }
+    let blank = app.config.request_timeout.min(app.config.idle_timeout) / 3;
     match route {
         Route::Workers => {
             let (model, routing_group) = workers_filter(request.uri().query().unwrap_or_default());
@@ -53,13 +76,14 @@ async fn dispatch(
         }
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
-        Route::Dump => Ok(json_pieces(dump::start(&app.fleet, &app.dumps))),
+        Route::Dump => Ok(json_pieces(dump::start(&app.fleet, &app.dumps, blank))),
         Route::Health => Ok(health::health(&app.pulses)),
         Route::Ready => Ok(health::ready(&app.fleet)),
         Route::Metrics => {
-            let text = exposition::text(&app.counts, &app.fleet).map_err(|_| Refusal::internal())?;
+            let text = exposition::text(app).map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
         }
+        Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
         Route::OpenApi => Ok(json(StatusCode::OK, OPENAPI)),
         _ => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
     }
@@ -93,13 +117,6 @@ fn guarded(work: impl FnOnce() -> Result<Response<Answer>, Refusal>) -> Result<R
         tracing::error!("a query caused a panic");
         Err(Refusal::internal())
     })
-}
-
-fn is_authorized(app: &App, headers: &HeaderMap) -> bool {
-    let Some(key) = &app.config.key else { return true };
-    let Some(shown) = headers.get(AUTHORIZATION) else { return false };
-    let Some((scheme, shown)) = shown.as_bytes().split_at_checked(7) else { return false };
-    scheme.eq_ignore_ascii_case(b"bearer ") && shown.trim_ascii().ct_eq(key.as_bytes()).into()
 }
 
 fn says_json(headers: &HeaderMap) -> bool {

@@ -1,6 +1,8 @@
 //! `/dump`: everything held, in the dialect's events, sent while it is written.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use kvatlas_index::{BlockHash, Event, Tier};
@@ -20,23 +22,39 @@ const WAITING: usize = 4;
 struct Gone;
 
 /// Writes on a thread that may wait, as the client may read slowly and an index may be large. One after the other: each
-/// copies an index before it is sent.
-pub(crate) fn start(fleet: &Arc<Fleet>, turns: &Arc<Semaphore>) -> mpsc::Receiver<Bytes> {
+/// copies an index before it is sent. Whoever waits gets white space every `blank`, or would be cut off as idle.
+pub(crate) fn start(fleet: &Arc<Fleet>, turns: &Arc<Semaphore>, blank: Duration) -> mpsc::Receiver<Bytes> {
     let (sender, pieces) = mpsc::channel(WAITING);
     let (fleet, turns) = (fleet.clone(), turns.clone());
     tokio::spawn(async move {
-        let turn = tokio::select! {
-            turn = turns.acquire_owned() => turn,
-            () = sender.closed() => return,
+        let mut turn = pin!(turns.acquire_owned());
+        let turn = loop {
+            tokio::select! {
+                turn = &mut turn => break turn,
+                () = sender.closed() => return,
+                () = tokio::time::sleep(blank) => wait(&sender),
+            }
         };
-        tokio::task::spawn_blocking(move || {
-            let mut out = Pieces { writer: Writer::with_capacity(PIECE + 4096), sender };
+        let pieces = sender.clone();
+        let mut writing = tokio::task::spawn_blocking(move || {
+            let mut out = Pieces { writer: Writer::with_capacity(PIECE + 4096), sender: pieces };
             // A client that has left wants no more.
             let _ = write(&mut out, &fleet.keyspaces());
             drop(turn);
         });
+        loop {
+            tokio::select! {
+                _ = &mut writing => return,
+                () = tokio::time::sleep(blank) => wait(&sender),
+            }
+        }
     });
     pieces
+}
+
+/// White space, which means nothing between any two pieces. If many pieces wait, nobody reads.
+fn wait(sender: &mpsc::Sender<Bytes>) {
+    let _ = sender.try_send(Bytes::from_static(b"\n"));
 }
 
 struct Pieces {

@@ -48,9 +48,26 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, "unknown_keyspace", message)
     }
 
-    pub(crate) fn unauthorized() -> Self {
-        let message = "send the service's key in the header \"Authorization: Bearer KEY\"";
+    /// No key, or a wrong one.
+    pub(crate) fn unauthorized(admin: bool) -> Self {
+        let message = if admin {
+            "send the service's admin key in the header \"Authorization: Bearer KEY\""
+        } else {
+            "send the service's key in the header \"Authorization: Bearer KEY\""
+        };
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+    }
+
+    /// A key that is right for other requests.
+    pub(crate) fn forbidden() -> Self {
+        let message = "this key may only ask; send the service's admin key";
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    pub(crate) fn wrong_host() -> Self {
+        let message = "the Host header names another machine; a service on loopback without a key answers to localhost \
+                       and loopback addresses only: add the name to http.hosts, or set a key";
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
     }
 
     pub(crate) fn unknown_path() -> Self {
@@ -125,6 +142,7 @@ impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let status = match &error {
             Error::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Error::Forbidden { .. } => StatusCode::FORBIDDEN,
             Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::Unknown { .. } => StatusCode::NOT_FOUND,
             // A change that was cut off because the service is going down.

@@ -8,13 +8,12 @@ use serde::de::{Deserializer, Visitor};
 
 use super::answer::{Answer, json};
 use super::app::App;
-use super::query::{DEFAULT_ROUTING_GROUP, check_name};
+use super::query::{DEFAULT_ROUTING_GROUP, MAX_TEXT, check_name};
 use super::refusal::Refusal;
+use crate::allow::Allow;
+use crate::error::Error;
 use crate::fleet::Registering;
 use crate::state::Registration;
-
-/// Bytes of any other name, endpoint or topic at most.
-const MAX_TEXT: usize = 1024;
 
 /// A worker's name: a number or a string.
 #[derive(Debug)]
@@ -107,8 +106,16 @@ pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
     })
 }
 
+/// Whether the endpoints of a registration may be followed. `host`: one that the operator named otherwise.
+pub(crate) fn check_allowed(allow: &Allow, registration: &Registration, host: Option<&str>) -> Result<(), Error> {
+    let endpoints = std::iter::once(&registration.endpoint).chain(&registration.replay_endpoint);
+    endpoints.into_iter().try_for_each(|endpoint| allow.check(endpoint, host))
+}
+
 pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
-    let status = match app.fleet.register(registration(body)?).await? {
+    let registration = registration(body)?;
+    check_allowed(&app.allow, &registration, None)?;
+    let status = match app.fleet.register(registration).await? {
         Registering::New => StatusCode::CREATED,
         Registering::Already => StatusCode::OK,
     };
@@ -118,6 +125,11 @@ pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>,
 pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     let Unregister { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
     check_name(&instance_id.0)?;
+    for (what, text) in [("model_name", &model_name), ("routing_group", &routing_group)] {
+        if text.as_ref().is_some_and(|text| text.len() > MAX_TEXT) {
+            return Err(Refusal::wrong_type(format!("{what} must be a string of at most {MAX_TEXT} bytes")));
+        }
+    }
     if model_name.is_none() && routing_group.is_some() {
         let message = "routing_group needs model_name beside it";
         return Err(Refusal::invalid("missing_model_name", message));

@@ -82,7 +82,7 @@ pub(crate) fn status(state: State) -> &'static str {
     match state {
         State::Connecting | State::Replaying => "pending",
         State::Live | State::Gap => "active",
-        State::Stale => "failed",
+        State::Stale | State::Limited => "failed",
         State::Stopped => "paused",
     }
 }
@@ -131,6 +131,9 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         "refused": refused,
         "ranks": ranks,
     });
+    if let Some(limit) = status.limit() {
+        described["limit"] = limit.name().into();
+    }
     if let Some(error) = status.last_error() {
         described["last_error"] = error.into();
     }

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use kvatlas_wire::Reason;
 
+use crate::limits::Limit;
+
 /// Where a stream is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -24,11 +26,14 @@ pub enum State {
     Stale,
     /// Being removed.
     Stopped,
+    /// A limit of this service is reached: nothing of the stream is held.
+    Limited,
 }
 
 impl State {
     /// All, in order of their numbers.
-    pub const ALL: [Self; 6] = [Self::Connecting, Self::Replaying, Self::Live, Self::Gap, Self::Stale, Self::Stopped];
+    pub const ALL: [Self; 7] =
+        [Self::Connecting, Self::Replaying, Self::Live, Self::Gap, Self::Stale, Self::Stopped, Self::Limited];
 
     /// The name in answers and metrics.
     #[must_use]
@@ -40,6 +45,7 @@ impl State {
             Self::Gap => "gap",
             Self::Stale => "stale",
             Self::Stopped => "stopped",
+            Self::Limited => "limited",
         }
     }
 }
@@ -111,6 +117,7 @@ counters! {
 }
 
 const NEVER: u64 = u64::MAX;
+const NO_LIMIT: u8 = u8::MAX;
 
 /// The status of a stream.
 #[derive(Debug)]
@@ -136,6 +143,8 @@ pub struct StreamStatus {
     pub counters: Counters,
     refused: Vec<AtomicU64>,
     last_error: Mutex<Option<String>>,
+    /// The number of the limit reached.
+    limit: AtomicU8,
 }
 
 impl Default for StreamStatus {
@@ -156,6 +165,7 @@ impl Default for StreamStatus {
             counters: Counters::default(),
             refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             last_error: Mutex::new(None),
+            limit: AtomicU8::new(NO_LIMIT),
         }
     }
 }
@@ -241,6 +251,16 @@ impl StreamStatus {
     #[must_use]
     pub fn refused(&self) -> Vec<u64> {
         self.refused.iter().map(|counter| counter.load(Relaxed)).collect()
+    }
+
+    /// The limit that the stream has reached: until it begins anew, nothing of it is held.
+    #[must_use]
+    pub fn limit(&self) -> Option<Limit> {
+        Limit::ALL.get(usize::from(self.limit.load(Relaxed))).copied()
+    }
+
+    pub(crate) fn set_limit(&self, limit: Option<Limit>) {
+        self.limit.store(limit.map_or(NO_LIMIT, |limit| limit as u8), Relaxed);
     }
 
     /// What went wrong last, in words.

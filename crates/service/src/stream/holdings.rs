@@ -7,6 +7,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvatlas_wire::{Reader, Tally, decode};
 
+use super::block_limits::BlockLimits;
+use crate::config::StreamConfig;
 use crate::state::{Keyspace, Stream};
 
 /// A clock further away than this is not the same clock.
@@ -20,11 +22,13 @@ pub(crate) struct Holdings {
     readers: HashMap<u32, Reader>,
     /// The rank last stored under for the rank last announced.
     claimed: Option<(u32, u32)>,
+    limits: BlockLimits,
 }
 
 impl Holdings {
-    pub(crate) fn new(keyspace: Arc<Keyspace>, stream: Arc<Stream>) -> Self {
-        Self { keyspace, stream, readers: HashMap::new(), claimed: None }
+    pub(crate) fn new(keyspace: Arc<Keyspace>, stream: Arc<Stream>, config: &StreamConfig) -> Self {
+        let limits = BlockLimits::new(config);
+        Self { keyspace, stream, readers: HashMap::new(), claimed: None, limits }
     }
 
     /// Applies a batch. Whatever is wrong with it costs it, or a part of it, and is counted.
@@ -33,6 +37,9 @@ impl Holdings {
         let (status, counters) = (&stream.status, &stream.status.counters);
         counters.batches.fetch_add(1, Relaxed);
         counters.bytes.fetch_add(payload.len() as u64, Relaxed);
+        if status.limit().is_some() {
+            return;
+        }
         let batch = match decode(payload) {
             Ok(batch) => batch,
             Err(error) => {
@@ -59,8 +66,14 @@ impl Holdings {
         if let Some(refused) = batch.refused.last() {
             status.set_error(format!("event {}: {}: {}", refused.at, refused.reason, refused.detail));
         }
+        if let Some(limit) = self.limits.stored(tally.stored_blocks, &self.keyspace, &stream) {
+            self.clear();
+            status.set_limit(Some(limit));
+            self.keyspace.trust_changed();
+        }
         if live && let Some(lag) = lag(batch.timestamp) {
             status.set_lag(lag);
+            self.limits.shared().lagged(lag);
         }
     }
 
@@ -74,6 +87,7 @@ impl Holdings {
             self.keyspace.index.clear(&self.stream.worker, Some(rank), None);
         }
         self.readers.clear();
+        self.stream.status.set_limit(None);
         self.stream.status.upper_bound.store(false, Relaxed);
     }
 

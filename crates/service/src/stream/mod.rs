@@ -4,12 +4,14 @@
 //! `zmq_transport` has real ones; `holdings` brings batches into the index.
 
 mod address;
+mod block_limits;
 mod contexts;
 mod holdings;
 mod machine;
 mod monitor;
 #[allow(unsafe_code, reason = "a socket is polled by its file descriptor; the file says why that is sound")]
 mod polled;
+mod read_ahead;
 mod task;
 #[cfg(test)]
 mod task_tests;

@@ -61,7 +61,9 @@ impl Monitor {
                 CLOSED => return Poll::Ready(News::Ended("nobody answers there")),
                 DISCONNECTED => return Poll::Ready(News::Ended("the connection was lost")),
                 other if other & HANDSHAKE_FAILED != 0 => {
-                    return Poll::Ready(News::Ended("what listens there does not speak ZMTP"));
+                    return Poll::Ready(News::Ended(
+                        "what listens there completes no ZMTP handshake: it hangs, or is no ZMQ socket",
+                    ));
                 }
                 _ => {}
             }

@@ -43,14 +43,14 @@ pub(crate) async fn follow<T: Transport>(
         };
         let Err(panic) = ended else { break };
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        tracing::error!(worker = %stream.worker, panic = what, "a stream's task failed and starts again");
+        tracing::error!(worker = &*stream.worker, panic = what, "a stream's task failed and starts again");
         stream.status.counters.task_restarts.fetch_add(1, Relaxed);
         stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
         stream.status.set_state(State::Connecting);
         set_trusted(&keyspace, &stream, false);
-        let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone()).clear());
+        let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone(), &config).clear());
         if catch_unwind(clear).is_err() {
-            tracing::error!(worker = %stream.worker, "the stream's blocks cannot be cleared");
+            tracing::error!(worker = &*stream.worker, "the stream's blocks cannot be cleared");
         }
         if tokio::time::timeout(AFTER_PANIC, &mut stop).await.is_ok() {
             break;
@@ -100,7 +100,7 @@ async fn live<T: Transport>(
     let status = &stream.status;
     let can_replay = stream.registration.replay_endpoint.is_some();
     let mut machine = Machine::new(config, can_replay, counts(status), Duration::ZERO);
-    let mut holdings = Holdings::new(keyspace.clone(), stream.clone());
+    let mut holdings = Holdings::new(keyspace.clone(), stream.clone(), config);
     let mut transport = transport();
     let mut timer = pin!(sleep_until(start));
     let mut turn = 0;
@@ -137,7 +137,7 @@ async fn live<T: Transport>(
                     Incoming::Connected => machine.connected(now, &mut hands),
                     Incoming::Disconnected(why) => {
                         machine.disconnected(&mut hands);
-                        tracing::info!(worker = %stream.worker, rank = stream.registration.rank, why, "disconnected");
+                        tracing::info!(worker = &*stream.worker, rank = stream.registration.rank, why, "disconnected");
                         status.set_error(why);
                     }
                     Incoming::Unreachable(why) => status.set_error(why),
@@ -175,7 +175,8 @@ fn report<P: AsRef<[u8]>>(
     now: Duration,
 ) {
     let status = &stream.status;
-    let state = machine.state(now);
+    let is_limited = status.limit().is_some();
+    let state = if is_limited { State::Limited } else { machine.state(now) };
     if state != status.state() {
         status.set_state(state);
         tell(stream, machine, state);
@@ -187,13 +188,13 @@ fn report<P: AsRef<[u8]>>(
         counter.store(*count, Relaxed);
     }
     status.epoch.store(machine.counts.epochs, Relaxed);
-    let trusted = machine.trusted();
+    let trusted = machine.trusted() && !is_limited;
     if trusted != status.is_trusted() {
         set_trusted(keyspace, stream, trusted);
     }
     // An engine that is not there holds readiness back for a while only.
     let absent = matches!(state, State::Connecting | State::Stale) && now >= config.settle_timeout;
-    if (trusted || absent) && !status.is_settled() {
+    if (trusted || absent || is_limited) && !status.is_settled() {
         status.settle();
     }
 }

@@ -20,8 +20,6 @@ use super::transport::{Incoming, Transport};
 use crate::config::StreamConfig;
 use crate::state::Registration;
 
-/// Messages that libzmq reads ahead of us. Beyond that they wait at the engine, which keeps 100,000 by default.
-const READ_AHEAD: i32 = 1_000;
 /// Bytes of a frame at most; a peer that announces more is disconnected.
 const MAX_FRAME: i64 = 16 << 20;
 /// The connection is checked this often, so that a peer that vanished is noticed without traffic.
@@ -59,6 +57,8 @@ pub(crate) struct ZmqTransport {
     place: Place,
     live_address: Address,
     replay_address: Option<Address>,
+    worker: String,
+    rank: u32,
     topic: String,
     /// A question not sent yet.
     question: Option<u64>,
@@ -69,6 +69,8 @@ pub(crate) struct ZmqTransport {
     pause_max: Duration,
     /// Whether the replay socket is read first.
     replies_first: bool,
+    /// Why there was no connection, as the log was last told.
+    told: Option<String>,
     frames: Vec<zmq::Message>,
 }
 
@@ -80,7 +82,10 @@ impl ZmqTransport {
             place: Place::take(),
             live_address: Address::new(&registration.endpoint),
             replay_address: registration.replay_endpoint.as_ref().map(Address::new),
+            worker: registration.worker.clone(),
+            rank: registration.rank,
             topic: registration.topic.clone(),
+            told: None,
             question: None,
             timer: Box::pin(sleep_until(Instant::now())),
             pause: config.reconnect_min,
@@ -94,7 +99,6 @@ impl ZmqTransport {
     fn socket(&self, kind: zmq::SocketType, address: &str) -> io::Result<zmq::Socket> {
         let socket = self.place.context.socket(kind)?;
         socket.set_linger(0)?;
-        socket.set_rcvhwm(READ_AHEAD)?;
         socket.set_maxmsgsize(MAX_FRAME)?;
         socket.set_ipv6(address.starts_with("tcp://["))?;
         socket.set_heartbeat_ivl(HEARTBEAT.as_millis() as i32)?;
@@ -110,7 +114,7 @@ impl ZmqTransport {
         socket.set_reconnect_ivl(-1)?;
         socket.set_subscribe(self.topic.as_bytes())?;
         monitor.start(&socket, &name)?;
-        let live = Live { events: Polled::new(socket)?, monitor, connected: false, ended: None };
+        let live = Live { events: Polled::bounded(socket)?, monitor, connected: false, ended: None };
         live.events.socket.connect(address)?;
         Ok(live)
     }
@@ -119,8 +123,9 @@ impl ZmqTransport {
         let socket = self.socket(zmq::DEALER, address)?;
         socket.set_reconnect_ivl(self.pause_min.as_millis().clamp(1, 60_000) as i32)?;
         socket.set_reconnect_ivl_max(self.pause_max.as_millis().clamp(1, 60_000) as i32)?;
-        socket.connect(address)?;
-        Polled::new(socket)
+        let dealer = Polled::bounded(socket)?;
+        dealer.socket.connect(address)?;
+        Ok(dealer)
     }
 
     fn set_timer(&mut self, after: Duration) {
@@ -132,7 +137,21 @@ impl ZmqTransport {
         let was_connected = self.live.take().is_some_and(|live| live.connected);
         self.set_timer(self.pause);
         self.pause = (self.pause * 2).clamp(self.pause_min, self.pause_max);
-        if was_connected { Incoming::Disconnected(why) } else { Incoming::Unreachable(why) }
+        if was_connected {
+            self.told = None;
+            return Incoming::Disconnected(why);
+        }
+        self.unreachable("", &why)
+    }
+
+    /// Why there is no connection is for the log: everybody may read the status, and could look by it for what listens
+    /// where. Said once, not with each attempt.
+    fn unreachable(&mut self, socket: &str, why: &str) -> Incoming<Payload> {
+        if self.told.as_deref() != Some(why) {
+            tracing::info!(worker = self.worker, rank = self.rank, socket, why, "cannot connect");
+            self.told = Some(why.to_owned());
+        }
+        Incoming::Unreachable(format!("{socket}cannot connect"))
     }
 
     /// Makes a live connection if there is none.
@@ -185,7 +204,7 @@ impl ZmqTransport {
                     Ok(dealer) => self.dealer = Some(dealer),
                     Err(error) => {
                         self.question = None; // Its deadline passes.
-                        return Poll::Ready(Incoming::Unreachable(format!("replay: {error}")));
+                        return Poll::Ready(self.unreachable("replay: ", &error.to_string()));
                     }
                 }
             }
@@ -201,7 +220,7 @@ impl ZmqTransport {
             Ok(()) => Poll::Ready(reply(&mut self.frames)),
             Err(error) => {
                 self.dealer = None;
-                Poll::Ready(Incoming::Unreachable(format!("replay: {error}")))
+                Poll::Ready(self.unreachable("replay: ", &error.to_string()))
             }
         }
     }

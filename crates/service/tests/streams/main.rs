@@ -5,4 +5,5 @@ mod engine;
 mod gaps;
 mod impostors;
 mod joining;
+mod limits;
 mod lives;

@@ -28,10 +28,21 @@ pub struct Reader {
     scratch: Scratch,
 }
 
+/// Blocks of an event for which memory is kept.
+const KEPT: usize = 1 << 14;
+
 #[derive(Debug, Default)]
 struct Scratch {
     names: Vec<BlockHash>,
     contents: Vec<u64>,
+}
+
+impl Scratch {
+    /// One large event must not cost its memory for ever.
+    fn shrink(&mut self) {
+        self.names.shrink_to(KEPT.max(self.names.len()));
+        self.contents.shrink_to(KEPT.max(self.contents.len()));
+    }
 }
 
 impl Reader {
@@ -55,6 +66,7 @@ impl Reader {
         for refused in &batch.refused {
             tally.refuse(refused.reason, refused.events);
         }
+        self.scratch.shrink();
         for event in &batch.events {
             let applied = match event {
                 Event::Stored(stored) => self.store(stored, index, worker, rank, &mut tally.stored_blocks),

@@ -66,6 +66,42 @@ class Text(Kind):
         raise self.bad(value)
 
 
+class Texts(Kind):
+    """Strings; in text separated by commas."""
+
+    wanted = "a list of strings that are not empty"
+    metavar = "TEXT[,TEXT...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) and item.strip() for item in value):
+            return tuple(item.strip() for item in value)
+        raise self.bad(value)
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.convert(text.split(",")) if text.strip() else ()
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return f"[{', '.join(map(_toml, value))}]"
+
+
+class Hosts(Texts):
+    """Networks and patterns of host names."""
+
+    wanted = 'a list of networks, host names and paths: "10.0.0.0/8", "pod-*.engines", "ipc:///run/engines/*"'
+    metavar = "HOST[,HOST...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        hosts = super().convert(value)
+        for host in hosts:
+            if re.fullmatch(r"ipc://.+|[\w.*-]*[^\W\d_*.-][\w.*-]*|[\w.*-]*\*[\w.*-]*", host, re.DOTALL):
+                continue
+            try:
+                ipaddress.ip_network(host, strict=False)
+            except ValueError:
+                raise self.bad(host) from None
+        return hosts
+
+
 class Choice(Kind):
     """One of a few words."""
 

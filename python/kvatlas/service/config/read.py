@@ -26,7 +26,11 @@ LISTS: dict[str, tuple[str, str, type[Engine | Stream]]] = {
     "stream": ("--stream", "KVATLAS_STREAMS", Stream),
 }
 # Keys themselves are never in a flag, where every user of the machine could read them, nor in the configuration file.
-SECRETS = {"http.key": ("KVATLAS_KEY", "http.key_file"), "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file")}
+SECRETS = {
+    "http.key": ("KVATLAS_KEY", "http.key_file"),
+    "http.admin_key": ("KVATLAS_ADMIN_KEY", "http.admin_key_file"),
+    "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file"),
+}
 OTHERS = ("KVATLAS_URL",)  # variables of other commands
 
 _KEYS = {key.path: key for key in all_keys()}

@@ -115,10 +115,15 @@ class Follower(ABC):
         except TimeoutError:
             return
 
-    async def register(self, **about: Any) -> bool:
-        """Tell the native service. True if that is news to it."""
+    async def register(self, announced_by: str | None = None, **about: Any) -> bool:
+        """Tell the native service. True if that is news to it.
+
+        Args:
+            announced_by: The host of the engine that named the addresses; None if whoever runs this service did.
+            about: The registration.
+        """
         text = registration(self.name, source=self.shown, **about)
-        return bool(await self._call(self.native.register, text))
+        return bool(await self._call(self.native.register, text, announced_by))
 
     async def unregister(self, rank: int | None = None) -> None:
         """Register with the native service. Tolerate that it is already registered."""
@@ -204,6 +209,7 @@ class EngineFollower(Follower):
         self._found = found
         for rank, source in sources.items():
             new = await self.register(
+                announced_by=self._prober.host,
                 endpoint=source.endpoint,
                 model=found.model,
                 block_size=found.block_size,

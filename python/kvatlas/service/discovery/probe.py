@@ -22,7 +22,7 @@ _NO_RANKS = "GET /kv_event_sources did not return a JSON object of ranks: is thi
 _NO_ENGINE = "it has none of the HTTP routes of vLLM and SGLang: is this the address of an engine?"
 _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_MOST_RANKS = 1 << 12
+_MOST_RANKS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Prober:
         self._asker = asker
         self._engine = engine
         self._config = config
-        self._host = urlsplit(engine.url).hostname or ""
+        self.host = urlsplit(engine.url).hostname or ""
         self._said: _Said | None = None
 
     async def changed(self) -> bool:
@@ -89,6 +89,8 @@ class Prober:
         found = await (self._vllm(said) if said.engine == "vllm" else self._sglang(said))
         if not found.sources:
             raise DiscoveryError(_NO_EVENTS, "no_events")
+        if len(found.sources) > _MOST_RANKS:
+            raise _too_many(len(found.sources))
         self._said = said
         return found
 
@@ -97,6 +99,8 @@ class Prober:
         if sources is not None:
             if not isinstance(sources, dict):
                 raise DiscoveryError(_NO_RANKS, "bad_answer")
+            if len(sources) > _MOST_RANKS:
+                raise _too_many(len(sources))
             return _Said("vllm", sources)
         for path in ("/server_info", "/get_server_info"):
             info = await self._asker.get_json(self._engine.url + path, absent=(404, 405))
@@ -131,12 +135,12 @@ class Prober:
                 '"enable_kv_cache_events": true and "publisher": "zmq"',
                 "no_events",
             )
-        endpoint, listens = reachable(_text(config.get("endpoint")), self._host, f"rank {name}'s endpoint")
+        endpoint, listens = reachable(_text(config.get("endpoint")), self.host, f"rank {name}'s endpoint")
         if not listens:
             await check_listening(endpoint, f"rank {name}'s endpoint", self._config.discovery.request_timeout)
         replay = _text(config.get("replay_endpoint"))
         if replay:
-            replay, _listens = reachable(replay, self._host, f"rank {name}'s replay endpoint")
+            replay, _listens = reachable(replay, self.host, f"rank {name}'s replay endpoint")
         return Source(int(name), endpoint, replay or None, _text(config.get("topic")))
 
     async def _vllm_model(self) -> str:
@@ -187,7 +191,7 @@ class Prober:
             range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
         )
         return tuple(
-            Source(rank, at(self._host, events + rank), at(self._host, replay + rank) if replay else None, "")
+            Source(rank, at(self.host, events + rank), at(self.host, replay + rank) if replay else None, "")
             for rank in ranks
         )
 
@@ -220,13 +224,13 @@ class Prober:
         for rank in range(ranks):
             what = f"rank {rank}'s endpoint"
             said_at = own.get(rank) or _address(events, "endpoint_port_base", rank)
-            endpoint, listens = reachable(said_at or "", self._host, what)
+            endpoint, listens = reachable(said_at or "", self.host, what)
             if not listens:
                 await check_listening(endpoint, what, self._config.discovery.request_timeout)
             replay = _address(events, "replay_endpoint_port_base", rank)
             if replay:
                 host = urlsplit(endpoint).hostname if rank in own else None
-                replay, _listens = reachable(replay, host or self._host, f"rank {rank}'s replay endpoint")
+                replay, _listens = reachable(replay, host or self.host, f"rank {rank}'s replay endpoint")
             sources.append(Source(rank, endpoint, replay, _text(events.get("topic"))))
         return Found("sglang", model, block_size, tuple(sources))
 
@@ -302,3 +306,7 @@ def _is_positive(number: object) -> TypeGuard[int]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _too_many(ranks: int) -> DiscoveryError:
+    return DiscoveryError(f"it names {ranks} ranks; kvatlas follows at most {_MOST_RANKS} of an engine", "bad_answer")

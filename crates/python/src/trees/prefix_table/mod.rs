@@ -35,7 +35,7 @@ const LONG_BYTES: usize = 32 << 10;
 ///
 /// Args:
 ///     max_contexts: Maximum number of contexts; AIBRIX_SYNC_MAX_CONTEXTS or 1,000 if None.
-///     max_prefixes_per_context: Maximum number of prefixes per context; AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT or 10,000.
+///     max_prefixes_per_context: Maximum number of prefixes in each; AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT or 10,000.
 ///     eviction_interval: Seconds between two checks for expired prefixes; AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS or 60.
 ///     eviction_duration: Seconds after which an unused prefix expires, to a tenth;
 ///         AIBRIX_SYNC_EVICTION_DURATION_MINUTES (minutes there) or 1,200.

@@ -7,7 +7,7 @@ mod scope;
 mod scratch;
 mod seen;
 
-pub(crate) use self::name::check_name;
+pub(crate) use self::name::{MAX_TEXT, check_name};
 pub(crate) use self::prompt::Kind;
 pub(crate) use self::read::{Asked, batch, single};
 pub(crate) use self::scope::{DEFAULT_ROUTING_GROUP, Scope};

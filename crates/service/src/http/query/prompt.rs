@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
+use super::name::check_text;
 use super::scratch::Scratch;
 use super::seen::{Seen, given_twice, missing};
 
@@ -78,7 +79,7 @@ impl<'a> Reading<'a> {
             }
             "lora_name" => {
                 self.seen.note(0, key)?;
-                self.lora = reader.string_or_null(key)?;
+                self.lora = reader.string_or_null(key)?.map(|it| check_text(key, it)).transpose()?;
             }
             "cache_salt" => {
                 self.seen.note(1, key)?;

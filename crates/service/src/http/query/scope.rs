@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
-use super::name::instance_id;
+use super::name::{check_text, instance_id};
 use super::seen::{Seen, missing};
 
 type Result<T> = std::result::Result<T, Refusal>;
@@ -47,11 +47,11 @@ impl<'a> Reading<'a> {
         match key {
             "model_name" => {
                 seen.note(0, key)?;
-                *model = Some(reader.string(key)?);
+                *model = Some(check_text(key, reader.string(key)?)?);
             }
             "routing_group" => {
                 seen.note(1, key)?;
-                scope.routing_group = reader.string_or_null(key)?;
+                scope.routing_group = reader.string_or_null(key)?.map(|it| check_text(key, it)).transpose()?;
             }
             "top_k" => {
                 seen.note(2, key)?;

@@ -124,7 +124,12 @@ impl<P: AsRef<[u8]>> Machine<P> {
             open: false,
             partial: false,
             highest: None,
-            waiting: Waiting::new(config.buffer_batches, config.buffer_bytes),
+            waiting: Waiting::new(
+                config.buffer_batches,
+                config.buffer_bytes,
+                config.shared.clone(),
+                config.limits.buffer_bytes,
+            ),
             forgot: false,
             ask: None,
             attempts: 0,
