@@ -10,7 +10,6 @@ mod holdings;
 mod machine;
 mod monitor;
 mod polled;
-mod read_ahead;
 mod task;
 #[cfg(test)]
 mod task_tests;
