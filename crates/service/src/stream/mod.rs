@@ -11,7 +11,6 @@ mod machine;
 mod monitor;
 #[allow(unsafe_code, reason = "a socket is polled by its file descriptor; the file says why that is sound")]
 mod polled;
-mod read_ahead;
 mod task;
 #[cfg(test)]
 mod task_tests;

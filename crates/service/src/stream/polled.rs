@@ -9,15 +9,11 @@ use std::task::{Context, Poll, ready};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::read_ahead::{FIRST, ReadAhead};
-
 /// A socket and the news of its file descriptor.
 pub(crate) struct Polled {
     // Dropped first, so that no closed descriptor is watched.
     fd: AsyncFd<RawFd>,
     pub(crate) socket: zmq::Socket,
-    /// Of sockets that engines send to.
-    ahead: Option<ReadAhead>,
     /// Whether there may be messages.
     pub(crate) ready: bool,
 }
@@ -26,13 +22,7 @@ impl Polled {
     pub(crate) fn new(socket: zmq::Socket) -> io::Result<Self> {
         // SAFETY: the descriptor is the socket's own; the socket moves in beside it, never leaves, and is dropped after it.
         let fd = unsafe { AsyncFd::register_with_interest(socket.get_fd()?, Interest::READABLE) }?;
-        Ok(Self { fd, socket, ahead: None, ready: true })
-    }
-
-    /// The same, for a socket that reads ahead no more than so many bytes, about.
-    pub(crate) fn bounded(socket: zmq::Socket) -> io::Result<Self> {
-        socket.set_rcvhwm(FIRST)?;
-        Ok(Self { ahead: Some(ReadAhead::new()), ..Self::new(socket)? })
+        Ok(Self { fd, socket, ready: true })
     }
 
     pub(crate) fn into_socket(self) -> zmq::Socket {
@@ -51,14 +41,7 @@ impl Polled {
             if self.ready {
                 match receive(&self.socket, frames) {
                     Err(zmq::Error::EAGAIN) => self.ready = false,
-                    result => {
-                        // libzmq takes the new number for connections that there are, too.
-                        let bytes = frames.iter().map(|frame| frame.len()).sum();
-                        if let Some(messages) = self.ahead.as_mut().and_then(|ahead| ahead.after(bytes)) {
-                            let _ = self.socket.set_rcvhwm(messages);
-                        }
-                        return Poll::Ready(result.map_err(io::Error::from));
-                    }
+                    result => return Poll::Ready(result.map_err(io::Error::from)),
                 }
             }
             ready!(self.fd.poll_read_ready(cx))?.clear_ready();

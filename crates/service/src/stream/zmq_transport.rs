@@ -20,6 +20,10 @@ use super::transport::{Incoming, Transport};
 use crate::config::StreamConfig;
 use crate::state::Registration;
 
+/// Messages that libzmq reads ahead of us. Beyond that they wait at the engine, which keeps 100,000 by default. libzmq
+/// counts messages, not bytes: this many of [`MAX_FRAME`] are a socket's most, 1 GiB. The number must not change while
+/// a connection lasts, neither up nor down: libzmq may then wait for ever for room that there is.
+const READ_AHEAD: i32 = 64;
 /// Bytes of a frame at most; a peer that announces more is disconnected.
 const MAX_FRAME: i64 = 16 << 20;
 /// The connection is checked this often, so that a peer that vanished is noticed without traffic.
@@ -99,6 +103,7 @@ impl ZmqTransport {
     fn socket(&self, kind: zmq::SocketType, address: &str) -> io::Result<zmq::Socket> {
         let socket = self.place.context.socket(kind)?;
         socket.set_linger(0)?;
+        socket.set_rcvhwm(READ_AHEAD)?;
         socket.set_maxmsgsize(MAX_FRAME)?;
         socket.set_ipv6(address.starts_with("tcp://["))?;
         socket.set_heartbeat_ivl(HEARTBEAT.as_millis() as i32)?;
@@ -114,7 +119,7 @@ impl ZmqTransport {
         socket.set_reconnect_ivl(-1)?;
         socket.set_subscribe(self.topic.as_bytes())?;
         monitor.start(&socket, &name)?;
-        let live = Live { events: Polled::bounded(socket)?, monitor, connected: false, ended: None };
+        let live = Live { events: Polled::new(socket)?, monitor, connected: false, ended: None };
         live.events.socket.connect(address)?;
         Ok(live)
     }
@@ -123,7 +128,7 @@ impl ZmqTransport {
         let socket = self.socket(zmq::DEALER, address)?;
         socket.set_reconnect_ivl(self.pause_min.as_millis().clamp(1, 60_000) as i32)?;
         socket.set_reconnect_ivl_max(self.pause_max.as_millis().clamp(1, 60_000) as i32)?;
-        let dealer = Polled::bounded(socket)?;
+        let dealer = Polled::new(socket)?;
         dealer.socket.connect(address)?;
         Ok(dealer)
     }
