@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-family bench-service soak fuzz loom sanitize \
+.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service soak fuzz loom sanitize \
 	docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
@@ -67,8 +67,8 @@ TRACE ?=
 PEERS ?=
 LADDER := $(BIN)/kvatlas bench
 LADDER_W1 := --duplication 20 --group-size 8
-LADDER_W2 := --block-size 16 --duplication 2 --group-size 8
-LADDER_W4 := --engines 1000 --cache-blocks 4096 --copies 32
+LADDER_W2 := --block-size 16 --cache-tokens 262144 --duplication 2 --group-size 8
+LADDER_W4 := --engines 1000 --cache-tokens 2097152 --copies 32
 SWEEP = $(LADDER) sweep $(TRACE) $(if $(PEERS),--peers $(PEERS)) $(ARGS)
 
 ladder: build  ## the figures of docs/lab/designs.md: make ladder TRACE=trace.jsonl PEERS=program; hours, resumable
@@ -94,10 +94,10 @@ bench-peers: build  ## the index beside other released indexes, in one process
 	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
 	$(BIN)/python benchmarks/peers/python/run.py --in-place
 
-bench-family: build  ## the trees beside kv-index, the prefix table beside AIBrix's figures, the trie beside plain Python
-	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml --bin family -- $(ARGS)
+bench-trees: build  ## the trees beside kv-index, the prefix table beside AIBrix's figures, the trie beside plain Python
+	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml --bin trees -- $(ARGS)
 	cargo run --locked --release -p kvatlas-trees --example prefix_table
-	$(BIN)/python -m benchmarks.family.radix_trie
+	$(BIN)/python -m benchmarks.trees.radix_trie
 
 bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
 	$(BIN)/python -m benchmarks.service --dynamo-python target/dynamo/bin/python $(ARGS)
@@ -106,8 +106,8 @@ soak: build  ## simulated engines and the service, killed and disturbed at rando
 	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
 
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
-	cargo run --locked --release -p kvatlas-index --example fuzz -- --minutes $(MINUTES)
-	cargo run --locked --release -p kvatlas-wire --example fuzz -- --minutes $(MINUTES)
+	cargo run --locked --release -p kvatlas-index --example fuzz_index -- --minutes $(MINUTES)
+	cargo run --locked --release -p kvatlas-wire --example fuzz_wire -- --minutes $(MINUTES)
 	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-trees -p kvatlas-designs --test trees --test designs
 
 loom: check-tools  ## every interleaving of the orderings made by hand

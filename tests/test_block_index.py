@@ -11,7 +11,9 @@ import pytest
 
 import kvatlas
 from kvatlas import BlockIndex, content_hashes
+from kvatlas.errors import InvalidTypeError
 from kvatlas.events import Clear, Drop, Remove, Store
+from kvatlas.lab.designs import open_rung
 from kvatlas.reference import ReferenceIndex
 
 Index = BlockIndex | ReferenceIndex
@@ -376,9 +378,19 @@ def test_the_index_says_what_it_is() -> None:
         index.store(worker, block_hashes=range(602), content_hashes=range(602))
     assert repr(index) == "BlockIndex(block_size=4, workers=2, blocks=1,204)"
     assert repr(index.find(content_hashes=range(2000))) == "Match(depth=602, length=2000, workers=2)"
+    model = ReferenceIndex(4, count_copies=False)
+    model.store("a", block_hashes=[1, 2], content_hashes=[1, 2])
+    assert repr(model) == "ReferenceIndex(block_size=4, count_copies=False, workers=1, blocks=2)"
     assert BlockIndex(block_size=np.int64(8)).block_size == 8
     with pytest.raises(AttributeError):
         index.block_size = 4  # type: ignore[misc]
+
+
+def test_a_prompt_is_given_by_keyword() -> None:
+    words = r"find takes a prompt by keyword: find\(tokens=…\) or find\(content_hashes=…\)"
+    for index in (BlockIndex(4), open_rung("radix", block_size=4)):
+        with pytest.raises(InvalidTypeError, match=words):
+            index.find([1, 2, 3, 4])  # type: ignore[call-arg]
 
 
 def test_help_says_what_to_give_and_what_comes_back() -> None:

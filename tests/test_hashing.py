@@ -283,7 +283,7 @@ def test_names_must_be_strings() -> None:
         content_hashes([1], 1, lora=7)  # type: ignore[arg-type]
     with pytest.raises(InvalidTypeError, match="salt must be a str, got bytes"):
         content_hashes([1], 1, salt=b"s")  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="salt has a lone surrogate") as caught:
+    with pytest.raises(InvalidArgumentError, match="salt contains a lone surrogate") as caught:
         content_hashes([1], 1, salt="\ud800")
     assert caught.value.code == "invalid_string"
 

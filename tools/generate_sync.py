@@ -1,4 +1,4 @@
-"""Generates the clients that wait from those for asyncio, with unasync: one source, two kinds.
+"""Generates the blocking clients from those for asyncio, with unasync.
 
     python tools/generate_sync.py           write the files
     python tools/generate_sync.py --check   exit with status 1 if they are not up to date
@@ -34,17 +34,17 @@ NAMES = {
 # Words of docstrings.
 WORDS = {
     "The client for asyncio. `kvatlas.client.sync` is generated from this file by `tools/generate_sync.py`.": (
-        "The client that waits for answers. Generated from `aio.py` by `tools/generate_sync.py`: do not edit."
+        "The blocking client. Generated from `aio.py` by `tools/generate_sync.py`: do not edit."
     ),
-    "A tokenizer that asks an engine, for asyncio. `kvatlas.tokenize.engine_sync` is generated from this file.": (
-        "A tokenizer that asks an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."
+    "A tokenizer that uses an engine, for asyncio. `kvatlas.tokenize.engine_sync` is generated from this file.": (
+        "A tokenizer that uses an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."
     ),
-    "Tasks of one loop may share one.": "Threads may share one.",
+    "Tasks of one event loop may share it.": "Threads may share it.",
 }
 
 
 def generated(source: Path) -> str:
-    """The text of the file that waits, from the one for asyncio."""
+    """The text of the blocking file, from the one for asyncio."""
     with tempfile.TemporaryDirectory() as directory:
         before, after = Path(directory, "before"), Path(directory, "after")
         before.mkdir()

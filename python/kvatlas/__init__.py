@@ -53,4 +53,4 @@ if not TYPE_CHECKING:  # a type checker that sees it takes every name for right
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -54,7 +54,7 @@ __all__ = [
     "keyed_content_hashes",
     "prefix_hashes",
     "probe",
-    "replay",
+    "run_plan",
     "rungs",
 ]
 
@@ -889,19 +889,19 @@ def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lo
     Args:
         plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
         index: A rung of the ladder by its name.
-        options_json: As for replay(); what is about time in it has no say here.
+        options_json: As for run_plan(); what is about time in it has no say here.
         build_seconds: How long building may take. If it takes longer, nothing is looked up.
         lookup_seconds: How long looking up may take. If it takes longer, some lookups are left out.
 
     Returns:
-        A JSON object: built, build_ns, events, blocks, lookups, service (as in replay()'s), wrong, example, clock.
+        A JSON object: built, build_ns, events, blocks, lookups, service (as in run_plan()'s), wrong, example, clock.
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
         InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
     """
 
-def replay(plan: Plan, index: object, options_json: str) -> str:
+def run_plan(plan: Plan, index: object, options_json: str) -> str:
     """Runs a plan against an index in an open loop, and returns the result.
 
     It releases the GIL, and Ctrl-C ends the run and its threads.
@@ -1319,8 +1319,8 @@ class TokenEntries:
 class StringTree:
     """Which texts were sent to which tenant: a radix tree over characters, for routers that see text.
 
-    It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines have
-    cached. Characters are Unicode scalar values; nothing is normalized.
+    It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines
+    have cached. Characters are Unicode scalar values; nothing is normalized.
 
     Any number of threads may use it at once. A refused call changes nothing.
 

@@ -199,8 +199,8 @@ class TraceError(KvatlasError, ValueError):
 class SimulatedEngineError(KvatlasError, RuntimeError):
     """A simulated engine cannot start, or cannot do what was requested.
 
-    Codes: "port_in_use", "invalid_host", "not_started", "running", "down", "bad_answer", "http_" and the status of an
-    answer, "simulated_engine".
+    Codes: "port_in_use", "invalid_host", "not_started", "running", "down", "unreachable", "timeout", "bad_answer",
+    "http_" and the status of an answer, "simulated_engine".
     """
 
     code = "simulated_engine"

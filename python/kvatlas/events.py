@@ -1,4 +1,4 @@
-"""What happens to a worker's blocks, as values: what `BlockIndex.dump` returns and `BlockIndex.apply` takes.
+"""Events that change a worker's blocks: `BlockIndex.dump` returns them, `BlockIndex.apply` applies them.
 
 Each event is a method of the index written down; its fields are that method's arguments.
 """
@@ -51,7 +51,7 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """A worker lost everything, or everything of one rank, one tier or both.
+    """A worker lost all blocks, or those of one rank, one tier or both.
 
     Attributes:
         worker: The worker's name.

@@ -239,6 +239,12 @@ class ReferenceIndex:
             for worker, ranks in self._ranks.items()
         }
 
+    def __repr__(self) -> str:
+        workers = self.workers()
+        copies = "" if self.count_copies else ", count_copies=False"
+        blocks = f"workers={len(workers):,}, blocks={sum(workers.values()):,}"
+        return f"ReferenceIndex(block_size={self.block_size}{copies}, {blocks})"
+
     def stats(self) -> dict[str, int]:
         """The numbers of `BlockIndex.stats` that do not depend on how an index is made."""
         workers = self.workers()

@@ -1,4 +1,4 @@
-"""What the indexes have in common, and the words that their arguments and answers are made of.
+"""The protocols that the indexes share, and the types of their arguments and answers.
 
 Every index answers `find` with a match that has the same methods: `depth`, `length`, `unit`, `levels()`, `scores()` and
 `best()`. So a router that reads nothing else works with any of them. Depths count in the match's `unit`: compare them
@@ -16,14 +16,17 @@ The prompt is always given by keyword, in a form that the index takes:
 Only the question is common. How an index learns is not: a `BlockIndex` is told by engines, the trees by the router.
 """
 
+from __future__ import annotations
+
 import heapq
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # numpy takes most of the time that `import kvatlas` would take
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "Counts",
@@ -48,16 +51,16 @@ Tier: TypeAlias = Literal["gpu", "cpu", "disk", "external"]
 """Where a block is, nearest first: device memory, host memory, local storage, anything shared or remote."""
 
 Unit: TypeAlias = Literal["blocks", "tokens", "characters", "percent"]
-"""What the depths and the length of a match count."""
+"""The unit of the depths and the length of a match."""
 
 Dialect: TypeAlias = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
-"""How an engine writes its events: as now, or as arrays, as it once did."""
+"""How an engine encodes its events: in the current form, or in the older form of arrays."""
 
 EvictionPolicy: TypeAlias = Literal["lru", "lfu", "fifo", "mru", "filo", "priority"]
 """What a tree evicts first."""
 
 Search: TypeAlias = Literal["jump", "bisect"]
-"""What a positional index does when a leap fails: look at each place of it, or halve it."""
+"""What a positional index does when a jump fails: check each position in it, or bisect it."""
 
 Layout: TypeAlias = Literal["map", "arrays"]
 """How a positional index keeps its entries."""
@@ -65,7 +68,7 @@ Layout: TypeAlias = Literal["map", "arrays"]
 
 @runtime_checkable
 class PrefixMatch(Protocol):
-    """Who has how much of a prompt from its beginning on, as of one moment."""
+    """How much of a prompt each worker or tenant has from its beginning, at one moment."""
 
     @property
     def depth(self) -> int:
@@ -73,49 +76,49 @@ class PrefixMatch(Protocol):
 
     @property
     def length(self) -> int:
-        """What a depth is out of: the length of the prompt in the same unit. No depth is greater."""
+        """The length of the prompt in the same unit, the maximum of a depth."""
 
     @property
     def unit(self) -> Unit:
-        """What depths and length count."""
+        """The unit of depths and length."""
 
     def levels(self) -> Sequence[tuple[int, Sequence[str]]]:
-        """The names grouped by depth, deepest first; without those who have nothing."""
+        """The names grouped by depth, deepest first; those that have nothing are left out."""
 
     def scores(self) -> Mapping[str, int]:
-        """The depth of everyone who has anything, by name."""
+        """The depths by name; those that have nothing are left out."""
 
     def best(self, top_k: int = 1, among: Collection[str] | None = None) -> Sequence[tuple[str, int]]:
-        """The deepest with their depths, at most top_k, deepest first; only of those among, if given."""
+        """The deepest names with their depths, at most `top_k`, deepest first; only names in `among`, if given."""
 
 
 @runtime_checkable
 class PrefixIndex(Protocol):
-    """Anything that says who has how much of a prompt, whatever form the prompt has. Asking changes nothing."""
+    """Anything that finds how much of a prompt each worker has, in any form of prompt. `find` changes nothing."""
 
     def find(self, *args: Any, **prompt: Any) -> PrefixMatch:
-        """Who has how much of this prompt from its beginning on. The prompt is given by keyword."""
+        """How much of this prompt each worker has from its beginning. The prompt is given by keyword."""
 
 
 class TokenIndex(Protocol):
-    """A `PrefixIndex` that is asked by token ids."""
+    """A `PrefixIndex` that is queried by token ids."""
 
     def find(self, *, tokens: Sequence[int] | NDArray[np.uint32]) -> PrefixMatch:
-        """Who has how much of these tokens, from the first on."""
+        """How many of these leading tokens each worker has."""
 
 
 class HashIndex(Protocol):
-    """A `PrefixIndex` that is asked by content hashes."""
+    """A `PrefixIndex` that is queried by content hashes."""
 
     def find(self, *, content_hashes: Sequence[int] | NDArray[np.uint64]) -> PrefixMatch:
-        """Who has how much of these blocks, from the first on."""
+        """How many of these leading blocks each worker has."""
 
 
 class TextIndex(Protocol):
-    """A `PrefixIndex` that is asked by text."""
+    """A `PrefixIndex` that is queried by text."""
 
     def find(self, *, text: str) -> PrefixMatch:
-        """Who has how much of this text, from its first character on."""
+        """How much of this text each worker has from its first character."""
 
 
 @dataclass(frozen=True)
@@ -138,24 +141,24 @@ class Counts:
         return max(self.counts.values(), default=0)
 
     def levels(self) -> list[tuple[int, list[str]]]:
-        """The names grouped by depth, deepest first; without those who have nothing."""
+        """The names grouped by depth, deepest first; those that have nothing are left out."""
         ranked = sorted(self.scores().items(), key=lambda score: -score[1])
         grouped = itertools.groupby(ranked, key=lambda score: score[1])
         return [(depth, [name for name, _ in level]) for depth, level in grouped]
 
     def scores(self) -> dict[str, int]:
-        """The depth of everyone who has anything, by name."""
+        """The depths by name; those that have nothing are left out."""
         return {name: depth for name, depth in self.counts.items() if depth > 0}
 
     def best(self, top_k: int = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
-        """The deepest with their depths, at most top_k, deepest first; only of those among, if given."""
+        """The deepest names with their depths, at most `top_k`, deepest first; only names in `among`, if given."""
         allowed = None if among is None else set(among)
         scores = ((name, depth) for name, depth in self.scores().items() if allowed is None or name in allowed)
         return heapq.nlargest(top_k, scores, key=lambda score: score[1])
 
 
 class IndexStats(TypedDict):
-    """What `BlockIndex.stats` says."""
+    """The result of `BlockIndex.stats`."""
 
     workers: int
     """Workers that have stored anything since they were last dropped."""
@@ -172,11 +175,11 @@ class IndexStats(TypedDict):
     runs: int
     """Stretches of consecutive positions that these are kept in."""
     sets: int
-    """Different sets of holders that do not fit into a word."""
+    """Distinct sets of holders that need memory of their own."""
     bytes: int
     """Memory of all this, as allocated."""
     private_holders: int
-    """Holders that name blocks otherwise than those before them did."""
+    """Holders whose block hashes differ from those of the holders before them."""
     stores: int
     """Calls of store so far."""
     removes: int
@@ -192,7 +195,7 @@ class IndexStats(TypedDict):
 
 
 class RungStats(TypedDict):
-    """What the rungs of the ladder and `PositionalIndexer.stats` say."""
+    """The result of `stats` of the designs and of `PositionalIndexer`."""
 
     workers: int
     """Workers known."""
@@ -209,7 +212,7 @@ class RungStats(TypedDict):
 
 
 class TreeStats(TypedDict):
-    """What `StringTree.stats` and `TokenTree.stats` say."""
+    """The result of `StringTree.stats` and `TokenTree.stats`."""
 
     tenants: int
     """Tenants that have anything."""
@@ -222,7 +225,7 @@ class TreeStats(TypedDict):
 
 
 class PrefixTableStats(TypedDict):
-    """What `SyncPrefixHashTable.stats` says."""
+    """The result of `SyncPrefixHashTable.stats`."""
 
     contexts: int
     """Contexts: pairs of a model and an adapter."""
@@ -233,7 +236,7 @@ class PrefixTableStats(TypedDict):
     pod_sets: int
     """Different sets of pods."""
     pods: int
-    """Pods, once a context."""
+    """Pods, counted once per context."""
     bytes: int
     """Memory of all this."""
     unknown_parents: int

@@ -23,7 +23,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "ignore::RuntimeWarning")
 
 
-def test_a_replay_says_what_came_of_it(run: Run) -> None:
+def test_a_run_says_what_came_of_it(run: Run) -> None:
     done = run("bench", "run", *SMALL, "--window", "300ms", "--json", "-")
     result = json.loads(done.stdout)
     # Whether this machine had the time is its affair; that it is said is ours.
@@ -43,7 +43,7 @@ def test_a_run_that_cannot_be_valid_has_no_figures(run: Run) -> None:
         assert word not in done.stdout
 
 
-def test_a_plan_is_kept_and_replayed(run: Run) -> None:
+def test_a_plan_is_kept_and_run(run: Run) -> None:
     done = run("bench", "plan", "--requests", 60, "--engines", 4, "--save-plan", "p.kvplan")
     assert done.returncode == 0, done.stderr
     digest = done.stdout.split("Digest")[1].split(".")[0].strip()

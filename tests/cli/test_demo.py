@@ -25,7 +25,7 @@ def test_policies_side_by_side(run: Run) -> None:
 @pytest.mark.slow
 def test_why_requests_failed(run: Run) -> None:
     """Prompts that the engine has no room for."""
-    done = run("demo", "--engines", 1, "--seconds", 2, "--request-rate", 2, "--pool-tokens", 32, "--policy", "exact")
+    done = run("demo", "--engines", 1, "--seconds", 2, "--request-rate", 2, "--cache-tokens", 32, "--policy", "exact")
     assert done.returncode == 0, done.stderr
     assert "failed)" in done.stdout
     assert "The last failure of exact: " in done.stdout
@@ -38,8 +38,8 @@ def test_why_requests_failed(run: Run) -> None:
         (["--engines", 0], "0 is not in the range 1<=x<=64"),
         (["--seconds", 0], "seconds must be above 0 and finite, got 0.0"),
         (["--speed", "inf"], "speed must be above 0 and finite, got inf"),
-        (["--seconds", 1e9], "seconds x speed x request_rate are 10,000,000,000 requests: 1,000,000 at most"),
-        (["--pool-tokens", 1], "pool_tokens must be at least one block of 16, got 1"),
+        (["--seconds", 1e9], "seconds x speed x request_rate are 10,000,000,000 requests; the limit is 1,000,000"),
+        (["--cache-tokens", 1], "cache_tokens must be at least one block of 16, got 1"),
         (["--seed", -1], "-1 is not in the range"),
         (["--policy", "exat"], "no policy 'exat'"),
         (["--engines", "x"], "'x' is not a valid integer"),

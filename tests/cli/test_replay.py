@@ -102,7 +102,7 @@ def test_a_report_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         args = [sys.executable, "-m", "kvatlas.cli", "replay", *map(str, FAST), "--json", "r.json"]
         done = subprocess.run(args, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "Error: cannot write the report: No space left on device\n"
+    assert done.stderr == "Error: cannot write: No space left on device\n"
     assert (tmp_path / "r.json").stat().st_size > 0
 
 
@@ -125,7 +125,7 @@ def test_a_directory_is_no_trace(run: Run) -> None:
         (["--check", "2"], "2.0 is not in the range"),
         (["--policy", "exat"], "did you mean 'exact'"),
         (["--policy", "nowhere:Nothing"], "No module named 'nowhere'"),
-        (["--pool-tokens", "5"], "pool_tokens must be at least one block of 16"),
+        (["--cache-tokens", "5"], "cache_tokens must be at least one block of 16"),
         (["--engines", "90000"], "more than the 50000000 blocks"),
         (["--json", "no/such/r.json"], "there is no directory"),
         (["--json", "."], "is a directory"),

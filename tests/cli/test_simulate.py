@@ -54,7 +54,7 @@ def get(url: str) -> Any:
 
 
 def test_engines_serve_until_ctrl_c(start: Start, tmp_path: Path) -> None:
-    process = start("--engines", 2, "--json", "--ranks", 2, "--engines-file", "e.toml", "--blocks", 100)
+    process = start("--engines", 2, "--json", "--ranks", 2, "--engines-file", "e.toml", "--cache-tokens", 1600)
     engines = ready(process)
     assert [engine["name"] for engine in engines] == ["engine-0", "engine-1"]
     for engine in engines:
@@ -81,7 +81,9 @@ def test_sigterm_ends_all(start: Start) -> None:
 
 
 def test_a_table_for_people(start: Start) -> None:
-    process = start("--engines", 30, "--processes", 1, "--blocks", 100, "--no-replay", "--dialect", "sglang")
+    process = start(
+        "--engines", 30, "--processes", 1, "--cache-tokens", 1600, "--replay-socket", "none", "--dialect", "sglang"
+    )
     assert process.stdout is not None
     lines: list[str] = []
     while not lines or "Serving until Ctrl-C" not in lines[-1]:
@@ -106,8 +108,21 @@ def test_an_engine_that_ends_is_told(start: Start) -> None:
 
 
 def test_flags_reach_the_engines(start: Start) -> None:
-    flags = ("--drop", 0.25, "--kill-replay", "silent", "--pause-seconds", 3, "--poison-type", 0.5)
-    more = ("--dialect", "sglang", "--block-size", 32, "--blocks", 77, "--model", "m", "--lora", "a", "--topic", "kv")
+    flags = ("--drop", 0.25, "--replay-socket-fault", "silent", "--pause-seconds", 3, "--poison-type", 0.5)
+    more = (
+        "--dialect",
+        "sglang",
+        "--block-size",
+        32,
+        "--cache-tokens",
+        77 * 32,
+        "--model",
+        "m",
+        "--lora",
+        "a",
+        "--topic",
+        "kv",
+    )
     [engine] = ready(start("--engines", 1, "--json", *flags, *more))
     faults = get(engine["url"] + "/sim/faults")
     assert {name: value for name, value in faults.items() if value not in (0.0, 0.2)} == {
@@ -146,8 +161,7 @@ def test_engines_feed_themselves(start: Start, tmp_path: Path, traffic: str) -> 
         (["--idle", "--request-rate", 1], "--request-rate and --idle are mutually exclusive"),
         (["--skip-bad"], "--skip-bad requires --trace"),
         (["--hash-bytes", "--dialect", "sglang"], "--hash-bytes requires --dialect vllm"),
-        (["--no-replay", "--old-replay"], "--old-replay"),
-        (["--no-replay", "--kill-replay", "closed"], "--kill-replay"),
+        (["--replay-socket", "none", "--replay-socket-fault", "closed"], "--replay-socket-fault"),
         (["--engines", 2, "--processes", 3], "--processes 3 is more than --engines 2"),
         (["--engines-file", "."], "is a directory"),
         (["--engines-file", "no/where.toml"], "there is no directory"),

@@ -182,7 +182,7 @@ class Arena:
                 query = self.prompt(choose)
                 try:
                     own.complete(query.tokens, choose.randrange(1, 30), lora=query.lora, salt=query.salt)
-                except (OSError, KvatlasError, http.client.HTTPException):
+                except KvatlasError:
                     self._stop.wait(0.05)  # it is restarting, or hangs, or was killed
                 else:
                     self.requests += 1

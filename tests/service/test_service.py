@@ -29,7 +29,9 @@ def test_what_it_is_told() -> None:
         assert service.waiting() is None
         assert service.workers() == []
         assert service.url == "http://127.0.0.1:8090"
+        assert repr(service) == "Service(url='http://127.0.0.1:8090', engines=0, streams=0)"
     assert start.native.closed
+    assert repr(service).endswith("streams=0, closed)")
     service.close()
 
 
@@ -54,7 +56,6 @@ def test_streams_by_hand_are_registered_at_once() -> None:
         assert start.native.registered["a", 0] == {
             "instance_id": "a",
             "endpoint": "tcp://h:1",
-            "replay_endpoint": None,
             "topic": "t",
             "model_name": "m",
             "routing_group": "g",

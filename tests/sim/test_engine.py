@@ -1,4 +1,4 @@
-"""The rules of the mock engine, one test each."""
+"""The rules of the simulated engine, one test each."""
 
 import random
 from collections import Counter

@@ -20,7 +20,13 @@ from kvatlas.types import EvictionPolicy
 from .models import POLICIES, Match, Path, TreeModel, flat, text_path, token_path
 
 TENANTS = ["a", "b", "http://worker-3:8000", "å", ""]
+PAGE = 16
 CHARACTERS = "xyé漢😀"
+
+
+def pages(*numbers: int) -> list[int]:
+    """A page of each of these tokens."""
+    return [number for number in numbers for _ in range(PAGE)]
 
 
 class Pair:

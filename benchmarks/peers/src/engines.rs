@@ -1,4 +1,4 @@
-//! A mock engine's block pool: hit and extend, LRU, leaf first on release.
+//! A simulated engine's block pool: hit and extend, LRU, leaf first on release.
 //!
 //! The pool counts blocks but keeps one node for each trace block (which is `per_id` blocks of the
 //! engine): the blocks of a trace block are always touched together, so this gives exactly the evictions

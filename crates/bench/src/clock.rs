@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// The clock as measured just before the replay.
+/// The clock as measured just before the run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Clock {
     /// ns between two readings with nothing between them (median): taken off every service time.

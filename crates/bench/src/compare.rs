@@ -301,7 +301,7 @@ fn reference<S: Subject>(
             told.push((sample.worker, sample.worker.to_string()));
         }
     }
-    // Engines of a replay announce a block once, however many copies they have.
+    // Engines of a plan announce a block once, however many copies they have.
     let mut index = ReferenceIndex::new(false);
     for (at, op) in plan.ops().enumerate() {
         if at % 4_096 == 0 {

@@ -1,8 +1,8 @@
-//! What can be wrong before a replay begins.
+//! What can be wrong before a run begins.
 
 use std::io;
 
-/// Why a plan or a replay cannot be had. What goes wrong *during* a replay is in its result.
+/// Why a plan or a run cannot be had. What goes wrong *during* a run is in its result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,8 +31,8 @@ pub enum Error {
     /// The index could not be made.
     #[error("{0}")]
     Index(String),
-    /// The replay was told to stop. Its threads have ended.
-    #[error("the replay was interrupted")]
+    /// The run was told to stop. Its threads have ended.
+    #[error("the run was interrupted")]
     Interrupted,
 }
 

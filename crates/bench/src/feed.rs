@@ -1,4 +1,4 @@
-//! A rung of the ladder under replay.
+//! A rung of the ladder under test.
 
 use kvatlas_designs::{Change, Feed, LadderStats, Scores, WorkerId};
 use kvatlas_index::BlockHash;

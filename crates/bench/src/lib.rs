@@ -12,7 +12,8 @@
 //! | file | what |
 //! |---|---|
 //! | `plan/` | the plan, its checks and its file |
-//! | `subject.rs`, `feed.rs`, `open.rs` | an index under test; any rung of the ladder, by its name |
+//! | `subject.rs`, `feed.rs`, `designs.rs` | an index under test; any rung of the ladder, by its name |
+//! | `event_thread.rs` | a thread that applies events, for indexes without one |
 //! | `driver/` | the generator, the query threads, and when to stop |
 //! | `truth.rs`, `compare.rs` | what the plan says, and whether the index says the same |
 //! | `probe.rs` | no load: single lookups, timed while nothing else happens |
@@ -20,11 +21,12 @@
 
 mod clock;
 mod compare;
+mod designs;
 mod driver;
 mod error;
+mod event_thread;
 mod feed;
 mod machine;
-mod open;
 mod options;
 mod plan;
 mod probe;
@@ -35,12 +37,13 @@ mod subject;
 mod testing;
 mod truth;
 
+pub use designs::{probe_rung, run_design};
 pub use driver::{Label, run};
 pub use error::Error;
+pub use event_thread::EventThread;
 pub use feed::FeedSubject;
-pub use open::{probe_rung, replay};
 pub use options::Options;
 pub use plan::{Columns, Facts, Kind, Op, Plan};
 pub use probe::{Probe, probe};
-pub use result::Replay;
+pub use result::RunResult;
 pub use subject::{Counts, Subject};

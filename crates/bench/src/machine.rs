@@ -1,4 +1,4 @@
-//! What a replay asks of the operating system: on which processors a thread runs, how exactly it sleeps, how much
+//! What a run asks of the operating system: on which processors a thread runs, how exactly it sleeps, how much
 //! memory the process has. Where the system has no answer, there is none.
 
 use crate::error::Error;

@@ -1,11 +1,11 @@
-//! How a plan is to be replayed.
+//! How a plan is to be run.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::plan::Facts;
 
-/// The options of a replay, as they come (JSON) and as they are reported. Unknown ones are refused.
+/// The options of a run, as they come (JSON) and as they are reported. Unknown ones are refused.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
@@ -13,9 +13,9 @@ pub struct Options {
     pub window_ns: Option<u64>,
     /// Block operations a second: the window is what the measured ones then take.
     pub rate: Option<f64>,
-    /// Share of the plan's operations that are replayed first, at the same pace, and not measured.
+    /// Share of the plan's operations that are run first, at the same pace, and not measured.
     pub warm_up: f64,
-    /// Share of the plan's operations at which the replay ends: the rest of the plan might as well not be there.
+    /// Share of the plan's operations at which the run ends: the rest of the plan might as well not be there.
     pub until: f64,
     /// Threads that look up.
     pub query_threads: usize,
@@ -42,7 +42,7 @@ pub struct Options {
     pub burst_ns: u64,
     /// How late the generator may be, at its p99, in ns. `None`: 1 % of the window, at least 1 ms.
     pub lag_limit_ns: Option<u64>,
-    /// A replay is given up so many windows (at least a second) after the window's close.
+    /// A run is given up so many windows (at least a second) after the window's close.
     pub drain_windows: f64,
 }
 
@@ -108,7 +108,7 @@ impl Options {
                 return wrong(format!("rate must be a number of block operations per second, got {rate}"));
             }
             (Some(_), Some(_)) => return wrong("give either window_ns or rate, not both".to_owned()),
-            (None, None) => return wrong("a replay needs either window_ns or rate".to_owned()),
+            (None, None) => return wrong("a run needs either window_ns or rate".to_owned()),
         }
         if !(0.0..1.0).contains(&self.warm_up) {
             return wrong(format!("warm_up must be a share from 0 to less than 1, got {}", self.warm_up));

@@ -1,5 +1,5 @@
 //! What one lookup costs when nothing else happens: an index is built from a plan's events, then one thread looks up,
-//! one query after the other, each timed in service. Not a replay: nobody waits and nothing is queued, so it says how
+//! one query after the other, each timed in service. Not a run: nobody waits and nothing is queued, so it says how
 //! a design grows and not what it bears.
 
 use std::sync::atomic::{AtomicBool, Ordering};

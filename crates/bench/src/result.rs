@@ -1,4 +1,4 @@
-//! The result of a replay. Serialised as it stands here; times in ns unless their name says otherwise.
+//! The result of a run. Serialised as it stands here; times in ns unless their name says otherwise.
 
 use serde::Serialize;
 
@@ -9,9 +9,9 @@ pub use crate::subject::Counts;
 
 use crate::options::Options;
 
-/// What came of a replay. A figure in it counts only if `ok`.
+/// What came of a run. A figure in it counts only if `ok`.
 #[derive(Clone, Debug, Serialize)]
-pub struct Replay {
+pub struct RunResult {
     /// Version of this layout: 1.
     pub schema: u32,
     /// Whether this is a result at all: `valid`, `kept_up`, `agrees` and free of errors.

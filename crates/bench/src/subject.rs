@@ -1,10 +1,10 @@
-//! What a replay asks of an index.
+//! What a run asks of an index.
 
 use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 use serde::Serialize;
 
-/// What an index says of itself after a replay.
+/// What an index says of itself after a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Stores refused, mostly because the parent was not known.
@@ -25,7 +25,7 @@ pub struct Counts {
     pub first_error: Option<String>,
 }
 
-/// An index under replay.
+/// An index under test.
 ///
 /// Messages and queries are made before the clock starts, each in memory of its own, as a decoder hands them to an
 /// index. What an index does with them is on the clock: taking a message into its queue, freeing it, finding, and
@@ -62,6 +62,6 @@ pub trait Subject: Send + Sync + 'static {
     fn holdings(&self) -> Option<Vec<(WorkerId, BlockHash)>>;
     /// What the index says of itself, after a flush.
     fn counts(&self) -> Counts;
-    /// The replay was given up: what is queued need not be applied. Lookups may still be under way.
+    /// The run was given up: what is queued need not be applied. Lookups may still be under way.
     fn give_up(&self) {}
 }

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, Builder, JoinHandle};
 
-use crate::homes::Homes;
 use crate::interface::{Change, Feed, LadderStats, Local, Scores, WorkerId};
 use crate::mailbox::{Broken, Mailbox};
+use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
 /// A design of one thread on a thread of its own. Dropping it ends the thread; what it has not applied is lost.
@@ -144,7 +144,7 @@ impl<T: Local> Drop for Actor<T> {
 
 /// Several actors that have dealt the workers among themselves: in turn at first sight, for life.
 pub struct ShardedActors<T: Local> {
-    homes: Homes,
+    sticky: StickyThreads,
     actors: Box<[Actor<T>]>,
 }
 
@@ -165,13 +165,13 @@ impl<T: Local> ShardedActors<T> {
     pub fn try_new(shards: usize, make: impl Fn() -> T) -> io::Result<Self> {
         let shards = shards.max(1);
         let actors = (0..shards).map(|_| Actor::try_new(make())).collect::<io::Result<_>>()?;
-        Ok(Self { homes: Homes::new(shards), actors })
+        Ok(Self { sticky: StickyThreads::new(shards), actors })
     }
 }
 
 impl<T: Local> Feed for ShardedActors<T> {
     fn send(&self, change: Change) {
-        self.actors[self.homes.of(change.worker())].send(change);
+        self.actors[self.sticky.of(change.worker())].send(change);
     }
 
     fn applied(&self) -> u64 {

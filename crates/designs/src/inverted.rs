@@ -24,8 +24,8 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::few::Few;
 use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use crate::small_map::SmallMap;
 use kvatlas_index::BlockHash;
 
 /// The inverted index. See the module's text.
@@ -33,7 +33,7 @@ use kvatlas_index::BlockHash;
 pub struct InvertedIndex {
     strict: bool,
     /// Content hash → block → who holds it.
-    by_content: HashMap<u64, Few<Block, Holders>>,
+    by_content: HashMap<u64, SmallMap<Block, Holders>>,
     /// Worker → block hash → what it is, since evictions come by name.
     workers: HashMap<WorkerId, HashMap<BlockHash, Known>>,
     entries: u64,
@@ -78,7 +78,7 @@ impl InvertedIndex {
         };
         let Some(blocks) = self.by_content.get_mut(&known.content) else {
             let first = first();
-            self.by_content.insert(known.content, Few::One(block, first));
+            self.by_content.insert(known.content, SmallMap::One(block, first));
             return;
         };
         match blocks.get_mut(&block) {
@@ -119,19 +119,19 @@ impl InvertedIndex {
         for (depth, content) in query.iter().enumerate() {
             stay.clear();
             let blocks = self.by_content.get(content);
-            if let Some(Few::One(_, holders)) = blocks
+            if let Some(SmallMap::One(_, holders)) = blocks
                 && holders[..] == active[..]
             {
                 continue;
             }
-            for (_, holders) in blocks.into_iter().flat_map(Few::iter) {
+            for (_, holders) in blocks.into_iter().flat_map(SmallMap::iter) {
                 if depth == 0 {
                     stay.extend_from_slice(holders);
                 } else {
                     common(&active, holders, &mut stay);
                 }
             }
-            if !matches!(blocks, Some(Few::One(..))) {
+            if !matches!(blocks, Some(SmallMap::One(..))) {
                 stay.sort_unstable();
                 stay.dedup();
             }
@@ -153,14 +153,14 @@ impl InvertedIndex {
         let mut fit: Vec<(BlockHash, Holders)> = Vec::new();
         for (depth, content) in query.iter().enumerate() {
             let blocks = self.by_content.get(content);
-            if let (Some(Few::One(block, holders)), [(name, by)]) = (blocks, &mut before[..])
+            if let (Some(SmallMap::One(block, holders)), [(name, by)]) = (blocks, &mut before[..])
                 && block.parent == Some(*name)
                 && holders == by
             {
                 *name = block.name;
                 continue;
             }
-            for (block, holders) in blocks.into_iter().flat_map(Few::iter) {
+            for (block, holders) in blocks.into_iter().flat_map(SmallMap::iter) {
                 let on = match block.parent {
                     None if depth == 0 => holders.clone(),
                     Some(parent) => {

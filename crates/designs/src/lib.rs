@@ -12,20 +12,20 @@
 //! | 4 radix tree | [`radix::RadixTree`]; sharded by worker: [`actor::ShardedActors`] | one each |
 //! | 5 concurrent radix tree | [`concurrent::ConcurrentRadixTree`] in an [`pool::EventPool`] | any |
 //! | 6 positional | [`positional::PositionalIndexer`], [`grouped::GroupedIndex`] in an [`pool::EventPool`] | any |
-//! | 7 runs with levels | [`top::Top`] over [`kvatlas_index::BlockIndex`] in an [`pool::EventPool`] | any |
+//! | 7 runs with levels | [`block_index::BlockIndexRung`] over [`kvatlas_index::BlockIndex`] in an [`pool::EventPool`] | any |
 //!
 //! Two kinds of design: a [`Local`] one belongs to one thread at a time, a [`Concurrent`] one may be read and changed by
 //! many. What makes either usable from many threads without making a sender of events wait is a [`Feed`]. [`open()`] makes
 //! each of them by its name.
 //!
-//! On the ladder a block announced twice is held once: one removal ends it, as in every design of the story. That is
+//! On the ladder a block announced twice is held once: one removal ends it, as in every published design. That is
 //! [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which is what the tests hold the rungs against.
 
 pub mod actor;
+mod bits;
+pub mod block_index;
 pub mod concurrent;
-mod few;
 pub mod grouped;
-mod homes;
 mod interface;
 pub mod inverted;
 pub mod locked;
@@ -35,7 +35,8 @@ mod open;
 pub mod pool;
 pub mod positional;
 pub mod radix;
-pub mod top;
+mod small_map;
+mod sticky;
 
 pub use interface::{Change, Concurrent, Feed, LadderStats, Local, Refusal, Scores, WorkerId};
 pub use open::{Deviation, OpenError, Options, RUNGS, Rung, open};

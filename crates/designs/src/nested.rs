@@ -23,8 +23,8 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::few::Few;
 use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use crate::small_map::SmallMap;
 use kvatlas_index::BlockHash;
 
 /// The nested dictionary. See the module's text.
@@ -39,7 +39,7 @@ pub struct NestedMap {
 #[derive(Debug, Default)]
 struct Worker {
     /// Content hash → block hash → parent.
-    by_content: HashMap<u64, Few<BlockHash, Option<BlockHash>>>,
+    by_content: HashMap<u64, SmallMap<BlockHash, Option<BlockHash>>>,
     /// Block hash → content hash, since evictions come by name.
     contents: HashMap<BlockHash, u64>,
 }
@@ -62,7 +62,7 @@ impl Worker {
         self.by_content
             .entry(content)
             .and_modify(|names| names.insert(name, parent))
-            .or_insert_with(|| Few::One(name, parent));
+            .or_insert_with(|| SmallMap::One(name, parent));
     }
 
     fn remove(&mut self, name: BlockHash) -> bool {
@@ -86,7 +86,7 @@ impl Worker {
         let mut before: SmallVec<[Option<BlockHash>; 4]> = SmallVec::from_slice(&[None]);
         let mut fit = SmallVec::new();
         for (depth, content) in query.iter().enumerate() {
-            let names = self.by_content.get(content).into_iter().flat_map(Few::iter);
+            let names = self.by_content.get(content).into_iter().flat_map(SmallMap::iter);
             fit.extend(names.filter(|(_, parent)| before.binary_search(parent).is_ok()).map(|(&name, _)| Some(name)));
             if fit.is_empty() {
                 return depth;

@@ -3,6 +3,7 @@
 use std::io;
 
 use crate::actor::{Actor, ShardedActors};
+use crate::block_index::BlockIndexRung;
 use crate::concurrent::ConcurrentRadixTree;
 use crate::grouped::{GroupOptions, GroupedIndex};
 use crate::interface::{Concurrent, Feed, Local};
@@ -12,7 +13,6 @@ use crate::nested::NestedMap;
 use crate::pool::EventPool;
 use crate::positional::{self, InvalidOption, Layout, PositionalIndexer, Search};
 use crate::radix::RadixTree;
-use crate::top::Top;
 
 /// How a rung is to be made. What a rung has no use for it leaves alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,8 +204,8 @@ pub fn open(name: &str, options: &Options) -> Result<Box<dyn Feed>, OpenError> {
                 threads,
             )
         }
-        "block-index" => pool(Top::levels(), threads),
-        "block-index-scores" => pool(Top::new(), threads),
+        "block-index" => pool(BlockIndexRung::levels(), threads),
+        "block-index-scores" => pool(BlockIndexRung::new(), threads),
         _ => Err(OpenError::UnknownRung { name: name.to_owned() }),
     }
 }

@@ -12,9 +12,9 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use crate::homes::Homes;
 use crate::interface::{Change, Concurrent, Feed, LadderStats, Scores, WorkerId};
 use crate::mailbox::{Broken, Mailbox};
+use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
 /// A concurrent design fed by threads of its own. Dropping it ends the threads; what they have not applied is lost.
@@ -25,7 +25,7 @@ pub struct EventPool<I: Concurrent> {
 
 struct Shared<I> {
     index: I,
-    homes: Homes,
+    sticky: StickyThreads,
     boxes: Box<[Mailbox<()>]>,
     broken: Broken,
 }
@@ -47,7 +47,7 @@ impl<I: Concurrent> EventPool<I> {
     pub fn try_new(index: I, threads: usize) -> io::Result<Self> {
         let count = threads.max(1);
         let boxes = (0..count).map(|_| Mailbox::new()).collect();
-        let shared = Arc::new(Shared { index, homes: Homes::new(count), boxes, broken: Broken::default() });
+        let shared = Arc::new(Shared { index, sticky: StickyThreads::new(count), boxes, broken: Broken::default() });
         // Dropped with the threads that it has if one more cannot be had.
         let mut pool = Self { shared, threads: Vec::with_capacity(count) };
         for number in 0..count {
@@ -78,7 +78,7 @@ impl<I: Concurrent> Shared<I> {
 
 impl<I: Concurrent> Feed for EventPool<I> {
     fn send(&self, change: Change) {
-        self.shared.boxes[self.shared.homes.of(change.worker())].send(change);
+        self.shared.boxes[self.shared.sticky.of(change.worker())].send(change);
     }
 
     fn applied(&self) -> u64 {

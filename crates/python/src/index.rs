@@ -7,14 +7,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
-use crate::found::Match;
 use crate::gil::{Writers, detach_if};
-use crate::prompt::Given;
+use crate::index_match::Match;
+use crate::prompt::{Given, by_keyword};
+use crate::repr::grouped;
 use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name};
 use crate::sequences::{bytes, names};
-use crate::text::grouped;
 use crate::wire::{Batch, Readers};
-use crate::{errors, events, files, numbers};
+use crate::{errors, events, files, stats as counts};
 
 /// Blocks that take about 10 µs to store or remove.
 const LONG_WRITE: usize = 128;
@@ -210,15 +210,18 @@ impl BlockIndex {
     ///     InvalidTypeError: An argument is of the wrong type.
     ///     InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
     ///         number out of range, or an array of more than one dimension.
-    #[pyo3(signature = (*, tokens=None, content_hashes=None, lora=None, salt=None))]
+    #[pyo3(signature = (prompt=None, /, *, tokens=None, content_hashes=None, lora=None, salt=None))]
+    #[pyo3(text_signature = "($self, *, tokens=None, content_hashes=None, lora=None, salt=None)")]
     fn find(
         &self,
         py: Python<'_>,
+        prompt: Option<&Bound<'_, PyAny>>,
         tokens: Option<&Bound<'_, PyAny>>,
         content_hashes: Option<&Bound<'_, PyAny>>,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Match> {
+        by_keyword(prompt)?;
         let given = Given::new("find", tokens, content_hashes, lora, salt)?;
         let (prompt, block_size) = (given.prompt(), self.block_size());
         let found = detach_if(py, prompt.is_long(), || self.core.find(&prompt.hashes(block_size)).to_owned());
@@ -231,7 +234,7 @@ impl BlockIndex {
     ///     dict of str to int; "bytes" is in bytes, everything else counts.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.writers.write(py, true, || self.core.stats());
-        numbers::index(py, &stats)
+        counts::index(py, &stats)
     }
 
     /// The registered workers.

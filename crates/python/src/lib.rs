@@ -5,18 +5,19 @@ mod designs;
 mod errors;
 mod events;
 mod files;
-mod found;
 mod gil;
 mod hashing;
 mod index;
-mod numbers;
+mod index_match;
 mod prompt;
+mod ranked;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;
+mod repr;
 mod scalars;
 mod sequences;
 mod service;
-mod text;
+mod stats;
 mod trees;
 mod wire;
 
@@ -25,7 +26,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index::BlockIndex>()?;
-    module.add_class::<found::Match>()?;
+    module.add_class::<index_match::Match>()?;
     module.add_class::<service::Service>()?;
     module.add_class::<wire::Batch>()?;
     module.add_class::<wire::Cleared>()?;

@@ -72,6 +72,15 @@ impl<'a> Given<'a> {
     }
 }
 
+/// Refuses a prompt given to `find` by position: numbers alone do not say whether they are tokens or hashes.
+#[inline]
+pub(crate) fn by_keyword(prompt: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    match prompt {
+        None => Ok(()),
+        Some(_) => Err(errors::wrong_type("find takes a prompt by keyword: find(tokens=…) or find(content_hashes=…)")),
+    }
+}
+
 /// The same without Python's objects, for use while other threads have the interpreter.
 #[derive(Clone, Copy)]
 pub(crate) enum Prompt<'a> {

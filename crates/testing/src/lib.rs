@@ -1,4 +1,6 @@
-//! What the tests of several crates share: random numbers, and how many random streams to try.
+//! What the tests of several crates share: random numbers, how many random streams to try, and fuzzing for minutes.
+
+use std::time::{Duration, Instant};
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 pub struct Random(
@@ -48,4 +50,26 @@ pub fn mix(x: u64) -> u64 {
 pub fn seeds(usual: u64) -> u64 {
     let scale = std::env::var("KVATLAS_SEEDS").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(600);
     (usual * scale / 600).max(1)
+}
+
+/// The whole of a program that fuzzes: checks one seed after the other for as long as `--minutes` says (5), beginning
+/// with `--seed` (2^32). The first seed of which `check` says what is wrong ends the process with 1.
+pub fn fuzz(mut check: impl FnMut(u64) -> Result<(), String>) {
+    let arguments: Vec<String> = std::env::args().collect();
+    let after = |flag: &str| arguments.iter().position(|a| a == flag).and_then(|at| arguments.get(at + 1));
+    let number = |flag, default| after(flag).map_or(Ok(default), |text| text.parse::<u64>());
+    let (Ok(minutes), Ok(first)) = (number("--minutes", 5), number("--seed", 1 << 32)) else {
+        eprintln!("usage: fuzz [--minutes N] [--seed FIRST]   (whole numbers)");
+        std::process::exit(2);
+    };
+    let end = Instant::now() + Duration::from_secs(60 * minutes);
+    let mut seed = first;
+    while Instant::now() < end {
+        if let Err(what) = check(seed) {
+            eprintln!("seed {seed}: {what}");
+            std::process::exit(1);
+        }
+        seed += 1;
+    }
+    eprintln!("{} seeds, nothing wrong", seed - first);
 }

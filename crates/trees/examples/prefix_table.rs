@@ -6,15 +6,15 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use kvatlas_trees::prefix_table::{Settings, SyncPrefixHashTable};
+use kvatlas_trees::prefix_table::{Config, SyncPrefixHashTable};
 
 const BLOCK: usize = 64;
 const MODEL: &str = "model";
 
 fn table(max_prefixes: usize) -> SyncPrefixHashTable {
-    let mut settings = Settings::default();
-    (settings.block_size, settings.max_prefixes_per_context, settings.seed) = (BLOCK, max_prefixes, Some(1));
-    SyncPrefixHashTable::new(settings).expect("good settings")
+    let mut config = Config::default();
+    (config.block_size, config.max_prefixes_per_context, config.seed) = (BLOCK, max_prefixes, Some(1));
+    SyncPrefixHashTable::new(config).expect("usable limits")
 }
 
 /// The tokens of some blocks, never the same for two numbers.

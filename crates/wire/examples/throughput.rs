@@ -73,12 +73,8 @@ fn main() {
 }
 
 fn payloads(load: &Load) -> Vec<Vec<u8>> {
-    let mut random = 1_u64;
-    let mut next = move || {
-        random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
-    };
+    let mut random = kvatlas_testing::Random(1);
+    let mut next = move || random.next();
     let mut held: Vec<Name> = Vec::new();
     let count = if load.evict { 4 * POOL } else { 2 * POOL };
     let mut parent: Option<Name> = None;

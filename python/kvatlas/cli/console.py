@@ -1,18 +1,26 @@
-"""What commands share: where to print, how to stop, how to show progress."""
+"""What commands share: where to print, how to stop, how to end, how to show progress."""
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TypeVar
 
+import click
+from click.exceptions import Exit
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from kvatlas.cli import INTERRUPTED
+from kvatlas.errors import KvatlasError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 _WIDTH = 110  # when the output is not a terminal, unless COLUMNS says another
 
 
@@ -48,6 +56,31 @@ class Interrupt:
         if self.pressed or self._at_once:
             raise KeyboardInterrupt
         self.pressed = True
+
+
+def exit_status(function: _F) -> _F:
+    """Turn errors into one line and exit status 2, and Ctrl-C into 130."""
+
+    @functools.wraps(function)
+    def command(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exit:
+            raise
+        except KvatlasError as error:
+            # Usage is fine where this comes from: only the text matters.
+            click.echo(f"Error: {error}", err=True)
+            sys.exit(2)
+        except BrokenPipeError:
+            raise  # click ends quietly
+        except OSError as error:
+            click.echo(f"Error: {error.filename or 'cannot write'}: {error.strerror or error}", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            sys.exit(INTERRUPTED)
+
+    return command  # type: ignore[return-value]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from kvatlas import _text
 from kvatlas._tables import make_table
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, on_interrupt
-from kvatlas.cli.engine_options import engines_option, fleet_config, pool_option, request_rate_option, seed_option
+from kvatlas.cli.engine_options import cache_option, engines_option, fleet_config, request_rate_option, seed_option
 from kvatlas.errors import KvatlasError
 from kvatlas.lab.demo import MOST_ENGINES, DemoConfig, Race, Standing
 
@@ -33,7 +33,7 @@ _CONFIG = DemoConfig()
     show_default=True,
     help="A policy of `kvatlas replay`, or module:Class. Repeatable. Each policy has its own engines.",
 )
-@pool_option
+@cache_option
 @seed_option
 def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str, ...], **fleet: Any) -> None:
     """Compare routing policies live on simulated engines.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import click
@@ -28,15 +29,15 @@ def engines_option(default: int, most: int) -> Callable[[_F], _F]:
     )
 
 
-def pool_option(command: _F) -> _F:
-    """--pool-tokens."""
+def cache_option(command: _F) -> _F:
+    """--cache-tokens."""
     return click.option(
-        "--pool-tokens",
+        "--cache-tokens",
         type=click.IntRange(1),
-        default=_DEFAULT.pool_tokens,
+        default=_DEFAULT.cache_tokens,
         show_default=True,
         metavar="N",
-        help="KV-cache capacity of each engine, in tokens.",
+        help="KV-cache capacity of each rank of an engine, in tokens. Rounded down to whole blocks.",
     )(command)
 
 
@@ -75,19 +76,20 @@ def speed_options(command: _F) -> _F:
     return command
 
 
-def engine_config(options: dict[str, Any]) -> EngineConfig:
-    """The configuration of one engine from these options; the rest has its defaults."""
+def engine_config(options: dict[str, Any], default: EngineConfig = _DEFAULT) -> EngineConfig:
+    """The configuration of one engine from these options. Missing options and None keep the value in `default`."""
     given: dict[str, Any] = {
-        name: options[name] for name in ("block_size", "blocks", "prefill_rate", "decode_rate") if name in options
+        name: options[name]
+        for name in ("block_size", "prefill_rate", "decode_rate", "max_running")
+        if options.get(name) is not None
     }
-    block_size = given.get("block_size", _DEFAULT.block_size)
-    if (tokens := options.get("pool_tokens")) is not None:
-        if tokens < block_size:
-            raise ConfigError(f"pool_tokens must be at least one block of {block_size}, got {tokens}")
-        given["blocks"] = tokens // block_size
+    block_size = given.get("block_size", default.block_size)
+    tokens = default.cache_tokens if (asked := options.get("cache_tokens")) is None else asked
+    if tokens < block_size:
+        raise ConfigError(f"cache_tokens must be at least one block of {block_size}, got {tokens}")
     if "chunk" in options:
-        given |= {"max_running": options["max_running"], "chunk": options["chunk"] or None}
-    return EngineConfig(**given)
+        given["chunk"] = options["chunk"] or None
+    return replace(default, blocks=tokens // block_size, **given)
 
 
 def fleet_config(options: dict[str, Any]) -> FleetConfig:

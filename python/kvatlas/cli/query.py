@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kvatlas._text import counted, milliseconds, percent
-from kvatlas.cli.ask import asking, asks, no_workers
 from kvatlas.cli.console import console
+from kvatlas.cli.service_options import asking, asks, no_workers
 from kvatlas.client import Answer, Client
 from kvatlas.client.prompts import Query, prepare
 from kvatlas.errors import ClientError, InvalidArgumentError

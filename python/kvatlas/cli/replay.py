@@ -12,17 +12,16 @@ from typing import Any
 import click
 
 from kvatlas.cli import INTERRUPTED
-from kvatlas.cli.console import console, on_interrupt, progress_bar
+from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar
 from kvatlas.cli.engine_options import (
     POSITIVE,
+    cache_option,
     engines_option,
     fleet_config,
-    pool_option,
     request_rate_option,
     seed_option,
     speed_options,
 )
-from kvatlas.errors import KvatlasError
 from kvatlas.lab.figures import check_plot
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.plots import write_plot
@@ -57,7 +56,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     metavar="TOKENS",
     help=f"Tokens per block of an engine. Must divide {TRACE_BLOCK}.",
 )
-@pool_option
+@cache_option
 @speed_options
 @click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(
@@ -119,6 +118,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     metavar="FILE",
     help="Plot the results to FILE: .png, .svg or .html. Repeatable.",
 )
+@exit_status
 def replay(trace: Path | None, **options: Any) -> None:
     """Route TRACE over simulated engines, once with each policy, and compare the policies.
 
@@ -132,20 +132,7 @@ def replay(trace: Path | None, **options: Any) -> None:
     Ctrl-C ends the replay with a report of the results so far. Exit status: 0; 1 if the index gave any wrong answer; 2
     if an argument is invalid; 130 after Ctrl-C.
     """
-    try:
-        result = _run(trace, options)
-    except KvatlasError as error:
-        # Usage is fine where this comes from: only the text matters.
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        raise  # click ends quietly
-    except OSError as error:
-        click.echo(f"Error: cannot write the report: {error.strerror or error}", err=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        click.echo("Interrupted.", err=True)
-        sys.exit(INTERRUPTED)
+    result = _run(trace, options)
     if result.disagreements:
         sys.exit(1)
     if result.partial:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvatlas._tables import make_table
-from kvatlas.cli.console import console
+from kvatlas.cli.console import console, exit_status
 from kvatlas.cli.engine_options import (
     POSITIVE,
+    cache_option,
     engine_config,
     engines_option,
     request_rate_option,
     seed_option,
     speed_options,
 )
-from kvatlas.errors import KvatlasError
 from kvatlas.sim.engine import EngineConfig
 
 if TYPE_CHECKING:
@@ -51,10 +51,11 @@ _CHANCES = {
 
 def _faults(command: Callable[..., None]) -> Callable[..., None]:
     """The options that inject faults."""
-    replay = click.Choice(["closed", "silent"])
-    command = click.option("--kill-replay", type=replay, help="Break the replay socket: closed, or open but silent.")(
-        command
-    )
+    command = click.option(
+        "--replay-socket-fault",
+        type=click.Choice(["closed", "silent"]),
+        help="Break the replay socket: closed, or open but silent.",
+    )(command)
     for name, default, text in (("pause", 1.0, "Length of a pause."), ("delay", 0.2, "Longest delay.")):
         command = click.option(f"--{name}-seconds", type=_SECONDS, default=default, show_default=True, help=text)(
             command
@@ -86,15 +87,9 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 @click.option(
     "--lora", "loras", multiple=True, metavar="NAME", help="LoRA adapter that the engines also serve. Repeatable."
 )
+@cache_option
 @click.option(
     "--ranks", type=click.IntRange(1, 1024), default=1, show_default=True, help="Data-parallel ranks per engine."
-)
-@click.option(
-    "--blocks",
-    type=click.IntRange(1),
-    default=_CONFIG.blocks,
-    show_default=True,
-    help="Blocks in the cache of each rank.",
 )
 @click.option(
     "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens per block."
@@ -122,9 +117,12 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Number of batches kept for replays.",
 )
-@click.option("--no-replay", is_flag=True, help="Run without replay sockets, and report that.")
 @click.option(
-    "--old-replay", is_flag=True, help="Answer replays without a topic frame, as engines did before mid-2026."
+    "--replay-socket",
+    type=click.Choice(["current", "old", "none"]),
+    default="current",
+    show_default=True,
+    help="Replay sockets: `old` ones answer without a topic frame, as before mid-2026; `none` runs without any.",
 )
 @click.option(
     "--trace",
@@ -144,36 +142,28 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="Write the engines' URLs to FILE, for `kvatlas serve --engines-file`.",
 )
+@exit_status
 def simulate(**options: Any) -> None:
     """Run a fleet of simulated engines until Ctrl-C.
 
     Each engine serves OpenAI completions and chat, and the discovery and metrics endpoints of vLLM or SGLang. It
     publishes its KV events over ZMQ, with replays, in the same wire format. The cache behaves exactly like vLLM's. Time
-    follows a simple model (see `kvatlas replay --help`). Generated text is random letters.
+    follows a simple model (see `kvatlas replay --help`). The generated text is a placeholder.
 
     Inject faults with the CHANCE options, or at run time by POST /sim/faults to an engine's URL.
 
     Exit status: 0 after Ctrl-C or SIGTERM; 1 if an engine exited by itself; 2 if an argument is invalid.
     """
-    try:
-        fleet = _fleet(options)
-        with _stop_signals() as stop, fleet:
-            if (path := options["engines_file"]) is not None:
-                fleet.write_engines_file(path)
-            _show(fleet, as_json=options["as_json"])
-            while not stop.wait(0.5):
-                if fleet.dead:
-                    names = ", ".join(engine.name for engine in fleet.dead[:5])
-                    click.echo(f"Error: {names} exited; stopping all others.", err=True)
-                    sys.exit(1)
-    except KvatlasError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
-    except BrokenPipeError:
-        raise  # click ends quietly
-    except OSError as error:
-        click.echo(f"Error: {error.filename or 'cannot write'}: {error.strerror or error}", err=True)
-        sys.exit(2)
+    fleet = _fleet(options)
+    with _stop_signals() as stop, fleet:
+        if (path := options["engines_file"]) is not None:
+            fleet.write_engines_file(path)
+        _show(fleet, as_json=options["as_json"])
+        while not stop.wait(0.5):
+            if fleet.dead:
+                names = ", ".join(engine.name for engine in fleet.dead[:5])
+                click.echo(f"Error: {names} exited; stopping all others.", err=True)
+                sys.exit(1)
 
 
 def _fleet(options: dict[str, Any]) -> Fleet:
@@ -200,12 +190,12 @@ def _fleet(options: dict[str, Any]) -> Fleet:
         host=options["host"],
         topic=options["topic"],
         buffer_steps=options["buffer_steps"],
-        replay_socket="none" if options["no_replay"] else "old" if options["old_replay"] else "now",
+        replay_socket=options["replay_socket"],
         faults=Faults(
             **{name.replace("-", "_"): options[name.replace("-", "_")] for name in _CHANCES},
             delay_seconds=options["delay_seconds"],
             pause_seconds=options["pause_seconds"],
-            replay_socket=options["kill_replay"] or "on",
+            replay_socket=options["replay_socket_fault"] or "on",
         ),
         seed=options["seed"],
     )
@@ -230,9 +220,8 @@ def _check(options: dict[str, Any]) -> None:
         raise click.UsageError("--skip-bad requires --trace.")
     if options["hash_bytes"] and options["dialect"] != "vllm":
         raise click.UsageError("--hash-bytes requires --dialect vllm: SGLang always sends integers.")
-    if options["no_replay"] and (options["old_replay"] or options["kill_replay"]):
-        other = "--old-replay" if options["old_replay"] else "--kill-replay"
-        raise click.UsageError(f"--no-replay and {other} are mutually exclusive.")
+    if options["replay_socket"] == "none" and options["replay_socket_fault"]:
+        raise click.UsageError("--replay-socket none and --replay-socket-fault are mutually exclusive.")
     if (processes := options["processes"]) is not None and processes > options["engines"]:
         raise click.UsageError(
             f"--processes {processes} is more than --engines {options['engines']}: use at most one process per engine."

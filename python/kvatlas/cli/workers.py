@@ -18,8 +18,8 @@ from rich.text import Text
 
 from kvatlas._text import counted, milliseconds
 from kvatlas.cli import INTERRUPTED
-from kvatlas.cli.ask import asking, asks, no_workers
 from kvatlas.cli.console import console
+from kvatlas.cli.service_options import asking, asks, no_workers
 from kvatlas.client import Client, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 

@@ -74,7 +74,7 @@ class _Match:
         return {worker: tokens // self.block_size for worker, tokens in self.token_scores().items()}
 
     def levels(self) -> list[tuple[int, list[str]]]:
-        """Depths in blocks, deepest first, each with the workers that hold so much and no more."""
+        """Depths in blocks, deepest first, each with the workers of exactly that depth."""
         levels: dict[int, list[str]] = {}
         for worker, depth in self.scores().items():
             levels.setdefault(depth, []).append(worker)
@@ -84,7 +84,7 @@ class _Match:
         """The deepest workers with their depths in blocks, deepest first.
 
         Args:
-            top_k: At most so many.
+            top_k: Maximum number of workers.
             among: Only these workers; all if not given.
         """
         allowed = None if among is None else set(among)
@@ -100,9 +100,9 @@ class Answer(_Match):
     tokens have it in their names, and `workers` has all that is known of each worker.
 
     Attributes:
-        workers: Those that hold something of it in any tier, deepest first.
+        workers: The workers that hold any of it in any tier, deepest first.
         block_size: Tokens in a block.
-        length: Whole blocks of the prompt: what a depth is out of.
+        length: Whole blocks of the prompt, the maximum of a depth.
         prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
         untrusted: Ranks that are untrusted now. The service's setting `http.untrusted` decides whether `workers`
             includes them.
@@ -133,12 +133,12 @@ class RankDepth:
 
 @dataclass(frozen=True, slots=True)
 class RankMatch(_Match):
-    """The answer to one query of a batch: the same questions as `Answer`, and the ranks.
+    """The answer to one query of a batch: the same methods as `Answer`, and the ranks.
 
     Attributes:
-        ranks: The ranks that hold something of the prompt, deepest first.
+        ranks: The ranks that hold any of the prompt, deepest first.
         block_size: Tokens in a block.
-        length: Whole blocks of the prompt: what a depth is out of.
+        length: Whole blocks of the prompt, the maximum of a depth.
         prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
     """
 
@@ -168,30 +168,30 @@ class BatchAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StreamStatus:
-    """What the service knows about one stream of events.
+    """The status of one event stream.
 
     Attributes:
         rank: The rank it is registered under.
-        endpoint: Where the events come from.
-        replay_endpoint: Where lost ones are asked for.
+        endpoint: The endpoint of the events.
+        replay_endpoint: The endpoint of the replay socket.
         topic: The prefix of the topics subscribed to.
-        state: "connecting", "replaying", "live", "gap", "stale", "stopped" or "limited" (a limit of the
-            service is reached, and nothing of the stream is held).
-        trusted: Whether the holdings are those that the engine announced.
-        partial: Whether the engine may hold more, because something was lost that no replay brought.
+        state: "connecting", "replaying", "live", "gap", "stale", "stopped" or "limited" (a limit of the service is
+            reached, and nothing of the stream is held).
+        trusted: Whether the known blocks are exactly those that the engine announced.
+        partial: Whether the engine may hold more, because batches were lost that no replay recovered.
         upper_bound: Whether depths are upper bounds only.
-        epoch: Lives of the engine seen so far.
+        epoch: The number of the epoch: one more with each restart of the engine.
         seq: The number of the last batch applied.
-        lag_ms: By how much the last batch was behind the engine.
+        lag_ms: Time from the engine's timestamp in the last live batch until it was visible in answers.
         lag_max_ms: The longest lag so far.
-        silence_ms: How long ago the engine was heard.
+        silence_ms: Time since the last message of the engine.
         blocks: Blocks held.
         unlinked: Blocks that match nothing, because an earlier block of their chain is missing.
-        buffered: Batches that wait.
+        buffered: Batches buffered during a replay.
         ranks: Ranks that the stream feeds.
-        counters: What happened how often: "gaps", "lost_batches", "resets" and so on.
-        refused: Events that could not be used, by reason.
-        last_error: What went wrong last.
+        counters: Counts by name: "gaps", "lost_batches", "resets" and so on.
+        refused: Events that were refused, by reason.
+        last_error: The last error.
     """
 
     rank: int
@@ -218,7 +218,7 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A registered worker. `source` says who registered it, `status` the worst of its streams in one word."""
+    """A registered worker. `source` is who registered it, `status` the worst status of its streams."""
 
     worker: str
     source: str
@@ -231,7 +231,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Blocks that a rank holds in a row, as a dump has them."""
+    """Consecutive blocks that a rank holds, as in a dump."""
 
     worker: str
     rank: int
@@ -243,7 +243,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class KeyspaceDump:
-    """Everything that is held for a model and routing group."""
+    """All blocks held for a model and routing group."""
 
     model: str
     routing_group: str
@@ -253,13 +253,13 @@ class KeyspaceDump:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether answers are whole, and if not, what they wait for.
+    """Whether answers are complete, and if not, what the service is waiting for.
 
     Attributes:
-        ready: Whether they are.
-        holds: What has not been let go: "discovery".
-        streams: Ranks whose first replay is neither through nor given up.
-        draining: Whether the service is going down.
+        ready: Whether answers are complete.
+        holds: What the service was configured to wait for, such as "discovery".
+        streams: Ranks whose first replay is still running.
+        draining: Whether the service is shutting down.
     """
 
     ready: bool

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -134,7 +134,7 @@ def _scope(model: str, routing_group: str, top_k: int | None, among: Iterable[st
     return scope
 
 
-def register(
+def registration(
     worker: str,
     endpoint: str,
     *,
@@ -144,8 +144,8 @@ def register(
     rank: int,
     replay_endpoint: str | None,
     topic: str,
-) -> Call[bool]:
-    """POST /register. True if it was not registered."""
+) -> dict[str, Any]:
+    """One stream, as the service registers it."""
     body: dict[str, Any] = {
         "instance_id": worker_id(worker),
         "endpoint": endpoint,
@@ -158,7 +158,12 @@ def register(
         body["replay_endpoint"] = replay_endpoint
     if topic:
         body["topic"] = topic
-    return _Registered("POST", "/register", body)
+    return body
+
+
+def register(stream: Mapping[str, Any]) -> Call[bool]:
+    """POST /register, with what `registration` made. True if it was not registered."""
+    return _Registered("POST", "/register", dict(stream))
 
 
 class _Registered(Call[bool]):

@@ -1,4 +1,4 @@
-"""The client that waits for answers. Generated from `aio.py` by `tools/generate_sync.py`: do not edit."""
+"""The blocking client. Generated from `aio.py` by `tools/generate_sync.py`: do not edit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL = 0.1  # seconds between looks at readiness
 
 
 class Client:
-    """Asks a service. Threads may share one.
+    """A client of a service. Threads may share it.
 
     Every method raises `ClientError` if the service refuses the request, with the service's code and the HTTP status,
     and `UnreachableError` if the service does not answer.
@@ -38,7 +38,7 @@ class Client:
         ssl_context: ssl.SSLContext | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Create a client. Nothing is sent yet.
 
         Args:
             url: Where the service is.
@@ -54,6 +54,9 @@ class Client:
         self._http = httpx.Client(**options(url, key, timeout, ssl_context))
         self._tokenizer = tokenizer
         self.url = url.strip().rstrip("/")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
     def query(
         self,
@@ -107,7 +110,7 @@ class Client:
         top_k: int | None = None,
         among: Iterable[str] | None = None,
     ) -> BatchAnswer:
-        """Many prompts in one request, up to 1,024: token ids, or a `Query`.
+        """Query up to 1,024 prompts in one request: token ids, or a `Query`.
 
         Args:
             queries: The prompts.
@@ -140,7 +143,7 @@ class Client:
         replay_endpoint: str | None = None,
         topic: str = "",
     ) -> bool:
-        """Register the stream of a worker's rank. True if it was not registered; doing it again is fine.
+        """Register the stream of a worker's rank. Returns True if it is new; repeating it is allowed.
 
         Args:
             worker: The worker's name.
@@ -152,7 +155,7 @@ class Client:
             replay_endpoint: The replay socket, which is asked for lost batches.
             topic: The prefix of the topics to subscribe to; empty for all.
         """
-        asked = requests.register(
+        stream = requests.registration(
             worker,
             endpoint,
             model=model,
@@ -162,20 +165,20 @@ class Client:
             replay_endpoint=replay_endpoint,
             topic=topic,
         )
-        return self._send(asked)
+        return self._send(requests.register(stream))
 
     def unregister(
         self, worker: str, *, model: str | None = None, routing_group: str | None = None, rank: int | None = None
     ) -> None:
-        """Forget a worker, or one rank of it; with `model` and `routing_group`, only if it is registered for those."""
+        """Unregister a worker or one of its ranks; with `model` and `routing_group`, only if registered for those."""
         self._send(requests.unregister(worker, model=model, routing_group=routing_group, rank=rank))
 
     def workers(self, *, model: str | None = None, routing_group: str | None = None) -> list[WorkerStatus]:
-        """The fleet: each worker, its streams, and how they are."""
+        """The fleet: each worker and the status of its streams."""
         return self._send(requests.workers(model=model, routing_group=routing_group))
 
     def dump(self) -> list[KeyspaceDump]:
-        """Everything held. It may be large."""
+        """All blocks held. The result may be large."""
         return self._send(requests.dump())
 
     def health(self) -> bool:
@@ -183,7 +186,7 @@ class Client:
         return self._send(requests.health())
 
     def ready(self) -> Readiness:
-        """Whether answers are whole, and what they wait for if not."""
+        """Whether answers are complete, and if not, what the service is waiting for."""
         return self._send(requests.ready())
 
     def metrics(self) -> str:
@@ -191,7 +194,7 @@ class Client:
         return self._send(requests.metrics())
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until answers are whole, also for a service that is only being started.
+        """Wait until answers are complete, even if the service is still starting.
 
         Raises:
             ClientError: That took too long (code "not_ready").

@@ -1,4 +1,4 @@
-"""Routing policies: which engine to send a request to, given what each holds and what each has to do.
+"""Routing policies: which engine to send a request to, given the cache and the load of each.
 
 A `Policy` picks an engine for a `Prompt` from the `Load` of each engine and the `Depths` that an index found.
 `find_policy` has those in `POLICIES` by name, and loads your own from `module:Class`. A `Dispatcher` puts one to work

@@ -1,4 +1,4 @@
-"""Same beginning, same engine: what can be done without knowing what engines hold."""
+"""Routing by prefix: requests with the same beginning go to the same engine, without knowing its cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A policy at work: it chooses an engine for each request, and what each engine has to do is kept track of."""
+"""Runs a policy: chooses an engine for each request, and tracks the load of each engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Dispatched:
 
 
 class Dispatcher:
-    """A policy and the loads it goes by. Tell it of each request's first token and end."""
+    """A policy and the loads that it uses. Report each request's first token and end to it."""
 
     def __init__(self, name: str, make: PolicyFactory, workers: Sequence[str], seed: int) -> None:
         """`workers`: the engines' names as the index has them. Raises `PolicyError` if the policy cannot be made."""
@@ -39,7 +39,7 @@ class Dispatcher:
 
     @property
     def uses_index(self) -> bool:
-        """Whether the policy looks at what the index found."""
+        """Whether the policy uses the index."""
         return self.policy.uses_index
 
     def dispatch(self, prompt: Prompt, match: Depths) -> Dispatched:

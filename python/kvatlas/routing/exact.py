@@ -10,7 +10,7 @@ from kvatlas.routing.simple import least
 
 
 class Exact:
-    """The engine that costs least, by what it holds and what it has to do.
+    """The engine with the lowest cost, from its cache and its load.
 
         cost = prompt tokens it does not hold + queue_weight * uncached prompt tokens queued there
 

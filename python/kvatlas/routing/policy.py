@@ -1,4 +1,4 @@
-"""What a routing policy is.
+"""The protocol of a routing policy.
 
 Write your own as a class with these two methods and name it on the command line: `--policy mymodule:MyPolicy`.
 """
@@ -21,7 +21,7 @@ class Depths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a router knows of a request: its tokens, as content hashes of its full blocks."""
+    """A request as a router sees it: its tokens, as content hashes of its full blocks."""
 
     tokens: int
     content_hashes: Hashes  # shape (tokens // block_size,), uint64
@@ -35,14 +35,14 @@ class Prompt:
 
 @dataclass(slots=True)
 class Load:
-    """What the router itself knows of an engine's load, from what it sent there and what came back."""
+    """The load of an engine as the router knows it, from what it sent there and what came back."""
 
     in_flight: int = 0  # requests sent and not finished
     queued_tokens: int = 0  # prompt tokens sent that have not led to a first token, less those known to be cached
 
 
 class Policy(Protocol):
-    """Picks an engine for each request. Built once a replay, as `Class(workers, seed)`."""
+    """Picks an engine for each request. Built once per replay, as `Class(workers, seed)`."""
 
     uses_index: bool  # whether what `match` says was weighed: then `Load.queued_tokens` counts only uncached tokens
 

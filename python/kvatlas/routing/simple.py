@@ -48,6 +48,6 @@ class LeastLoaded:
 
 
 def least(rng: random.Random, costs: Sequence[tuple[float, float]]) -> int:
-    """The number of the smallest cost; one of them by chance if several are."""
+    """The number of the lowest cost; a random one among equals."""
     smallest = min(costs)
     return rng.choice([i for i, cost in enumerate(costs) if cost == smallest])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Protocol
 
+from kvatlas.client import requests
 from kvatlas.errors import ServiceError
 
 
@@ -40,29 +41,6 @@ def start(config: dict[str, Any]) -> Native:
     return made
 
 
-def registration(
-    worker: str,
-    endpoint: str,
-    *,
-    model: str,
-    block_size: int,
-    routing_group: str,
-    rank: int,
-    replay_endpoint: str | None,
-    topic: str,
-    source: str,
-) -> str:
-    """What the native service registers, in JSON."""
-    return json.dumps(
-        {
-            "instance_id": worker,
-            "endpoint": endpoint,
-            "replay_endpoint": replay_endpoint,
-            "topic": topic,
-            "model_name": model,
-            "routing_group": routing_group,
-            "block_size": block_size,
-            "dp_rank": rank,
-            "source": source,
-        }
-    )
+def registration(worker: str, endpoint: str, *, source: str, **about: Any) -> str:
+    """What the native service registers, in JSON: a client's registration (`about`), and who says so."""
+    return json.dumps({**requests.registration(worker, endpoint, **about), "source": source})

@@ -10,7 +10,7 @@ import sys
 import threading
 from types import FrameType
 
-from kvatlas import __version__
+from kvatlas._native import __version__
 from kvatlas.errors import ServiceError
 from kvatlas.service import logs
 from kvatlas.service.config import Config

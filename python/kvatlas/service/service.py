@@ -1,4 +1,4 @@
-"""A service in this process: the native one, and a thread that asks the engines."""
+"""A service in this process: the native service, and a thread for discovery."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL = 0.02  # seconds between looks at readiness, when somebody waits for it
 
 
 class Service:
-    """Follows engines and answers over HTTP which of them holds how much of a prompt. `kvatlas serve` is this.
+    """Follows engines and answers over HTTP how much of a prompt each worker holds, like `kvatlas serve`.
 
     It runs from when it is made until `close`, or to the end of a `with` or `async with` block:
 
@@ -45,7 +45,7 @@ class Service:
         *,
         log: bool = False,
     ) -> None:
-        """Start it.
+        """Start the service.
 
         Args:
             engines: Engines that are asked where their events are, besides those of the configuration: `[NAME=]URL`.
@@ -88,12 +88,17 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where it answers, for this machine."""
+        """The URL of the service, for this machine."""
         return self._url
+
+    def __repr__(self) -> str:
+        kinds = {kind: sum(isinstance(entry, kind) for entry in self.entries) for kind in (Engine, Stream)}
+        closed = ", closed" if self._closed else ""
+        return f"Service(url={self.url!r}, engines={kinds[Engine]:,}, streams={kinds[Stream]:,}{closed})"
 
     @property
     def address(self) -> str:
-        """Where it listens: the IP address and port."""
+        """The IP address and port that the service listens on."""
         return self._native.address
 
     @property
@@ -108,11 +113,11 @@ class Service:
 
     @property
     def entries(self) -> tuple[Engine | Stream, ...]:
-        """The engines and streams that it follows by its configuration and its file."""
+        """The engines and streams from its configuration and its engines file."""
         return self._discovery.entries
 
     def client(self, *, timeout: float = 30.0, tokenizer: Tokenizer | None = None) -> Client:
-        """A client of it, closed with it.
+        """A client of the service, closed together with it.
 
         Args:
             timeout: Seconds that an answer may take.
@@ -130,7 +135,7 @@ class Service:
         raise ServiceError("the service is closed", "closed")
 
     def async_client(self, *, timeout: float = 30.0, tokenizer: AnyTokenizer | None = None) -> AsyncClient:
-        """A client of it for asyncio. Close it yourself: `async with service.async_client() as client`.
+        """A client of the service for asyncio. Close it yourself: `async with service.async_client() as client`.
 
         Args:
             timeout: Seconds that an answer may take.
@@ -144,7 +149,7 @@ class Service:
         return AsyncClient(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust())
 
     def _trust(self) -> dict[str, Any]:
-        """What a client needs to be let in, and to trust the certificate."""
+        """What a client needs: the key, and a context that trusts the certificate."""
         context: ssl.SSLContext | None = None
         if self._config.http.tls_cert is not None:
             context = ssl.create_default_context(cafile=str(self._config.http.tls_cert))
@@ -164,7 +169,7 @@ class Service:
         replay_endpoint: str | None = None,
         topic: str = "",
     ) -> bool:
-        """Register a worker's rank. True if it was not registered.
+        """Register a rank of a worker. Returns True if it is new.
 
         Raises:
             ConfigError: Something given cannot be used.
@@ -193,16 +198,16 @@ class Service:
         self._native.reload()
 
     def workers(self) -> list[WorkerStatus]:
-        """The fleet: each worker, its streams, and how they are."""
+        """The fleet: each worker and the status of its streams."""
         return worker_statuses(json.loads(self._native.workers()))
 
     def waiting(self) -> Any | None:
-        """What readiness waits for, as `GET /ready` has it; None if ready."""
+        """What the service is waiting for, as in `GET /ready`; None if ready."""
         text = self._native.ready()
         return None if text is None else json.loads(text)
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until the first replay of each engine is through or given up.
+        """Wait until the first replay of each engine has finished or was given up.
 
         Raises:
             ServiceError: That took too long (code "not_ready"), or the service was closed (code "closed").
@@ -232,13 +237,13 @@ class Service:
         return False
 
     def drain(self, timeout: float | None = None) -> bool:
-        """End it in order. True if all ended in time.
+        """Stop in order. True if everything ended in time.
 
-        It says that it is not ready, goes on for `config.drain_delay`, takes no more connections, finishes the requests
-        that run, and ends the streams.
+        Reports not ready, continues for `config.drain_delay`, then accepts no more connections, finishes open requests
+        and ends the streams.
 
         Args:
-            timeout: Seconds for the requests that run; those of the configuration if not given.
+            timeout: Time limit in seconds for open requests; `config.drain_timeout` if not given.
         """
         config = self._config
         self._native.leave()
@@ -246,7 +251,7 @@ class Service:
         return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
 
     def close(self) -> None:
-        """End it at once. Doing so twice is fine."""
+        """Stop the service at once. Closing again does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -295,7 +300,7 @@ class Service:
 
 
 class _Thread:
-    """Discovery in a thread of its own."""
+    """Discovery in its own thread."""
 
     def __init__(self, discovery: Discovery, to: native.Native) -> None:
         self._discovery = discovery

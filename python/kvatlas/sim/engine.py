@@ -1,4 +1,4 @@
-"""A mock engine: vLLM's block pool under a plain model of time.
+"""A simulated engine: vLLM's block pool under a plain model of time.
 
 Time is in seconds and virtual. Prefill is one queue, first come first served: a prompt takes
 `uncached tokens / prefill_rate`, in chunks of at most `chunk` tokens, so
@@ -66,7 +66,7 @@ class EngineConfig:
             raise ConfigError(f"chunk must be at least 1 or None, got {self.chunk}")
 
     @property
-    def pool_tokens(self) -> int:
+    def cache_tokens(self) -> int:
         """Tokens of KV that it has room for."""
         return self.blocks * self.block_size
 

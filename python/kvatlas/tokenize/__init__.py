@@ -1,4 +1,4 @@
-"""Text in: token ids of a text or of chat messages, as an engine would make them.
+"""Token ids of a text or of chat messages, as an engine would compute them.
 
 Engines cache blocks of tokens, so a prompt must become the same tokens here as there. `LocalTokenizer` reads a Hugging
 Face tokenizer and its chat template; `EngineTokenizer` and `AsyncEngineTokenizer` ask an engine. Give one to a client,

@@ -1,4 +1,4 @@
-"""A tokenizer that asks an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."""
+"""A tokenizer that uses an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, Self
 import httpx
 
 from kvatlas._http import options
-from kvatlas.tokenize import asking
+from kvatlas.tokenize import engine_requests
 from kvatlas.tokenize.protocol import Message
 
 
 class EngineTokenizer:
-    """Asks `POST /tokenize` of a vLLM or SGLang server: always right, at the price of a request.
+    """Tokenizes with `POST /tokenize` of a vLLM or SGLang server: always right, at the cost of a request.
 
     Every method raises `TokenizerError` if the engine does not answer, refuses, or gives something else than tokens.
     """
@@ -29,7 +29,7 @@ class EngineTokenizer:
         model: str | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        """Nothing is sent yet.
+        """Create a tokenizer. Nothing is sent yet.
 
         Args:
             url: Where the engine is: `http://host:8000`.
@@ -52,7 +52,7 @@ class EngineTokenizer:
             text: The prompt.
             add_special_tokens: Whether to add special tokens, as engines do by default.
         """
-        return self._ask(asking.prompt(text, self.model, add_special_tokens=add_special_tokens))
+        return self._ask(engine_requests.prompt(text, self.model, add_special_tokens=add_special_tokens))
 
     def encode_chat(
         self,
@@ -71,7 +71,7 @@ class EngineTokenizer:
             add_generation_prompt: Whether the beginning of the assistant's answer follows, as in chat requests.
             template_kwargs: More variables for the template: what requests have in `chat_template_kwargs`.
         """
-        body = asking.chat(
+        body = engine_requests.chat(
             messages,
             self.model,
             tools=tools,
@@ -93,6 +93,6 @@ class EngineTokenizer:
         self.close()
 
     def _ask(self, body: dict[str, Any]) -> list[int]:
-        with asking.errors(self.url, closed=self._http.is_closed):
-            answer = self._http.post(asking.PATH, json=body)
-        return asking.tokens(answer)
+        with engine_requests.errors(self.url, closed=self._http.is_closed):
+            answer = self._http.post(engine_requests.PATH, json=body)
+        return engine_requests.tokens(answer)

@@ -1,4 +1,4 @@
-"""A tokenizer in this process, from the files that a model on the Hugging Face hub comes with."""
+"""A tokenizer in this process, from the files of a model on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 class LocalTokenizer:
-    """Makes the token ids that vLLM and SGLang make: same tokenizer, same chat template, same special tokens.
+    """Computes the same token ids as vLLM and SGLang: same tokenizer, same chat template, same special tokens.
 
     Special tokens are added to the prompt of a completion. They are not added to a chat: its template writes them.
     Threads may share one.
     """
 
     def __init__(self, path: str | Path, *, chat_template: str | None = None) -> None:
-        """Read it.
+        """Read the tokenizer.
 
         Args:
             path: A directory with `tokenizer.json` as models have it, or that file. The chat template and the names of

@@ -1,4 +1,4 @@
-"""What a tokenizer is, for the clients: two methods, that wait or that are awaited."""
+"""The protocol of a tokenizer for the clients: two methods, blocking or for asyncio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class Tokenizer(Protocol):
-    """Makes token ids of text and of chat messages."""
+    """Turns text and chat messages into token ids."""
 
     def encode(self, text: str, /) -> Sequence[int]:
         """The token ids of a completion's prompt, with the special tokens that engines add."""

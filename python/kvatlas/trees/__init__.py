@@ -1,4 +1,4 @@
-"""The family: four structures that people already route or page with, under the names and methods they know.
+"""Four data structures that are already in use for routing or paging, under their known names and methods.
 
 `StringTree` and `TokenTree` remember what a router sent to whom. `RadixTrie` finds the pages that a prompt can use
 inside one engine. `SyncPrefixHashTable` keeps which pod has what share of a prompt, by engines' events or a router's

@@ -1,4 +1,4 @@
-"""Designs in Python that do what they should not, for the replay to find out."""
+"""Designs in Python that do what they should not, for the run to find out."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Designs that are formulas: what a replay of them would print, without one."""
+"""Designs that are formulas: what a run of them would print, without one."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -11,7 +11,7 @@ import pytest
 from kvatlas.lab.bench.curve import draw_sweep, sweep_page
 from kvatlas.lab.bench.grow import Growth, Shape, grow, series
 from kvatlas.lab.bench.grow_plot import draw_growth, growth_page, skipped
-from kvatlas.lab.bench.sweep import Sweep, Sweeper, SweepSettings
+from kvatlas.lab.bench.sweep import Sweep, SweepConfig, Sweeper
 from kvatlas.lab.figures import apart, save_png, styles
 
 from .fake import MACHINE, PLAN, Designs, times
@@ -22,8 +22,8 @@ NAMES = ("dict", "radix", "radix-concurrent", "positional", "block-index", "smg-
 @pytest.fixture(scope="module")
 def sweep() -> Sweep:
     designs = Designs({name: 1e5 * 3.1**place for place, name in enumerate(NAMES)})
-    settings = SweepSettings(repeats=2)
-    return Sweeper(NAMES, settings, PLAN, designs, MACHINE, deviates=lambda name: name == "dict").run()
+    config = SweepConfig(repeats=2)
+    return Sweeper(NAMES, config, PLAN, designs, MACHINE, deviates=lambda name: name == "dict").run()
 
 
 def test_a_sweep_is_drawn(sweep: Sweep, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_part_of_a_sweep_is_drawn(sweep: Sweep) -> None:
     for capacities in ({"dict": 1e6}, {"dict": 1.0}, {"a": 1.0, "b": 1e6}):
         for fractions in ((), (0.5, 1.0)):
             part = Sweeper(
-                list(capacities), SweepSettings(repeats=1, fractions=fractions), PLAN, Designs(capacities), MACHINE
+                list(capacities), SweepConfig(repeats=1, fractions=fractions), PLAN, Designs(capacities), MACHINE
             ).run()
             part.complete = False
             assert "Interrupted" in sweep_page(part, "x")
@@ -73,7 +73,7 @@ def grown(short: bool = True) -> Growth:
         return {"built": True, "build_ns": 1e9, "wrong": 0, "lookups": 9, "blocks": 1, "service": times(cost, 3 * cost)}
 
     every = series(short=short)
-    return grow(["dict", "block-index", "wrong"], every, probe, Growth([], list(every), MACHINE, 0), settings={"x": 1})
+    return grow(["dict", "block-index", "wrong"], every, probe, Growth([], list(every), MACHINE, 0), config={"x": 1})
 
 
 def test_growth_is_drawn_and_what_was_left_out_is_said(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from kvatlas.errors import PageError
 from kvatlas.lab.bench.fill import fill, main
-from kvatlas.lab.bench.sweep import Sweeper, SweepSettings
+from kvatlas.lab.bench.sweep import SweepConfig, Sweeper
 
 from .fake import MACHINE, PLAN, Designs
 
@@ -26,7 +26,7 @@ def test_only_what_is_between_the_marks_changes() -> None:
 
 def test_a_sweep_gets_into_a_document(tmp_path: Path) -> None:
     capacities = {"low": 1e5, "high": 3e6, "none": 1.0}
-    sweep = Sweeper(list(capacities), SweepSettings(repeats=2), PLAN, Designs(capacities), MACHINE).run()
+    sweep = Sweeper(list(capacities), SweepConfig(repeats=2), PLAN, Designs(capacities), MACHINE).run()
     (tmp_path / "sweep.json").write_text(json.dumps(sweep.as_json()))
     (tmp_path / "page.md").write_text("<!-- W1 -->\n<!-- end W1 -->\n")
     assert main([str(tmp_path / "page.md"), f"W1={tmp_path / 'sweep.json'}"]) == 0

@@ -20,7 +20,7 @@ from kvatlas.reference import ReferenceIndex
 from .designs_of_mine import Right, Wrong
 from .fake import MACHINE
 
-OPTIONS = {"seed": 1, "build_seconds": 20.0, "lookup_seconds": 0.2, "memory": 0, "replay": {}}
+OPTIONS = {"seed": 1, "build_seconds": 20.0, "lookup_seconds": 0.2, "memory": 0, "options": {}}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_growth_can_be_resumed(tmp_path: Path) -> None:
 
     def go() -> Growth:
         growth = Growth([], every, MACHINE, 0)
-        grow(["a", "b"], every, probe, growth, settings={}, journal=Journal(tmp_path / "points.jsonl"))
+        grow(["a", "b"], every, probe, growth, config={}, journal=Journal(tmp_path / "points.jsonl"))
         return growth
 
     with pytest.raises(KeyboardInterrupt):

@@ -15,17 +15,17 @@ from kvatlas.errors import ConfigError, JournalError, MeasurementError
 from kvatlas.lab.bench.journal import Journal
 from kvatlas.lab.bench.report import print_sweep, run_rows, sweep_rows
 from kvatlas.lab.bench.search import Search
-from kvatlas.lab.bench.sweep import Sweep, Sweeper, SweepSettings, summarise
+from kvatlas.lab.bench.sweep import Sweep, SweepConfig, Sweeper, summarise
 from kvatlas.lab.bench.verdict import Limit, judge, parse_time
 
 from .fake import MACHINE, PLAN, Designs, result
 
-SETTINGS = SweepSettings(repeats=3, fractions=(0.5, 1.0, 1.15), limit=Limit(10e6))
+CONFIG = SweepConfig(repeats=3, fractions=(0.5, 1.0, 1.15), limit=Limit(10e6))
 CAPACITIES = {"slow": 12_345.0, "middle": 3.3e6, "fast": 4.1e7}
 
 
-def run(designs: Designs, settings: SweepSettings = SETTINGS, journal: Journal | None = None, **how: Any) -> Sweep:
-    return Sweeper(list(designs.capacities), settings, PLAN, designs, MACHINE, journal=journal, **how).run()
+def run(designs: Designs, config: SweepConfig = CONFIG, journal: Journal | None = None, **how: Any) -> Sweep:
+    return Sweeper(list(designs.capacities), config, PLAN, designs, MACHINE, journal=journal, **how).run()
 
 
 @pytest.mark.parametrize("border", [1_700.0, 4e5, 5e5, 1.3e6, 7.7e8])
@@ -81,8 +81,8 @@ def test_designs_take_turns() -> None:
     assert len(set(rounds)) > 1
 
 
-def test_windows_are_as_long_as_asked_and_slow_designs_replay_a_part() -> None:
-    sweeper = Sweeper(["a"], replace(SETTINGS, seconds=2.0, warm_up=0.5), PLAN, Designs({"a": 1e6}), MACHINE)
+def test_windows_are_as_long_as_asked_and_slow_designs_run_a_part() -> None:
+    sweeper = Sweeper(["a"], replace(CONFIG, seconds=2.0, warm_up=0.5), PLAN, Designs({"a": 1e6}), MACHINE)
     options, seconds = sweeper.options(1e6)
     assert options == {"rate": 1e6, "until": 0.04, "warm_up": 0.02}
     assert seconds == pytest.approx(4.0)
@@ -103,7 +103,7 @@ class Flaky(Designs):
 
 def test_a_failure_near_the_border_is_tried_again() -> None:
     designs = Flaky({"a": 1e6})
-    sweep = run(designs, replace(SETTINGS, fractions=()))
+    sweep = run(designs, replace(CONFIG, fractions=()))
     assert sweep.indexes[0].threshold is not None
     assert sweep.indexes[0].threshold > 0.93e6
     hopeless = [rate for _, rate in designs.calls if rate > 2e6]
@@ -128,7 +128,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path, at: int) -> None:
     path = tmp_path / "points.jsonl"
     whole = Designs(CAPACITIES)
     expected = run(whole).as_json()
-    stopped = Sweeper(list(CAPACITIES), SETTINGS, PLAN, Stopping(CAPACITIES, at), MACHINE, journal=Journal(path))
+    stopped = Sweeper(list(CAPACITIES), CONFIG, PLAN, Stopping(CAPACITIES, at), MACHINE, journal=Journal(path))
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
     assert not stopped.result.complete
@@ -150,16 +150,16 @@ def test_other_plans_options_and_machines_are_measured_again(tmp_path: Path) -> 
     changes: list[dict[str, Any]] = [
         {"plan": {**PLAN, "digest": "1"}},
         {"machine": {**MACHINE, "kvatlas": "1"}},
-        {"settings": replace(SETTINGS, options={"event_threads": 2})},
+        {"config": replace(CONFIG, options={"event_threads": 2})},
     ]
     for change in changes:
-        given = {"plan": PLAN, "machine": MACHINE, "settings": SETTINGS, **change}
+        given = {"plan": PLAN, "machine": MACHINE, "config": CONFIG, **change}
         designs = Designs(CAPACITIES)
         Sweeper(
-            list(CAPACITIES), given["settings"], given["plan"], designs, given["machine"], journal=Journal(path)
+            list(CAPACITIES), given["config"], given["plan"], designs, given["machine"], journal=Journal(path)
         ).run()
         assert len(designs.calls) > 20
-        assert all(o.get("event_threads") == given["settings"].options.get("event_threads") for o in designs.options)
+        assert all(o.get("event_threads") == given["config"].options.get("event_threads") for o in designs.options)
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
@@ -281,26 +281,26 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: SweepSettings(repeats=0),
-        lambda: SweepSettings(seconds=0),
-        lambda: SweepSettings(warm_up=1),
-        lambda: SweepSettings(width=0),
-        lambda: SweepSettings(start=float("nan")),
-        lambda: SweepSettings(fractions=(0.0,)),
+        lambda: SweepConfig(repeats=0),
+        lambda: SweepConfig(seconds=0),
+        lambda: SweepConfig(warm_up=1),
+        lambda: SweepConfig(width=0),
+        lambda: SweepConfig(start=float("nan")),
+        lambda: SweepConfig(fractions=(0.0,)),
         lambda: Limit(0),
         lambda: Limit(1, "wall"),
-        lambda: Sweeper([], SETTINGS, PLAN, Designs({}), MACHINE),
-        lambda: Sweeper(["a"], SETTINGS, {**PLAN, "facts": {**PLAN["facts"], "lookups": 0}}, Designs({}), MACHINE),
+        lambda: Sweeper([], CONFIG, PLAN, Designs({}), MACHINE),
+        lambda: Sweeper(["a"], CONFIG, {**PLAN, "facts": {**PLAN["facts"], "lookups": 0}}, Designs({}), MACHINE),
     ],
 )
-def test_settings_that_cannot_be_are_refused(make: Callable[[], object]) -> None:
+def test_config_that_cannot_be_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ConfigError):
         make()
 
 
 def test_the_journal_has_what_is_needed_to_believe_it(tmp_path: Path) -> None:
     path = tmp_path / "points.jsonl"
-    run(Designs({"a": 1e6}), replace(SETTINGS, options={"query_threads": 2}), Journal(path))
+    run(Designs({"a": 1e6}), replace(CONFIG, options={"query_threads": 2}), Journal(path))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert all(row["key"]["machine"] == MACHINE and row["key"]["plan"] == PLAN["digest"] for row in rows)
     assert {row["key"]["options"]["query_threads"] for row in rows} == {2}

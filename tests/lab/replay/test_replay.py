@@ -236,7 +236,8 @@ def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
     if not path.exists():
         pytest.skip(f"no trace: {path} does not exist")
     fleet = FleetConfig(engine=EngineConfig(block_size=512, blocks=768))
-    result = replay(read_trace(path), ReplayConfig(fleet=fleet, policies=("least-loaded", "exact"), check=0.05))
+    config = ReplayConfig(fleet=fleet, policies=("least-loaded", "exact"), check=0.01, check_seconds=60.0)
+    result = replay(read_trace(path), config)
     assert result.disagreements == 0
     blind, exact = result.policies
     assert blind.agreement.checked > 50

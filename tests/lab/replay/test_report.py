@@ -7,7 +7,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from kvatlas._text import percent, seconds
-from kvatlas.lab.replay import ReplayResult, words
+from kvatlas.lab.replay import ReplayResult, summary
 from kvatlas.lab.replay.check import Disagreement
 from kvatlas.lab.replay.report import print_report
 from kvatlas.lab.replay.results import as_json
@@ -64,26 +64,26 @@ def test_disagreements_are_printed(result: ReplayResult) -> None:
 def test_the_conclusion_does_not_flatter(result: ReplayResult) -> None:
     exact = result.policies[4]
     worse = replace(exact, hit_rate=0.01, prefill_tokens=10**9, ttft=replace(exact.ttft, mean=1e6))
-    text = " ".join(words.conclusion(replace(result, policies=[*result.policies[:4], worse])))
+    text = " ".join(summary.conclusion(replace(result, policies=[*result.policies[:4], worse])))
     assert "finds more" in text
     assert "comes sooner with" in text
     assert "the index saves" not in text
     equal = replace(result.policies[3], policy="exact")
-    text = " ".join(words.conclusion(replace(result, policies=[result.policies[3], equal])))
+    text = " ".join(summary.conclusion(replace(result, policies=[result.policies[3], equal])))
     assert "prefix-affinity finds as much" in text
     assert "as it does with prefix-affinity" in text
 
 
 def test_overload_and_refusals_are_told(result: ReplayResult) -> None:
     busy = replace(result.policies[0], utilisation=0.99, refused=3)
-    text = " ".join(words.conclusion(replace(result, policies=[busy, *result.policies[1:]])))
+    text = " ".join(summary.conclusion(replace(result, policies=[busy, *result.policies[1:]])))
     assert "With random prefill kept the engines busy more than 90 %" in text
     assert "3 requests were too large" in text
 
 
 def test_nothing_is_concluded_from_one_policy(result: ReplayResult) -> None:
-    assert words.conclusion(replace(result, policies=result.policies[4:])) == []
-    assert words.conclusion(replace(result, policies=result.policies[:4])) == []
+    assert summary.conclusion(replace(result, policies=result.policies[4:])) == []
+    assert summary.conclusion(replace(result, policies=result.policies[:4])) == []
 
 
 def test_json_has_everything_but_single_lookups(result: ReplayResult) -> None:

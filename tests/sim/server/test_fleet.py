@@ -32,8 +32,9 @@ def test_a_killed_engine_comes_back_on_its_ports_with_nothing() -> None:
         url, pid = engine.url, engine.pid
         engine.kill()
         assert (fleet.dead, engine.alive, other.alive) == ([engine], False, True)
-        with pytest.raises(OSError, match="refused"):
+        with pytest.raises(SimulatedEngineError, match="refused") as dead:
             engine.state()
+        assert dead.value.code == "unreachable"
         engine.respawn()
         assert (engine.url, fleet.dead) == (url, [])
         assert engine.pid != pid

@@ -37,8 +37,8 @@ def test_a_replay_has_all_from_the_start_and_an_end_marker() -> None:
         assert answer == [*([b"", b"kv", seq8(i), b"payload %d" % i] for i in range(2, 5)), [b"", b"", END, b""]]
 
 
-def test_an_old_replay_has_no_topic_frame() -> None:
-    with filled(2, old_replay=True) as publisher:
+def test_an_old_reply_has_no_topic_frame() -> None:
+    with filled(2, old_replies=True) as publisher:
         answer = ask(publisher.replay_endpoint, [b"", seq8(1)])
         assert answer == [[b"", seq8(1), b"payload 1"], [b"", END, b""]]
 

@@ -129,7 +129,7 @@ pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3).unwrap_or_else(|_| unreachable!("constant bounds"))
 }
 
-/// The query threads of one replay.
+/// The query threads of one run.
 pub(crate) struct Lanes<S: Subject> {
     pub(crate) shared: Arc<Shared>,
     threads: Vec<JoinHandle<Result<Times, Error>>>,

@@ -1,4 +1,4 @@
-//! One replay from its beginning to its end: make everything, let it run, wait, compare, judge.
+//! One run from its beginning to its end: make everything, let it run, wait, compare, judge.
 //!
 //! Threads: the generator issues operations at their deadlines and then watches the queues run empty; query threads
 //! look up; the index has event threads of its own. This file's own thread waits for the generator. What is handed
@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::machine;
 use crate::options::Options;
 use crate::plan::{Op, Plan};
-use crate::result::{Memory, Replay};
+use crate::result::{Memory, RunResult};
 use crate::subject::Subject;
 use generator::{Generator, Hooks, Outcome};
 use lanes::Lanes;
@@ -41,21 +41,21 @@ pub struct Label {
 /// result from being told.
 const LAST_LOOKUP: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
-/// Replays a plan against the index that `build` makes.
+/// Runs a plan against the index that `build` makes.
 ///
 /// `build` runs on a thread that is pinned to the processors of the event threads, so that threads it starts are, too.
-/// `interrupt` may be set at any time; the replay then ends soon, all its threads with it.
+/// `interrupt` may be set at any time; the run then ends soon, all its threads with it.
 ///
 /// # Errors
 /// [`Error::Options`] if the options are impossible, [`Error::Index`] if the index cannot be made,
-/// [`Error::Interrupted`]. Whatever goes wrong in the replay itself is said in the result.
+/// [`Error::Interrupted`]. Whatever goes wrong in the run itself is said in the result.
 pub fn run<S: Subject>(
     plan: &Plan,
     options: &Options,
     label: Label,
     interrupt: &Arc<AtomicBool>,
     build: impl FnOnce() -> Result<S, Error> + Send,
-) -> Result<Replay, Error> {
+) -> Result<RunResult, Error> {
     run_with(plan, options, label, interrupt, build, Hooks::default())
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn run_with<S: Subject>(
     interrupt: &Arc<AtomicBool>,
     build: impl FnOnce() -> Result<S, Error> + Send,
     hooks: Hooks,
-) -> Result<Replay, Error> {
+) -> Result<RunResult, Error> {
     options.check()?;
     let beginning = (options.until < 1.0).then(|| plan.beginning(options.until));
     let plan = beginning.as_ref().unwrap_or(plan);

@@ -1,4 +1,4 @@
-//! The replay's own honesty: indexes that are slow, wrong, stuck or broken by design, and a generator that stalls.
+//! The run's own honesty: indexes that are slow, wrong, stuck or broken by design, and a generator that stalls.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -182,7 +182,7 @@ fn options() -> Options {
     Options { window_ns: Some(WINDOW.as_nanos() as u64), lag_limit_ns, seed: 7, ..Options::default() }
 }
 
-fn with(plan: &Plan, options: &Options, faults: Faults, hooks: Hooks) -> (Replay, Vec<Change>) {
+fn with(plan: &Plan, options: &Options, faults: Faults, hooks: Hooks) -> (RunResult, Vec<Change>) {
     let log = Arc::new(Mutex::new(Vec::new()));
     let interrupt = Arc::new(AtomicBool::new(false));
     let result = run_with(plan, options, label(), &interrupt, || Ok(Subjected::new(faults, &log)), hooks).unwrap();
@@ -190,11 +190,11 @@ fn with(plan: &Plan, options: &Options, faults: Faults, hooks: Hooks) -> (Replay
     (result, log)
 }
 
-fn replayed(faults: Faults) -> Replay {
+fn ran(faults: Faults) -> RunResult {
     with(&plan(1, Mix::default()), &options(), faults, Hooks::default()).0
 }
 
-fn says(result: &Replay, words: &str) -> bool {
+fn says(result: &RunResult, words: &str) -> bool {
     result.why.iter().any(|why| why.contains(words))
 }
 
@@ -249,7 +249,7 @@ fn slow_to_answer_does_not_keep_up_and_users_wait() {
 
 #[test]
 fn lost_holdings_are_found() {
-    let result = replayed(Faults { forget_from: Some(40), ..Faults::default() });
+    let result = ran(Faults { forget_from: Some(40), ..Faults::default() });
     assert_eq!((result.agrees, result.ok), (Some(false), false));
     let comparison = result.comparison.unwrap();
     assert!(comparison.holdings.unwrap().missing > 0 && comparison.wrong > 0 && !comparison.examples.is_empty());
@@ -259,7 +259,7 @@ fn lost_holdings_are_found() {
 #[test]
 fn wrong_answers_are_found_even_if_holdings_are_right() {
     for silent in [false, true] {
-        let result = replayed(Faults { boast: true, silent, ..Faults::default() });
+        let result = ran(Faults { boast: true, silent, ..Faults::default() });
         assert_eq!((result.agrees, result.ok), (Some(false), false));
         let comparison = result.comparison.unwrap();
         assert_eq!(comparison.holdings.is_none(), silent);
@@ -293,7 +293,7 @@ fn an_index_that_never_drains_is_given_up() {
 
 #[test]
 fn a_lookup_that_panics_or_never_returns_is_told() {
-    let result = replayed(Faults { panic: true, ..Faults::default() });
+    let result = ran(Faults { panic: true, ..Faults::default() });
     assert!(!result.ok && says(&result, "panicked in a lookup"), "{:?}", result.why);
     let plan = plan(1, Mix::default());
     let options = Options { drain_windows: 1.0, ..options() };

@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::options::Options;
 use crate::plan::Plan;
-use crate::result::{self, Issued, Memory, PlanFacts, Queued, Rates, Replay};
+use crate::result::{self, Issued, Memory, PlanFacts, Queued, Rates, RunResult};
 use crate::subject::Counts;
 
 /// Everything that a run left behind.
@@ -35,7 +35,7 @@ const KEPT_UP: f64 = 1.1;
 /// What may be queued at the window's close.
 const QUEUED: f64 = 0.05;
 
-pub(crate) fn verdict(run: Run<'_>) -> Replay {
+pub(crate) fn verdict(run: Run<'_>) -> RunResult {
     let (plan, schedule, outcome, options) = (run.plan, run.schedule, &run.outcome, run.options);
     let (measured, window, facts) = (schedule.measured, schedule.window, plan.facts());
     let mut why = Vec::new();
@@ -111,7 +111,7 @@ pub(crate) fn verdict(run: Run<'_>) -> Replay {
     let mut resolved = options.clone();
     resolved.lag_limit_ns = Some(lag_limit_ns);
     resolved.window_ns = Some(window);
-    Replay {
+    RunResult {
         schema: 1,
         ok: why.is_empty() && valid && kept_up && agrees == Some(true),
         valid,

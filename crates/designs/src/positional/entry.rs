@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::set::WorkerSet;
+use super::member_set::MemberSet;
 
 /// The prefixes under which one content is held at one position, and by whom.
 ///
@@ -10,8 +10,8 @@ use super::set::WorkerSet;
 /// stays a map until it is empty, so that what has been told apart once stays told apart.
 #[derive(Debug)]
 pub(crate) enum Entry {
-    Single(u64, WorkerSet),
-    Multi(Box<HashMap<u64, WorkerSet>>),
+    Single(u64, MemberSet),
+    Multi(Box<HashMap<u64, MemberSet>>),
 }
 
 /// What an insertion changed.
@@ -34,11 +34,11 @@ pub(crate) struct Taken {
 
 impl Entry {
     pub(crate) fn new(prefix: u64, member: u32) -> Self {
-        Self::Single(prefix, WorkerSet::of(member))
+        Self::Single(prefix, MemberSet::of(member))
     }
 
     /// Who holds it under `prefix`.
-    pub(crate) fn under(&self, prefix: u64) -> Option<&WorkerSet> {
+    pub(crate) fn under(&self, prefix: u64) -> Option<&MemberSet> {
         match self {
             Self::Single(known, set) => (*known == prefix).then_some(set),
             Self::Multi(sets) => sets.get(&prefix),
@@ -49,7 +49,7 @@ impl Entry {
         match self {
             Self::Single(known, set) if *known == prefix => Added { fresh: set.insert(member), first: false },
             Self::Single(known, set) => {
-                let sets = [(*known, std::mem::take(set)), (prefix, WorkerSet::of(member))];
+                let sets = [(*known, std::mem::take(set)), (prefix, MemberSet::of(member))];
                 *self = Self::Multi(Box::new(HashMap::from_iter(sets)));
                 Added { fresh: true, first: true }
             }
@@ -57,7 +57,7 @@ impl Entry {
                 let mut first = false;
                 let set = sets.entry(prefix).or_insert_with(|| {
                     first = true;
-                    WorkerSet::default()
+                    MemberSet::default()
                 });
                 Added { fresh: set.insert(member), first }
             }

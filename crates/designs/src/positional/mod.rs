@@ -43,9 +43,9 @@ mod coverage;
 mod entry;
 mod held;
 mod holes;
+mod member_set;
 mod options;
 mod search;
-mod set;
 mod table;
 
 use std::cell::Cell;

@@ -7,8 +7,8 @@
 
 use super::coverage::Sparse;
 use super::entry::Entry;
+use super::member_set::MemberSet;
 use super::options::{Options, Search};
-use super::set::WorkerSet;
 use super::table::Table;
 use crate::interface::Scores;
 use kvatlas_index::hash::prefix_hashes_into;
@@ -80,9 +80,9 @@ impl Walk<'_, '_, '_> {
     }
 
     /// Who holds the first block.
-    pub(crate) fn holders(&mut self) -> WorkerSet {
+    pub(crate) fn holders(&mut self) -> MemberSet {
         if self.query.contents.is_empty() {
-            return WorkerSet::default();
+            return MemberSet::default();
         }
         self.probe(0, |set| set.cloned()).unwrap_or_default()
     }
@@ -101,7 +101,7 @@ impl Walk<'_, '_, '_> {
     }
 
     /// Lets everyone drop that does not get from `near`, where all are, to `far`, where not all are.
-    fn scan(&mut self, near: usize, far: usize, active: &mut WorkerSet, scores: &mut Scores) {
+    fn scan(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = Leap { arrive: self.common_at(far, active), far };
         for at in near + 1..=far {
             self.drop_at(at, active, scores);
@@ -112,7 +112,7 @@ impl Walk<'_, '_, '_> {
     }
 
     /// The same by halves: finds the first place where one is missing, and again for those that go on.
-    fn bisect(&mut self, near: usize, far: usize, active: &mut WorkerSet, scores: &mut Scores) {
+    fn bisect(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = Leap { arrive: self.common_at(far, active), far };
         let mut near = near;
         while near < far {
@@ -129,21 +129,21 @@ impl Walk<'_, '_, '_> {
         }
     }
 
-    fn common_at(&mut self, at: usize, active: &WorkerSet) -> usize {
+    fn common_at(&mut self, at: usize, active: &MemberSet) -> usize {
         self.probe(at, |set| set.map_or(0, |set| active.common(set)))
     }
 
-    fn all_at(&mut self, at: usize, active: &WorkerSet) -> bool {
+    fn all_at(&mut self, at: usize, active: &MemberSet) -> bool {
         self.probe(at, |set| set.is_some_and(|set| active.is_within(set)))
     }
 
-    fn drop_at(&mut self, at: usize, active: &mut WorkerSet, scores: &mut Scores) {
-        let nobody = WorkerSet::default();
+    fn drop_at(&mut self, at: usize, active: &mut MemberSet, scores: &mut Scores) {
+        let nobody = MemberSet::default();
         self.probe(at, |set| active.keep_within(set.unwrap_or(&nobody), |worker| scores.push((worker, at as u32))));
     }
 
     /// Shows who holds the query's block at a position, as far as the design tells prefixes apart.
-    fn probe<R>(&mut self, at: usize, mut look: impl FnMut(Option<&WorkerSet>) -> R) -> R {
+    fn probe<R>(&mut self, at: usize, mut look: impl FnMut(Option<&MemberSet>) -> R) -> R {
         let (position, content) = (at as u32, self.query.contents[at]);
         let strict = self.options.strict;
         if !strict || !self.query.knows(at) {
@@ -173,7 +173,7 @@ struct Leap {
 
 impl Leap {
     /// Whether everyone who was lost has been seen to drop, so that the rest of the leap holds nothing new.
-    fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &WorkerSet) -> bool {
+    fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &MemberSet) -> bool {
         if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {
             return active.is_empty();
         }

@@ -41,17 +41,19 @@
 
 mod children;
 mod names;
+mod running;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
-mod workers;
+mod worker_set;
 
 use hashbrown::HashMap;
 
 pub(super) use self::children::{Children, NodeId};
 pub(super) use self::names::{Ended, Names};
-pub(super) use self::workers::{Running, WorkerSet};
+pub(super) use self::running::Running;
+pub(super) use self::worker_set::WorkerSet;
 use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 

@@ -1,6 +1,7 @@
 //! The rungs of the ladder against the reference, on random streams of the kinds that each promises to get right.
 
 mod actor;
+mod block_index;
 mod check;
 mod grouped;
 mod inverted;
@@ -10,4 +11,3 @@ mod pool;
 mod positional;
 mod radix;
 mod streams;
-mod top;

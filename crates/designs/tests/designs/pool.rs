@@ -5,10 +5,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
+use kvatlas_designs::block_index::BlockIndexRung;
 use kvatlas_designs::locked::Locked;
 use kvatlas_designs::nested::NestedMap;
 use kvatlas_designs::pool::EventPool;
-use kvatlas_designs::top::Top;
 use kvatlas_designs::{Change, Concurrent, Feed, LadderStats, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 
@@ -152,7 +152,7 @@ fn a_flush_ends_while_others_go_on_sending() {
 
 #[test]
 fn refusals_are_counted() {
-    let pool = EventPool::new(Top::new(), 1);
+    let pool = EventPool::new(BlockIndexRung::new(), 1);
     pool.send(Change::Store { worker: 1, parent: None, block_hashes: Box::new([]), content_hashes: Box::new([1]) });
     assert_eq!((pool.stats().refused, pool.applied()), (1, 1));
 }
@@ -164,7 +164,7 @@ fn feeds_every_concurrent_rung() {
         EXACT,
         streams(Family::ANYTHING, 0..20),
     );
-    check_feed(|| Box::new(EventPool::new(Top::new(), 3)), EXACT, streams(Family::ANYTHING, 0..20));
+    check_feed(|| Box::new(EventPool::new(BlockIndexRung::new(), 3)), EXACT, streams(Family::ANYTHING, 0..20));
 }
 
 #[test]
@@ -172,10 +172,10 @@ fn ends_where_one_thread_alone_would() {
     for seed in 0..6 {
         let threads = 1 + seed as usize % 3;
         let tame = stream(Family::WELL_BEHAVED, Names::Alike, seed, 150);
-        check_under_load(&EventPool::new(Top::new(), threads), &tame, 3, true);
+        check_under_load(&EventPool::new(BlockIndexRung::new(), threads), &tame, 3, true);
         check_under_load(&EventPool::new(Locked::new(NestedMap::new(false)), threads), &tame, 3, true);
         let wild = stream(Family::ANYTHING, Names::Own, seed, 150);
-        check_under_load(&EventPool::new(Top::new(), threads), &wild, 3, true);
+        check_under_load(&EventPool::new(BlockIndexRung::new(), threads), &wild, 3, true);
         check_under_load(&EventPool::new(Locked::new(NestedMap::new(true)), threads), &wild, 3, true);
     }
 }

@@ -1,4 +1,4 @@
-//! The open-loop replay: plans, and replaying them against a rung of the ladder or any Python object.
+//! The open-loop load test: plans, and running them against a rung of the ladder or any Python object.
 
 mod object;
 mod plan;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use kvatlas_bench::{Error, Label, Options, probe_rung, replay as by_name, run};
+use kvatlas_bench::{Error, Label, Options, probe_rung, run, run_design};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -42,7 +42,7 @@ const SIGNALS: Duration = Duration::from_millis(50);
 ///     InvalidTypeError: An argument is of the wrong type, or the object lacks a method.
 ///     InvalidArgumentError: An option is unknown or impossible, or no rung has that name.
 #[pyfunction]
-fn replay(
+fn run_plan(
     py: Python<'_>,
     plan: &Bound<'_, PyAny>,
     index: &Bound<'_, PyAny>,
@@ -56,7 +56,7 @@ fn replay(
     let flag = Arc::clone(&interrupt);
     let result = if index.is_instance_of::<PyString>() {
         let name = string(index, "index")?.to_owned();
-        supervised(py, &interrupt, move || by_name(&plan, &name, &options, &flag))?
+        supervised(py, &interrupt, move || run_design(&plan, &name, &options, &flag))?
     } else {
         let methods = Methods::of(index)?;
         let label = Label {
@@ -75,12 +75,12 @@ fn replay(
 /// Args:
 ///     plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
 ///     index: A rung of the ladder by its name.
-///     options_json: As for replay(); what is about time in it has no say here.
+///     options_json: As for run_plan(); what is about time in it has no say here.
 ///     build_seconds: How long building may take. If it takes longer, nothing is looked up.
 ///     lookup_seconds: How long looking up may take. If it takes longer, some lookups are left out.
 ///
 /// Returns:
-///     A JSON object: built, build_ns, events, blocks, lookups, service (as in replay()'s), wrong, example, clock.
+///     A JSON object: built, build_ns, events, blocks, lookups, service (as in run_plan()'s), wrong, example, clock.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
@@ -120,7 +120,7 @@ fn supervised<T: Send + 'static>(
 ) -> PyResult<Result<T, Error>> {
     py.detach(|| {
         let (done, ended) = channel();
-        let thread = std::thread::Builder::new().name("kvatlas-replay".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("kvatlas-bench".to_owned()).spawn(move || {
             // Nobody listens any more only if this thread's own caller panicked.
             let _ = done.send(work());
         })?;
@@ -140,7 +140,7 @@ fn supervised<T: Send + 'static>(
         match (signal, result, joined) {
             (Some(signal), ..) => Err(signal),
             (None, Some(result), Ok(())) => Ok(result),
-            _ => Err(PyRuntimeError::new_err("the replay panicked: this is a bug in kvatlas")),
+            _ => Err(PyRuntimeError::new_err("the run panicked: this is a bug in kvatlas")),
         }
     })
 }
@@ -156,5 +156,5 @@ fn raised(error: &Error) -> PyErr {
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Plan>()?;
     module.add_function(wrap_pyfunction!(probe, module)?)?;
-    module.add_function(wrap_pyfunction!(replay, module)?)
+    module.add_function(wrap_pyfunction!(run_plan, module)?)
 }

@@ -1,13 +1,10 @@
-//! Any Python object under replay. One thread applies events, taking the interpreter for each; a query thread takes it
+//! Any Python object under test. One thread applies events, taking the interpreter for each; a query thread takes it
 //! for each lookup. Lists of ints are made before the clock starts.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
-use kvatlas_bench::{Counts, Error, Subject};
+use kvatlas_bench::{Counts, Error, EventThread, Subject};
 use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 use pyo3::prelude::*;
@@ -55,25 +52,17 @@ pub(super) enum Message {
 
 struct Inner {
     methods: Methods,
-    applied: AtomicU64,
     errors: AtomicU64,
     first: Mutex<Option<String>>,
-    given_up: AtomicBool,
 }
 
 impl Inner {
-    fn work(&self, queue: &Receiver<Message>) {
-        for message in queue {
-            if self.given_up.load(Ordering::Relaxed) {
-                return;
-            }
-            Python::attach(|py| {
-                self.count(py, self.apply(py, &message));
-                // The lists go while the interpreter is held.
-                drop(message);
-            });
-            self.applied.fetch_add(1, Ordering::Release);
-        }
+    fn work(&self, message: Message) {
+        Python::attach(|py| {
+            self.count(py, self.apply(py, &message));
+            // The lists go while the interpreter is held.
+            drop(message);
+        });
     }
 
     fn apply(&self, py: Python<'_>, message: &Message) -> PyResult<()> {
@@ -99,42 +88,20 @@ impl Inner {
 /// The object and its event thread.
 pub(super) struct Object {
     inner: Arc<Inner>,
-    /// `None` only while dropping.
-    queue: Option<Sender<Message>>,
-    sent: AtomicU64,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    events: EventThread<Message>,
 }
 
 impl Object {
     pub(super) fn new(methods: Methods) -> Result<Self, Error> {
-        let inner = Arc::new(Inner {
-            methods,
-            applied: AtomicU64::new(0),
-            errors: AtomicU64::new(0),
-            first: Mutex::new(None),
-            given_up: AtomicBool::new(false),
-        });
-        let (queue, received) = channel();
+        let inner = Arc::new(Inner { methods, errors: AtomicU64::new(0), first: Mutex::new(None) });
         let working = Arc::clone(&inner);
-        let thread = std::thread::Builder::new().name("kvatlas-events".to_owned());
-        let thread = thread.spawn(move || working.work(&received));
-        let thread = thread.map_err(|error| Error::Index(format!("no event thread: {error}")))?;
-        Ok(Self { inner, queue: Some(queue), sent: AtomicU64::new(0), thread: Mutex::new(Some(thread)) })
+        let events = EventThread::new("kvatlas-events", move |message| working.work(message))?;
+        Ok(Self { inner, events })
     }
 
     fn list(py: Python<'_>, hashes: impl ExactSizeIterator<Item = u64>) -> Py<PyList> {
         // Ints can always be made, memory permitting; without memory Python itself gives up.
         PyList::new(py, hashes).map_or_else(|_| PyList::empty(py).unbind(), Bound::unbind)
-    }
-}
-
-impl Drop for Object {
-    fn drop(&mut self) {
-        self.queue = None;
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -168,21 +135,15 @@ impl Subject for Object {
     fn lane(&self) {}
 
     fn send(&self, message: Message) {
-        if let Some(queue) = &self.queue {
-            // Only a panic ends the thread early; then events are never applied, which is told.
-            let _ = queue.send(message);
-        }
-        self.sent.fetch_add(1, Ordering::Relaxed);
+        self.events.send(message);
     }
 
     fn applied(&self) -> u64 {
-        self.inner.applied.load(Ordering::Acquire)
+        self.events.applied()
     }
 
     fn flush(&self) {
-        while self.applied() < self.sent.load(Ordering::Relaxed) && !self.inner.given_up.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_micros(50));
-        }
+        self.events.flush();
     }
 
     fn lookup(&self, (): &mut (), query: &Py<PyList>) {
@@ -231,6 +192,6 @@ impl Subject for Object {
     }
 
     fn give_up(&self) {
-        self.inner.given_up.store(true, Ordering::Relaxed);
+        self.events.give_up();
     }
 }

@@ -10,8 +10,8 @@ use pyo3::types::PyDict;
 use super::raised;
 use crate::errors;
 use crate::raw::{Offer, offer};
+use crate::repr::grouped;
 use crate::scalars::{describe, int, string};
-use crate::text::grouped;
 
 /// What happens to an index, and when: lookups, stores, removals and clears at given moments.
 ///

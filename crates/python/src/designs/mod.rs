@@ -1,16 +1,16 @@
 //! The rungs of the ladder, as Python sees them: workers have names, changes go through the rung's own feed.
 
-mod answer;
 mod names;
 mod positional;
 mod rung;
+mod rung_match;
 
 use kvatlas_designs::RUNGS;
 use pyo3::prelude::*;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<rung::Rung>()?;
-    module.add_class::<answer::RungMatch>()?;
+    module.add_class::<rung_match::RungMatch>()?;
     module.add_class::<positional::PositionalIndexer>()?;
     module.add_function(wrap_pyfunction!(rungs, module)?)
 }

@@ -7,10 +7,10 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::names::Names;
 use crate::errors;
-use crate::numbers::design;
+use crate::repr::truth;
 use crate::scalars::{JumpSize, Strict, block_hash, describe, int, string, worker as name};
 use crate::sequences::{contents, names};
-use crate::text::truth;
+use crate::stats::design;
 
 /// The positional index: a map from (position, content hash) to holders, searched in jumps.
 ///

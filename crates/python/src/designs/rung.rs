@@ -4,17 +4,17 @@ use kvatlas_designs::{Change, Feed, OpenError, Options, Scores, open};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::answer::RungMatch;
 use super::names::Names;
+use super::rung_match::RungMatch;
 use crate::errors;
 use crate::gil::detach_if;
-use crate::numbers::design;
-use crate::prompt::Given;
+use crate::prompt::{Given, by_keyword};
+use crate::repr::{grouped, truth};
 use crate::scalars::{
     BlockSize, EventThreads, GroupSize, JumpSize, Shards, Strict, block_hash, string, worker as name,
 };
 use crate::sequences::names;
-use crate::text::{grouped, truth};
+use crate::stats::design;
 
 /// A running design of the ladder, with the methods of BlockIndex.
 ///
@@ -230,15 +230,18 @@ impl Rung {
     ///     InvalidArgumentError: Both or neither of tokens and content_hashes, lora or salt with content_hashes, a
     ///         number out of range, or an array of more than one dimension.
     ///     DesignError: A change broke the design.
-    #[pyo3(signature = (*, tokens=None, content_hashes=None, lora=None, salt=None))]
+    #[pyo3(signature = (prompt=None, /, *, tokens=None, content_hashes=None, lora=None, salt=None))]
+    #[pyo3(text_signature = "($self, *, tokens=None, content_hashes=None, lora=None, salt=None)")]
     fn find(
         &self,
         py: Python<'_>,
+        prompt: Option<&Bound<'_, PyAny>>,
         tokens: Option<&Bound<'_, PyAny>>,
         content_hashes: Option<&Bound<'_, PyAny>>,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<RungMatch> {
+        by_keyword(prompt)?;
         let given = Given::new("find", tokens, content_hashes, lora, salt)?;
         let prompt = given.prompt();
         // Detached whatever the rung: an actor's answer comes from another thread.

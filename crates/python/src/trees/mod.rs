@@ -1,4 +1,4 @@
-//! The structures of the family: `kvatlas.trees`.
+//! The structures of `kvatlas.trees`.
 
 mod prefix_table;
 mod radix_trie;

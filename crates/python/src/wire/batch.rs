@@ -6,7 +6,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::events::to_python;
-use crate::text::truth;
+use crate::repr::truth;
 
 /// An event that could not be decoded.
 #[pyclass(frozen, eq, module = "kvatlas._native")]

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use hashbrown::{Equivalent, HashMap};
 
+use super::config::Config;
 use super::context::{Context, Rules};
-use super::settings::Settings;
 
 /// A tenth of a second: times are kept in these, 13 years of them from when the table is made.
 const TICK: Duration = Duration::from_millis(100);
@@ -77,7 +77,7 @@ pub(super) type Contexts = HashMap<ModelContext, Shared>;
 /// A table but for its thread.
 #[derive(Debug)]
 pub(super) struct Inner {
-    pub(super) settings: Settings,
+    pub(super) config: Config,
     pub(super) seed: u64,
     pub(super) start: Instant,
     /// What a test adds to the time.
@@ -90,10 +90,10 @@ pub(super) struct Inner {
 
 impl Inner {
     /// No contexts yet.
-    pub(super) fn new(settings: Settings, seed: u64) -> Self {
+    pub(super) fn new(config: Config, seed: u64) -> Self {
         Self {
             seed,
-            settings,
+            config,
             start: Instant::now(),
             #[cfg(test)]
             later: AtomicU32::new(0),
@@ -126,7 +126,7 @@ impl Inner {
         change: impl FnOnce(&mut Context, u32, Rules) -> T,
     ) -> Option<T> {
         let key = Key { model, lora_id };
-        let Settings { block_size, max_prefixes_per_context: max_prefixes, .. } = self.settings;
+        let Config { block_size, max_prefixes_per_context: max_prefixes, .. } = self.config;
         loop {
             let now = self.now();
             let contexts = self.read();
@@ -151,7 +151,7 @@ impl Inner {
             return None;
         }
         let mut gone = None;
-        if contexts.len() >= self.settings.max_contexts {
+        if contexts.len() >= self.config.max_contexts {
             let oldest = contexts.iter().min_by_key(|(_, shared)| shared.used.load(Ordering::Relaxed));
             let oldest = oldest.map(|(key, _)| key.clone());
             gone = oldest.and_then(|oldest| contexts.remove_entry(&oldest));
@@ -175,7 +175,7 @@ impl Inner {
     }
 
     pub(super) fn evict_expired(&self) -> usize {
-        let ticks = self.settings.eviction_duration.as_millis() / TICK.as_millis();
+        let ticks = self.config.eviction_duration.as_millis() / TICK.as_millis();
         let since = u128::from(self.now()).saturating_sub(ticks) as u32;
         let (mut evicted, mut empty) = (0, false);
         let keys: Vec<ModelContext> = self.read().keys().cloned().collect();

@@ -1,4 +1,4 @@
-//! What can be wrong with a call to a prefix table, or with its settings.
+//! What can be wrong with a call to a prefix table, or with its config.
 
 /// Why a call was refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -24,9 +24,9 @@
 //! bytes and a part of two tables (`entries.rs`); sets of pods are kept once each (`sets.rs`).
 //!
 //! ```
-//! use kvatlas_trees::prefix_table::{Settings, SyncPrefixHashTable};
+//! use kvatlas_trees::prefix_table::{Config, SyncPrefixHashTable};
 //!
-//! let table = SyncPrefixHashTable::new(Settings::default())?;
+//! let table = SyncPrefixHashTable::new(Config::default())?;
 //! let prompt: Vec<u8> = (0..48).collect();
 //! let blocks: Vec<&[u8]> = prompt.chunks(16).collect();
 //! table.process_block_stored("llama", -1, "pod-a", None, &[71, 72, 73], &blocks)?;
@@ -37,6 +37,7 @@
 //! # Ok::<(), kvatlas_trees::prefix_table::Error>(())
 //! ```
 
+mod config;
 mod context;
 mod contexts;
 mod entries;
@@ -45,7 +46,6 @@ mod hash;
 mod lines;
 mod pods;
 mod sets;
-mod settings;
 #[cfg(test)]
 mod tests;
 mod worker;
@@ -54,11 +54,11 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use config::{BLOCK_SIZE, Config, DURATION, INTERVAL, MAX_CONTEXTS, MAX_PREFIXES};
 use context::Stored;
 pub use contexts::ModelContext;
 use contexts::{Inner, Key, count};
 pub use error::Error;
-pub use settings::{BLOCK_SIZE, DURATION, INTERVAL, MAX_CONTEXTS, MAX_PREFIXES, Settings};
 use worker::Worker;
 
 /// Sizes and counts of a table.
@@ -102,19 +102,19 @@ impl SyncPrefixHashTable {
     /// # Errors
     ///
     /// [`Error::Setting`] that names a setting of no use, and [`Error::Thread`].
-    pub fn new(settings: Settings) -> Result<Self, Error> {
-        settings.check()?;
-        let interval = settings.eviction_interval;
-        let seed = settings.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
-        let inner = Arc::new(Inner::new(settings, seed));
+    pub fn new(config: Config) -> Result<Self, Error> {
+        config.check()?;
+        let interval = config.eviction_interval;
+        let seed = config.seed.unwrap_or_else(|| RandomState::new().hash_one(0));
+        let inner = Arc::new(Inner::new(config, seed));
         let worker = Worker::start(Arc::downgrade(&inner), interval, |inner| _ = inner.evict_expired())?;
         Ok(Self { inner, worker })
     }
 
     /// What it was made with.
     #[must_use]
-    pub fn settings(&self) -> &Settings {
-        &self.inner.settings
+    pub fn config(&self) -> &Config {
+        &self.inner.config
     }
 
     /// The seed of the prefix hashes. Tables with the same seed and block size name prefixes alike.
@@ -126,7 +126,7 @@ impl SyncPrefixHashTable {
     /// The prefix hash of each full block of `tokens`.
     #[must_use]
     pub fn get_prefix_hashes(&self, tokens: &[u8]) -> Vec<u64> {
-        let Inner { seed, settings: Settings { block_size, .. }, .. } = *self.inner;
+        let Inner { seed, config: Config { block_size, .. }, .. } = *self.inner;
         let mut hashes = Vec::with_capacity(tokens.len() / block_size);
         hash::extend(seed, seed, tokens, block_size, &mut hashes);
         hashes
@@ -187,7 +187,7 @@ impl SyncPrefixHashTable {
         block_hashes: &[u64],
         tokens: &[&[u8]],
     ) -> Result<usize, Error> {
-        let block_size = self.inner.settings.block_size;
+        let block_size = self.inner.config.block_size;
         if block_hashes.len() != tokens.len() {
             return Err(Error::LengthMismatch { block_hashes: block_hashes.len(), blocks: tokens.len() });
         }

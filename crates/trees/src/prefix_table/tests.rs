@@ -9,11 +9,10 @@ use super::*;
 
 const MODEL: &str = "m";
 
-fn table(change: impl FnOnce(&mut Settings)) -> SyncPrefixHashTable {
-    let mut settings =
-        Settings { block_size: 4, seed: Some(9), max_prefixes_per_context: 1 << 20, ..Settings::default() };
-    change(&mut settings);
-    SyncPrefixHashTable::new(settings).unwrap()
+fn table(change: impl FnOnce(&mut Config)) -> SyncPrefixHashTable {
+    let mut config = Config { block_size: 4, seed: Some(9), max_prefixes_per_context: 1 << 20, ..Config::default() };
+    change(&mut config);
+    SyncPrefixHashTable::new(config).unwrap()
 }
 
 /// Blocks of 4 bytes, each of one value.
@@ -218,7 +217,7 @@ fn a_second_copy_is_removed_on_its_own() {
 
 #[test]
 fn counts_survive_a_clear_and_a_removal_after_it() {
-    let table = table(|settings| settings.max_prefixes_per_context = 4);
+    let table = table(|config| config.max_prefixes_per_context = 4);
     store(&table, "a", None, &[1, 2], &[1, 2]);
     table.process_all_blocks_cleared(Some((MODEL, -1)), "a");
     table.process_block_removed(MODEL, -1, "a", &[1, 2]);
@@ -229,7 +228,7 @@ fn counts_survive_a_clear_and_a_removal_after_it() {
 
 #[test]
 fn a_full_context_still_takes_a_second_pod() {
-    let table = table(|settings| settings.max_prefixes_per_context = 10);
+    let table = table(|config| config.max_prefixes_per_context = 10);
     let values: Vec<u8> = (0..30).collect();
     let names: Vec<u64> = (0..30).collect();
     assert_eq!(store(&table, "a", None, &names, &values), 10);
@@ -240,7 +239,7 @@ fn a_full_context_still_takes_a_second_pod() {
 
 #[test]
 fn the_longest_unseen_and_the_deepest_go_first() {
-    let table = table(|settings| settings.max_prefixes_per_context = 6);
+    let table = table(|config| config.max_prefixes_per_context = 6);
     store(&table, "a", None, &[1, 2, 3], &[1, 2, 3]);
     later(&table, 1);
     store(&table, "a", None, &[4, 5, 6], &[4, 5, 6]);
@@ -255,7 +254,7 @@ fn the_longest_unseen_and_the_deepest_go_first() {
 
 #[test]
 fn contexts_are_limited() {
-    let table = table(|settings| settings.max_contexts = 2);
+    let table = table(|config| config.max_contexts = 2);
     for lora in 0..20 {
         table.process_block_stored(MODEL, lora, "a", None, &[1], &[&[1; 4]]).unwrap();
         later(&table, 1);
@@ -268,7 +267,7 @@ fn contexts_are_limited() {
 
 #[test]
 fn age_is_of_each_prefix_and_events_count_as_use() {
-    let table = table(|settings| settings.eviction_duration = Duration::from_secs(100));
+    let table = table(|config| config.eviction_duration = Duration::from_secs(100));
     store(&table, "a", None, &[1, 2], &[1, 2]);
     later(&table, 60);
     store(&table, "a", None, &[3], &[3]);
@@ -326,26 +325,26 @@ fn a_short_match_is_at_least_one_percent() {
 }
 
 #[test]
-fn settings_of_no_use_are_refused_by_name() {
-    let refused = |change: fn(&mut Settings)| {
-        let mut settings = Settings::default();
-        change(&mut settings);
-        let error = SyncPrefixHashTable::new(settings).unwrap_err();
+fn a_config_of_no_use_is_refused_by_name() {
+    let refused = |change: fn(&mut Config)| {
+        let mut config = Config::default();
+        change(&mut config);
+        let error = SyncPrefixHashTable::new(config).unwrap_err();
         assert_eq!(error.code(), "invalid_config");
         error.to_string()
     };
-    assert!(refused(|settings| settings.max_contexts = 0).starts_with("max_contexts"));
-    assert!(refused(|settings| settings.max_prefixes_per_context = 0).starts_with("max_prefixes_per_context"));
-    assert!(refused(|settings| settings.block_size = 0).starts_with("block_size"));
-    assert!(refused(|settings| settings.eviction_interval = Duration::ZERO).starts_with("eviction_interval"));
-    assert!(refused(|settings| settings.eviction_duration = Duration::MAX).starts_with("eviction_duration"));
+    assert!(refused(|config| config.max_contexts = 0).starts_with("max_contexts"));
+    assert!(refused(|config| config.max_prefixes_per_context = 0).starts_with("max_prefixes_per_context"));
+    assert!(refused(|config| config.block_size = 0).starts_with("block_size"));
+    assert!(refused(|config| config.eviction_interval = Duration::ZERO).starts_with("eviction_interval"));
+    assert!(refused(|config| config.eviction_duration = Duration::MAX).starts_with("eviction_duration"));
 }
 
 #[test]
 fn the_thread_evicts_and_ends() {
-    let table = table(|settings| {
-        settings.eviction_interval = Duration::from_millis(5);
-        settings.eviction_duration = Duration::from_millis(100);
+    let table = table(|config| {
+        config.eviction_interval = Duration::from_millis(5);
+        config.eviction_duration = Duration::from_millis(100);
     });
     let weak = Arc::downgrade(&table.inner);
     store(&table, "a", None, &[1], &[1]);
@@ -388,9 +387,9 @@ fn memory_goes_back_and_an_entry_is_small() {
 
 #[test]
 fn threads_lose_nothing() {
-    let table = table(|settings| {
-        settings.eviction_interval = Duration::from_millis(1);
-        settings.max_contexts = 3;
+    let table = table(|config| {
+        config.eviction_interval = Duration::from_millis(1);
+        config.max_contexts = 3;
     });
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -31,7 +31,7 @@
 
 mod error;
 mod evict;
-mod look;
+mod inspect;
 mod node;
 mod sequences;
 #[cfg(test)]

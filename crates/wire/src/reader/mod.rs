@@ -14,6 +14,7 @@ pub use self::tally::Tally;
 use crate::error::Reason;
 use crate::event::{Batch, Event, Removed, Stored};
 use crate::keys;
+use crate::name::Name;
 
 /// What one stream (one rank of a worker) has to remember between its batches: the salts of the blocks held, which
 /// events do not repeat, and the kinds of its cache groups, which removals do not name.
@@ -142,8 +143,8 @@ impl Reader {
         self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
         let Scratch { names, contents } = &mut self.scratch;
         names.clear();
-        names.extend(it.block_hashes.iter().map(crate::Name::canonical));
-        let parent = it.parent.as_ref().map(crate::Name::canonical);
+        names.extend(it.block_hashes.iter().map(Name::canonical));
+        let parent = it.parent.as_ref().map(Name::canonical);
         let salt: Option<Arc<str>> = match (&it.salt, parent) {
             (Some(shown), _) => Some((&**shown).into()),
             // A name means one content, salt included, so what is held under it already tells as well.
@@ -172,7 +173,7 @@ impl Reader {
         let tier = it.tier();
         let names = &mut self.scratch.names;
         names.clear();
-        names.extend(it.block_hashes.iter().map(crate::Name::canonical));
+        names.extend(it.block_hashes.iter().map(Name::canonical));
         let unknown = index.store_known(worker, rank, tier, names);
         // They come in the order of the names.
         let mut left_out = unknown.iter().peekable();
@@ -191,7 +192,7 @@ impl Reader {
         }
         let names = &mut self.scratch.names;
         names.clear();
-        names.extend(it.block_hashes.iter().map(crate::Name::canonical));
+        names.extend(it.block_hashes.iter().map(Name::canonical));
         let tier = it.tier();
         index.remove(worker, rank, tier, names);
         self.salts.remove(names, tier);

@@ -4,23 +4,20 @@ use kvatlas_index::{BlockIndex, Config};
 use kvatlas_wire::encode::{Dialect, encode};
 use kvatlas_wire::{Batch, Cleared, Event, Key, Name, Reader, Reason, Removed, Stored, Tally, decode};
 
-/// SplitMix64.
-pub(crate) struct Random(u64);
+/// Random numbers and what batches are made of.
+pub(crate) struct Random(kvatlas_testing::Random);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(kvatlas_testing::Random(seed))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ (x >> 31)
+        self.0.next()
     }
 
     pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
+        self.0.index(limit)
     }
 
     fn chance(&mut self, one_in: usize) -> bool {

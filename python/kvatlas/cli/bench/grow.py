@@ -17,11 +17,10 @@ from kvatlas.cli.bench.running import (
     CONTEXT,
     check_folder,
     draw_pictures,
-    exit_status,
     progress_bar,
     same_command,
 )
-from kvatlas.cli.console import console
+from kvatlas.cli.console import console, exit_status
 
 _WIDE = 100  # characters in which a size has room for both times beside each other
 
@@ -84,12 +83,12 @@ def grow(indexes: str, **options: Any) -> None:
     journal_path = out / "points.jsonl"
     if options["fresh"]:
         journal_path.unlink(missing_ok=True)
-    settings: dict[str, object] = {
+    config: dict[str, object] = {
         "build_seconds": options["build_seconds"],
         "lookup_seconds": options["lookup_seconds"],
         "memory": round(options["memory"] * 1e9),
         "seed": options["seed"],
-        "replay": {},
+        "options": {},
     }
 
     def probe(shape: Shape, index: str) -> Result:
@@ -99,7 +98,7 @@ def grow(indexes: str, **options: Any) -> None:
             "kvatlas.lab.bench.probe",
             json.dumps(asdict(shape)),
             index,
-            json.dumps(settings),
+            json.dumps(config),
         ]
         return run_child(command, index, 120 + 4 * options["build_seconds"] + 2 * options["lookup_seconds"])
 
@@ -113,7 +112,7 @@ def grow(indexes: str, **options: Any) -> None:
                 every,
                 probe,
                 growth,
-                settings=settings,
+                config=config,
                 journal=Journal(journal_path),
                 progress=lambda name, index, size, share: bar(f"{name} {size:,}: {index}", share, 1.0),
             )

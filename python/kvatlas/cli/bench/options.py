@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kvatlas.cli.engine_options import engine_config
 from kvatlas.lab.bench.config import PlanConfig
 from kvatlas.lab.bench.verdict import CLOCKS
 
@@ -42,7 +43,7 @@ PLAN_OPTIONS = (
     "duplication",
     "length",
     "block_size",
-    "cache_blocks",
+    "cache_tokens",
     "copy_spread",
     "engine_speed",
     "seed",
@@ -72,7 +73,7 @@ plan_options = _options(
         _PLAN.length,
     ),
     _plan_option("block-size", _NUMBER, "TOKENS", "Tokens per block. Must divide 512.", _ENGINE.block_size),
-    _plan_option("cache-blocks", _NUMBER, "N", "Cache capacity of each engine, in blocks.", _ENGINE.blocks),
+    _plan_option("cache-tokens", _NUMBER, "N", "KV-cache capacity of each engine, in tokens.", _ENGINE.cache_tokens),
     _plan_option(
         "copy-spread",
         click.FloatRange(0),
@@ -120,7 +121,7 @@ run_options = _options(
         "--peers",
         type=FILE,
         metavar="PROGRAM",
-        help="The program kvatlas-replay-peers of benchmarks/peers. Adds the peers to the designs.",
+        help="The program kvatlas-bench-peers of benchmarks/peers. Adds the peers to the designs.",
     ),
 )
 
@@ -145,8 +146,7 @@ limit_options = _options(
 def plan_config(options: dict[str, Any]) -> PlanConfig:
     """The configuration of a plan from the options given."""
     given = {name: options[name] for name in PLAN_OPTIONS if options[name] is not None}
-    names = {"cache_blocks": "blocks", "block_size": "block_size"}
-    engine = replace(_ENGINE, **{field: given.pop(name) for name, field in names.items() if name in given})
+    engine = engine_config({name: given.pop(name, None) for name in ("block_size", "cache_tokens")}, _ENGINE)
     fleet = {name: given.pop(name) for name in ("engines", "seed") if name in given}
     return PlanConfig(fleet=replace(_PLAN.fleet, engine=engine, **fleet), **given)
 

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from kvatlas.cli.bench.options import FILE, PLAN_OPTIONS, plan_config, plan_options
-from kvatlas.cli.bench.running import CONTEXT, check_file, exit_status, progress_bar
-from kvatlas.cli.console import console
+from kvatlas.cli.bench.running import CONTEXT, check_file, progress_bar
+from kvatlas.cli.console import console, exit_status
 
 
 def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
@@ -66,7 +66,7 @@ def plan_facts(plan: Any) -> dict[str, Any]:
 @plan_options
 @exit_status
 def plan(trace: Path | None, **options: Any) -> None:
-    """Make the plan of a trace for `run --plan`, `sweep --plan` and kvatlas-replay-peers, and summarize it."""
+    """Make the plan of a trace for `run --plan`, `sweep --plan` and kvatlas-bench-peers, and summarize it."""
     from kvatlas.lab.bench.report import about_plan  # noqa: PLC0415 - needs the extension
 
     made, _ = get_plan(trace, {**options, "plan": None}, None)

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from kvatlas.cli.bench.options import FILE, plan_options, run_options, run_values
 from kvatlas.cli.bench.plan import get_plan, plan_facts
-from kvatlas.cli.bench.running import CONTEXT, check_file, exit_status
-from kvatlas.cli.console import console
+from kvatlas.cli.bench.running import CONTEXT, check_file
+from kvatlas.cli.console import console, exit_status
 from kvatlas.lab.bench.verdict import judge, parse_time
 
 
@@ -35,12 +35,12 @@ from kvatlas.lab.bench.verdict import judge, parse_time
     default=0.3,
     show_default=True,
     metavar="SHARE",
-    help="Share of the plan that is replayed before measuring.",
+    help="Share of the plan to run before measuring.",
 )
 @click.option(
     "--until", type=click.FloatRange(0, 1, min_open=True), metavar="SHARE", help="Share of the plan at which to end."
 )
-@click.option("--plan", type=FILE, metavar="FILE", help="Replay the plan in FILE.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Run the plan in FILE.")
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Save the plan to FILE.")
 @click.option("--json", "json_to", metavar="FILE", help="Write the result to FILE as JSON; - for stdout.")
 @plan_options

@@ -1,24 +1,18 @@
-"""Shared by the commands of `kvatlas bench` while they run: exit status, progress, files, plots."""
+"""Shared by the commands of `kvatlas bench` while they run: progress, files, plots."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
-from click.exceptions import Exit
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from kvatlas.cli import INTERRUPTED
-from kvatlas.errors import KvatlasError
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 CONTEXT = {"max_content_width": 110}
 
 
@@ -27,31 +21,6 @@ class InOrder(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
-
-
-def exit_status(function: _F) -> _F:
-    """Turn errors into one line and an exit status."""
-
-    @functools.wraps(function)
-    def command(*args: Any, **kwargs: Any) -> None:
-        try:
-            function(*args, **kwargs)
-        except Exit:
-            raise
-        except KvatlasError as error:
-            click.echo(f"Error: {error}", err=True)
-            sys.exit(2)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            name = f"{error.filename}: " if error.filename else ""
-            click.echo(f"Error: {name}{error.strerror or error}", err=True)
-            sys.exit(2)
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            sys.exit(INTERRUPTED)
-
-    return command  # type: ignore[return-value]
 
 
 @contextlib.contextmanager

@@ -17,11 +17,10 @@ from kvatlas.cli.bench.running import (
     CONTEXT,
     check_folder,
     draw_pictures,
-    exit_status,
     progress_bar,
     same_command,
 )
-from kvatlas.cli.console import console
+from kvatlas.cli.console import console, exit_status
 from kvatlas.lab.bench.verdict import Limit, parse_time
 
 
@@ -55,7 +54,7 @@ from kvatlas.lab.bench.verdict import Limit, parse_time
 )
 @click.option("--no-curves", is_flag=True, help="Measure only thresholds, no curves.")
 @click.option("--fresh", is_flag=True, help="Repeat measurements that DIR already contains.")
-@click.option("--plan", type=FILE, metavar="FILE", help="Replay the plan in FILE.")
+@click.option("--plan", type=FILE, metavar="FILE", help="Run the plan in FILE.")
 @click.option("--save-plan", type=FILE, metavar="FILE", help="Save the plan to FILE instead of DIR.")
 @limit_options
 @plan_options
@@ -78,11 +77,11 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
     from kvatlas.lab.bench.machine import machine  # noqa: PLC0415
     from kvatlas.lab.bench.programs import Result, run_point  # noqa: PLC0415
     from kvatlas.lab.bench.report import about_plan, print_sweep  # noqa: PLC0415
-    from kvatlas.lab.bench.sweep import FRACTIONS, Step, Sweeper, SweepSettings  # noqa: PLC0415
+    from kvatlas.lab.bench.sweep import FRACTIONS, Step, SweepConfig, Sweeper  # noqa: PLC0415
 
     short = options["short"]
     fractions = () if options["no_curves"] else (0.25, 0.5, 1.0) if short else FRACTIONS
-    settings = SweepSettings(
+    config = SweepConfig(
         repeats=options["repeats"] or (1 if short else 3),
         seconds=options["seconds"] or (0.3 if short else 2.0),
         width=options["width"] or (0.2 if short else 0.06),
@@ -118,7 +117,7 @@ def sweep(trace: Path | None, indexes: str, **options: Any) -> None:
 
         sweeper = Sweeper(
             list(designs),
-            settings,
+            config,
             facts,
             measure,
             machine(),

@@ -1,1 +1,1 @@
-"""Load: plans, the open-loop replay of them, threshold throughput, and how designs grow."""
+"""Load tests: plans, open-loop runs of them, threshold throughput, and how designs grow."""

@@ -45,7 +45,7 @@ def draw_sweep(sweep: Sweep, title: str = "") -> Figure:
     for axes, (column, name) in zip(panels, _PANELS, strict=True):
         _draw_curves(axes, found, look, column, name, sweep)
     for axes in panels[2:]:
-        axes.set_xlabel("offered block operations a second")
+        axes.set_xlabel("offered block operations per second")
     _label_tops(panels, found, look)
     partial = "" if sweep.complete else " (interrupted: partial)"
     figure.suptitle((title or about_plan(sweep.plan)) + partial, fontsize="medium")
@@ -83,7 +83,7 @@ def _draw_ladder(
         high = max(one.threshold or 1.0 for one in found)
         axes.set_xlim(low / 2, high * (high / low) ** 0.25 * 2)
     axes.set_xlabel(
-        "block operations a second" + (" (* known wrong answers)" if any(o.deviates for o in every) else "")
+        "block operations per second" + (" (* known wrong answers)" if any(o.deviates for o in every) else "")
     )
     axes.set_title("Threshold throughput", fontsize="medium")
     bare(axes)
@@ -123,7 +123,7 @@ def _draw_curves(
         return
     plain_log_axis(axes, "x", "count")
     plain_log_axis(axes, "y", "ns")
-    limit = sweep.settings.limit
+    limit = sweep.config.limit
     if column == f"{limit.clock}_p99":
         axes.axhline(limit.p99_ns, color=LINES, linestyle="--", linewidth=1)
         axes.annotate(
@@ -183,7 +183,7 @@ def sweep_page(sweep: Sweep, command: str) -> str:
     """The page: picture, table, where and how."""
     rows = sweep_rows(sweep)
     points, kinds = curve_rows(sweep)
-    limit = sweep.settings.limit
+    limit = sweep.config.limit
     parts = [
         html.paragraphs(
             [
@@ -192,7 +192,7 @@ def sweep_page(sweep: Sweep, command: str) -> str:
                 (
                     "Threshold throughput: the highest offered rate that is valid, keeps up, is right, and has "
                     f"{limit}. "
-                    f"Medians of {sweep.settings.repeats}, a fresh process a point, designs interleaved."
+                    f"Medians of {sweep.config.repeats}, a fresh process a point, designs interleaved."
                 ),
             ]
         ),

@@ -94,7 +94,7 @@ def _strict(name: str) -> Design | None:
 
 
 class _Numbered:
-    """The nested dictionary, whose workers have names, for a replay, whose workers have numbers."""
+    """The nested dictionary, whose workers have names, for a run, whose workers have numbers."""
 
     def __init__(self, inner: NestedDict) -> None:
         self._inner = inner
@@ -117,7 +117,7 @@ class _Numbered:
 
 
 def make_design(name: str, *, strict: bool = False) -> Any:
-    """What the native replay takes for `name`: the name itself, or an object made here if the design is in Python.
+    """What the native run takes for `name`: the name itself, or an object made here if the design is in Python.
 
     Raises:
         DesignError: A `module:attribute` that cannot be loaded or made.
@@ -140,7 +140,7 @@ def _list_peers(path: Path) -> list[tuple[str, str]]:
     if not path.is_file():
         raise DesignError(
             f"there is no program {path}: build the peers with "
-            "cargo build --release --manifest-path benchmarks/peers/Cargo.toml --bin kvatlas-replay-peers",
+            "cargo build --release --manifest-path benchmarks/peers/Cargo.toml --bin kvatlas-bench-peers",
             "cannot_load",
         )
     try:

@@ -1,11 +1,11 @@
-"""Workers' shares of a plan through the mock engine, in virtual time.
+"""Workers' shares of a plan through the simulated engine, in virtual time.
 
 What an engine announces is a slice of a request's chain of blocks, so it is kept as one: where it starts in the plan's
 contents and how long it is. To see that from a sink, requests are given the *places* of their blocks (a `range`) for
 content hashes: the engine only ever slices those and hands the slices on.
 
-The mock engine announces every physical copy of a block, and its end. A plan announces a block once for a worker: when
-the first copy comes and when the last one goes. All designs can follow that; few can count.
+The simulated engine announces every physical copy of a block, and its end. A plan announces a block once for a worker:
+when the first copy comes and when the last one goes. All designs can follow that; few can count.
 """
 
 from __future__ import annotations

@@ -49,11 +49,11 @@ def sweep_table(data: dict[str, Any]) -> str:
             ]
         )
     head = ["index", "threshold", "of the repeats", "p99 from deadline*", "service p50*", "service p99*", "wrong"]
-    settings, limit = data["settings"], data["settings"]["limit"]
+    config, limit = data["config"], data["config"]["limit"]
     clock = "from the deadline" if limit["clock"] == "deadline" else "in service"
     note = (
-        f"Block operations a second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; medians of "
-        f"{settings['repeats']}. *: at half of its own threshold. \\*: known wrong answers, which do not count here. "
+        f"Block operations per second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; medians of "
+        f"{config['repeats']}. *: at half of its own threshold. \\*: known wrong answers, which do not count here. "
         f"{_where(data)}"
     )
     return markdown(head, rows) + "\n\n" + note

@@ -1,6 +1,6 @@
 """How the cost of one lookup grows: with the depth of a query, the workers, the holders of a block, the blocks stored.
 
-Not a replay: an index is built from a plan made for the purpose, then one thread looks up, one query after the other,
+Not a run: an index is built from a plan made for the purpose, then one thread looks up, one query after the other,
 each timed in service. Nothing else runs, so this is what a lookup costs and not what a user waits. The four series
 vary one thing each; the rest stays as it is in `_SERIES`.
 
@@ -202,7 +202,7 @@ class Growth:
     machine: dict[str, str | int]
     seed: int
     complete: bool = True
-    settings: dict[str, object] = field(default_factory=dict)
+    config: dict[str, object] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """For files."""
@@ -219,14 +219,14 @@ def grow(
     probe: Probe,
     growth: Growth,
     *,
-    settings: dict[str, object],
+    config: dict[str, object],
     journal: Journal | None = None,
     progress: Callable[[str, str, int, float], None] = lambda *_: None,
 ) -> Growth:
     """Fill `growth` in; it holds what is known when KeyboardInterrupt stops this. Designs take turns at each size."""
     journal = Journal(None) if journal is None else journal
     growth.complete = False
-    growth.settings = settings
+    growth.config = config
     total = sum(len(one.shapes) for one in every) * len(indexes)
     over: dict[tuple[str, str], str] = {}
     for one in every:
@@ -242,7 +242,7 @@ def grow(
                     "shape": asdict(shape),
                     "index": index,
                     "seed": growth.seed,
-                    "settings": settings,
+                    "config": config,
                     "machine": growth.machine,
                 }
                 result = journal.find(key)

@@ -1,6 +1,6 @@
-"""Plans: every lookup and every event of a fleet, with the virtual time of each, made once and replayed often.
+"""Plans: every lookup and every event of a fleet, with the virtual time of each, made once and run often.
 
-A trace is spread over workers (`arrivals`), each worker's share runs through the mock engine in virtual time
+A trace is spread over workers (`arrivals`), each worker's share runs through the simulated engine in virtual time
 (`engines`), and what all of them announce is merged in order of time: at equal times lookups come before events, then
 by worker, and what one worker announces stays in its order. Every request is a lookup on each of its workers: as if a
 router had asked, and then sent it there.

@@ -1,7 +1,7 @@
 """Time single lookups over an index of a given shape: `python -m kvatlas.lab.bench.probe SHAPE INDEX OPTIONS`.
 
 SHAPE is a `Shape` as JSON; OPTIONS has "seed", "build_seconds", "lookup_seconds", "memory" (bytes that the process may
-use, 0: any) and "replay": what else the design is opened with. The result is one line of JSON.
+use, 0: any) and "options": what else the design is opened with. The result is one line of JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> str:
         return probe(
             columns.plan(),
             design,
-            json.dumps(options["replay"]),
+            json.dumps(options["options"]),
             build_seconds=options["build_seconds"],
             lookup_seconds=options["lookup_seconds"],
         )

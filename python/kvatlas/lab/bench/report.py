@@ -1,4 +1,4 @@
-"""Results as tables and sentences: of one replay, of a sweep. A run that is not valid is never shown as a figure."""
+"""Results as tables and sentences: of one run, of a sweep. A run that is not valid is never shown as a figure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def wrong_words(wrong: int | None, compared: int | None) -> str:
 
 
 def run_rows(result: Mapping[str, Any], verdict: Verdict) -> list[tuple[str, str]]:
-    """One replay, a line a fact. Only what may be believed: an invalid run has no rates and no times."""
+    """One run, a line a fact. Only what may be believed: an invalid run has no rates and no times."""
     rows = [("index", str(result.get("index", "?"))), ("version", str(result.get("version", "?")))]
     if verdict.kind in ("invalid", "error"):
         rows.append(("verdict", f"{'INVALID' if verdict.kind == 'invalid' else 'FAILED'}: {verdict.reason}"))
@@ -162,7 +162,7 @@ def curve_rows(sweep: Sweep) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def print_run(rows: list[tuple[str, str]], out: Console) -> None:
-    """One replay."""
+    """One run."""
     made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
@@ -183,8 +183,8 @@ def print_sweep(sweep: Sweep, out: Console) -> None:
         out.print("Interrupted: this is what was done so far.")
     out.print(make_table(COLUMNS, rows, out.width, left=(0, bound_by), wrap=(wrong, bound_by)))
     out.print(
-        "threshold: block operations a second (query, stored and removed blocks), the highest offered rate that is "
-        f"valid, keeps up, is right and has {sweep.settings.limit}; logical: the same in lookups and events. "
+        "threshold: block operations per second (query, stored and removed blocks), the highest offered rate that is "
+        f"valid, keeps up, is right and has {sweep.config.limit}; logical: the same in lookups and events. "
         "at half: at half of each design's own threshold, p99 from the deadline and in service."
         + (" * answers that are known to be wrong do not count." if any(o.deviates for o in sweep.indexes) else ""),
         style="dim",

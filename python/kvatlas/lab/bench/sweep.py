@@ -1,16 +1,17 @@
 """The threshold throughput of designs, and their throughput-latency curves.
 
-**Threshold throughput**: the highest offered rate, in block operations a second, at which a run is valid, keeps up, is
-right, and has its p99 within a limit. It is searched by `Search`, from a fresh process a point. Designs take turns,
-point by point and in an order that changes every round, so that what disturbs the machine for a while disturbs all of
-them. The search is repeated; the threshold is the median. Repeats after the first begin where the one before ended.
+**Threshold throughput**: the highest offered rate, in block operations per second, at which a run is valid, keeps up,
+gives right answers, and has its p99 within a limit. It is searched by `Search`, with a fresh process for each point.
+Designs take turns, point by point and in an order that changes every round, so that a disturbance of the machine
+affects all of them. The search is repeated; the threshold is the median. Repeats after the first begin where the
+one before ended.
 
 A failing point that was not hopeless is tried once more: one stall of the machine must not halve a threshold. (Passing
 is not tried again: it takes a whole window of keeping up.)
 
 Then each design is measured at fractions of its own threshold: the curve.
 
-A point at rate r replays as much of the plan as fills its window: slow designs replay the beginning of the plan, fast
+A point at rate r runs as much of the plan as fills its window: slow designs run the beginning of the plan, fast
 ones more of it. Where the plan ends first, the window is shorter, and the result says so.
 """
 
@@ -32,22 +33,22 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
 SHORT_WINDOW = 0.25  # seconds, below which a figure says little
 
 Measure = Callable[[str, dict[str, object], float], Result]
-"""(index, options of the replay, seconds of all windows) -> its result. Raises `MeasurementError`."""
+"""(index, options of the run, seconds of all windows) -> its result. Raises `MeasurementError`."""
 
 
 @dataclass(frozen=True, slots=True)
-class SweepSettings:
+class SweepConfig:
     """How to sweep.
 
     Attributes:
         repeats: Of each search and of each point of a curve.
         seconds: Of a measured window, at most.
-        warm_up: Share of what a point replays that comes before its window.
+        warm_up: Share of what a point runs that comes before its window.
         width: How exactly a threshold is found, as a share of it.
         fractions: Of the threshold, where the curve is measured.
-        start: The rate where the first search begins, in block operations a second.
+        start: The rate where the first search begins, in block operations per second.
         limit: Of p99.
-        options: For every point, as the replay takes them: threads, pinning and so on.
+        options: For every point, as the run takes them: threads, pinning and so on.
     """
 
     repeats: int = 3
@@ -70,7 +71,7 @@ class SweepSettings:
         if not 0.005 <= self.width <= 1:
             raise ConfigError(f"width must be from 0.005 to 1, got {self.width}")
         if not 1 <= self.start <= 1e10:
-            raise ConfigError(f"start must be from 1 to 1e10 block operations a second, got {self.start}")
+            raise ConfigError(f"start must be from 1 to 1e10 block operations per second, got {self.start}")
         if not all(0.001 <= f <= 10 for f in self.fractions):
             raise ConfigError("fractions must be from 0.001 to 10")
 
@@ -83,7 +84,7 @@ class CurvePoint:
     """
 
     fraction: float
-    rate: float  # offered, block operations a second
+    rate: float  # offered, block operations per second
     achieved: float
     passed: bool
     reason: str
@@ -100,7 +101,7 @@ class IndexResult:
 
     index: str
     deviates: bool
-    threshold: float | None = None  # block operations a second; None: not found (see `note`)
+    threshold: float | None = None  # block operations per second; None: not found (see `note`)
     logical: float | None = None  # the same in lookups and events a second
     searches: list[float] = field(default_factory=list)  # what each repeat found
     bound_by: str = ""  # kind of the failure just above: see `Verdict`
@@ -118,7 +119,7 @@ class Sweep:
     """All of them."""
 
     indexes: list[IndexResult]
-    settings: SweepSettings
+    config: SweepConfig
     plan: dict[str, Any]  # digest, facts and meta
     machine: dict[str, str | int]
     points: int = 0
@@ -147,7 +148,7 @@ class Sweeper:
     def __init__(
         self,
         indexes: Sequence[str],
-        settings: SweepSettings,
+        config: SweepConfig,
         plan: dict[str, Any],
         measure: Measure,
         machine: dict[str, str | int],
@@ -162,9 +163,9 @@ class Sweeper:
         self._blocks = sum(int(facts[name]) for name in ("lookup_blocks", "stored_blocks", "removed_blocks"))
         if not facts["lookups"] or not self._blocks:
             raise ConfigError("the plan has no lookups: there is nothing to sweep")
-        self.settings = settings
+        self.config = config
         self.result = Sweep(
-            [IndexResult(name, deviates(name)) for name in dict.fromkeys(indexes)], settings, plan, machine
+            [IndexResult(name, deviates(name)) for name in dict.fromkeys(indexes)], config, plan, machine
         )
         self._measure = measure
         self._journal = Journal(None) if journal is None else journal
@@ -174,9 +175,9 @@ class Sweeper:
     def run(self) -> Sweep:
         """Measure everything. Raises `OSError` if the journal cannot be written."""
         self.result.complete = False
-        for repeat in range(self.settings.repeats):
+        for repeat in range(self.config.repeats):
             self._search(repeat)
-        for repeat in range(self.settings.repeats):
+        for repeat in range(self.config.repeats):
             self._curves(repeat)
         self.result.complete = True
         return self.result
@@ -189,10 +190,10 @@ class Sweeper:
         worst: dict[str, tuple[Verdict, str]] = {}
         for one in self.result.indexes:
             if one.searches:
-                searches[one.index] = Search(statistics.median(one.searches), self.settings.width, step=1.25)
+                searches[one.index] = Search(statistics.median(one.searches), self.config.width, step=1.25)
             elif repeat == 0:
-                searches[one.index] = Search(self.settings.start, self.settings.width)
-        rng = random.Random(f"{self.settings.seed}/{repeat}")
+                searches[one.index] = Search(self.config.start, self.config.width)
+        rng = random.Random(f"{self.config.seed}/{repeat}")
         steps = 0
         by_name = {one.index: one for one in self.result.indexes}
         while open_ := [(name, rate) for name, s in searches.items() if (rate := s.next_rate()) is not None]:
@@ -222,7 +223,7 @@ class Sweeper:
         if search.passed is None:
             if not one.searches and not one.note:
                 reason = worst[0].reason if worst else ""
-                one.note = f"no rate passes, not even {search.failed:,.0f} block operations a second: {reason}"
+                one.note = f"no rate passes, not even {search.failed:,.0f} block operations per second: {reason}"
             return
         one.searches.append(search.passed)
         one.threshold = statistics.median(one.searches)
@@ -243,7 +244,7 @@ class Sweeper:
             result, failed = self._point(one.index, rate, "threshold", repeat, attempt)
             if result is None:
                 return Verdict("error", failed), None
-            verdict = judge(result, self.settings.limit, deviates=one.deviates)
+            verdict = judge(result, self.config.limit, deviates=one.deviates)
             if verdict.passed or verdict.kind == "error" or hopeless(result):
                 break
         return verdict, result
@@ -251,12 +252,12 @@ class Sweeper:
     # Curves
 
     def _curves(self, repeat: int) -> None:
-        rng = random.Random(f"{self.settings.seed}/curve/{repeat}")
+        rng = random.Random(f"{self.config.seed}/curve/{repeat}")
         found = [one for one in self.result.indexes if one.threshold is not None]
-        for number, fraction in enumerate(self.settings.fractions):
+        for number, fraction in enumerate(self.config.fractions):
             rng.shuffle(found)
             for one in found:
-                self._at(repeat + number / len(self.settings.fractions), 1)
+                self._at(repeat + number / len(self.config.fractions), 1)
                 rate = (one.threshold or 0.0) * fraction
                 self._point(one.index, rate, "curve", repeat, 0)
                 runs = [
@@ -274,7 +275,7 @@ class Sweeper:
 
     def options(self, rate: float) -> tuple[dict[str, object], float]:
         """What a point at `rate` is asked to do, and how many seconds of windows that takes."""
-        s = self.settings
+        s = self.config
         until = min(1.0, rate * s.seconds / (1 - s.warm_up) / self._blocks)
         options = {**s.options, "rate": rate, "warm_up": s.warm_up * until}
         if until < 1:
@@ -309,9 +310,7 @@ class Sweeper:
     def _at(self, repeats: float, phase: int) -> None:
         # Searches and curves take about as long as each other.
         share = (
-            (repeats / self.settings.repeats + phase) / 2
-            if self.settings.fractions
-            else (repeats / self.settings.repeats)
+            (repeats / self.config.repeats + phase) / 2 if self.config.fractions else (repeats / self.config.repeats)
         )
         self._share = max(self._share, share)
 

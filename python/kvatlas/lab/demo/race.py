@@ -13,7 +13,7 @@ import aiohttp
 
 from kvatlas.client import AsyncClient
 from kvatlas.lab.demo.config import DemoConfig
-from kvatlas.lab.demo.side import Side, settle
+from kvatlas.lab.demo.contender import Contender, settle
 from kvatlas.routing import Dispatcher, PolicyFactory, find_policy
 from kvatlas.service import Config, Engine, HttpConfig, Service
 from kvatlas.sim import Trace, TraceRequest
@@ -87,28 +87,28 @@ class Race:
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=120)
         async with AsyncClient(url) as client, aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            sides = []
+            contenders = []
             for name, make, fleet in fleets:
                 workers = [Engine(url=url).worker for url in fleet.urls]
                 router = Dispatcher(name, make, workers, config.fleet.seed)
                 block_size = config.fleet.engine.block_size
-                sides.append(Side(router, fleet.urls, f"sim/{name}", block_size, client))
+                contenders.append(Contender(router, fleet.urls, f"sim/{name}", block_size, client))
             self._began = time.monotonic()
             tasks: set[asyncio.Task[None]] = set()
-            watch = asyncio.create_task(self._watch(sides, client))
+            watch = asyncio.create_task(self._watch(contenders, client))
             try:
-                await self._send(trace.requests, sides, session, tasks)
+                await self._send(trace.requests, contenders, session, tasks)
             finally:
                 watch.cancel()
                 await asyncio.gather(watch, return_exceptions=True)
                 await settle(tasks, 3.0)
             self._before = (self._began, 0)  # the last one is about all of it
-            return await self._standing(sides, client)
+            return await self._standing(contenders, client)
 
     async def _send(
         self,
         requests: list[TraceRequest],
-        sides: list[Side],
+        contenders: list[Contender],
         session: aiohttp.ClientSession,
         tasks: set[asyncio.Task[None]],
     ) -> None:
@@ -122,27 +122,27 @@ class Race:
             if self._stop() or time.monotonic() - self._began > config.seconds:
                 return
             tokens = prompt_tokens(request)
-            for side in sides:
-                task = asyncio.create_task(side.send(session, tokens, request.output_length))
+            for contender in contenders:
+                task = asyncio.create_task(contender.send(session, tokens, request.output_length))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
 
-    async def _watch(self, sides: list[Side], client: AsyncClient) -> None:
+    async def _watch(self, contenders: list[Contender], client: AsyncClient) -> None:
         while True:
             await asyncio.sleep(REFRESH)
-            self._show(await self._standing(sides, client))
+            self._show(await self._standing(contenders, client))
 
-    async def _standing(self, sides: list[Side], client: AsyncClient) -> Standing:
+    async def _standing(self, contenders: list[Contender], client: AsyncClient) -> Standing:
         now = time.monotonic()
         streams = [stream for worker in await client.workers() for stream in worker.streams]
         lags = [stream.lag_ms / 1000 for stream in streams if stream.lag_ms is not None]
-        times = sorted(seconds for side in sides for seconds in side.lookup_times)
-        lookups = sum(side.lookups for side in sides)
+        times = sorted(seconds for contender in contenders for seconds in contender.lookup_times)
+        lookups = sum(contender.lookups for contender in contenders)
         then, before = self._before
         self._before = (now, lookups)
         return Standing(
             elapsed=now - self._began,
-            policies=[self._policy(side) for side in sides],
+            policies=[self._policy(contender) for contender in contenders],
             lookups_per_second=(lookups - before) / (now - then) if then else 0.0,
             lookup_p50=times[len(times) // 2] if times else None,
             lag=max(lags, default=None),
@@ -151,16 +151,16 @@ class Race:
             live=sum(stream.trusted for stream in streams),
         )
 
-    def _policy(self, side: Side) -> PolicyStanding:
-        recent = side.recent()
+    def _policy(self, contender: Contender) -> PolicyStanding:
+        recent = contender.recent()
         prompts = sum(done.prompt_tokens for done in recent)
         return PolicyStanding(
-            name=side.name,
-            done=side.done,
-            failed=side.failed,
-            failure=side.failure,
-            in_flight=sum(load.in_flight for load in side.router.loads),
-            hit_rate=side.cached_tokens / max(side.prompt_tokens, 1),
+            name=contender.name,
+            done=contender.done,
+            failed=contender.failed,
+            failure=contender.failure,
+            in_flight=sum(load.in_flight for load in contender.router.loads),
+            hit_rate=contender.cached_tokens / max(contender.prompt_tokens, 1),
             hit_rate_now=sum(done.cached_tokens for done in recent) / prompts if prompts else None,
             first_token=fmean(done.first_token for done in recent) * self._config.speed if recent else None,
         )

@@ -1,4 +1,4 @@
-"""The ladder: designs of one index, from a nested dictionary up to `kvatlas.BlockIndex`, behind one interface.
+"""Designs of one index, from a nested dictionary up to `kvatlas.BlockIndex`, behind one interface.
 
 `RUNGS` says what there is, which step of the story each rung is, what it promises, and what it gets wrong, with the
 smallest example. `open_rung` makes one, with the methods of `BlockIndex`. `PositionalIndexer` is rung 6 alone, under

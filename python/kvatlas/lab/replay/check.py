@@ -1,7 +1,7 @@
 """Is the index right? A sample of the answers is held against two oracles.
 
 - the **reference**: `kvatlas.reference.ReferenceIndex`, fed the same events;
-- the **engines**: what each mock engine would find in its own pool at that moment.
+- the **engines**: what each simulated engine would find in its own pool at that moment.
 
 Checking is bounded. In memory: the reference follows no more engines than together hold `REFERENCE_BLOCKS` blocks (the
 other oracle covers all). In time: as the reference is slow, a sampled query is passed over while checking has taken

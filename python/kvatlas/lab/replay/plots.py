@@ -11,7 +11,7 @@ import numpy as np
 from kvatlas import _text
 from kvatlas.lab import html
 from kvatlas.lab.figures import LINES, bare, check_plot, svg_of
-from kvatlas.lab.replay import words
+from kvatlas.lab.replay import summary
 from kvatlas.lab.replay.report import INDEX, ROUTING, index_rows, routing_rows
 from kvatlas.lab.replay.results import ReplayResult
 
@@ -131,8 +131,8 @@ def _colors(names: Sequence[str]) -> list[str]:
 
 
 def page(result: ReplayResult) -> str:
-    """A page with the picture, the tables and the words."""
-    texts = [*words.about_trace(result), words.about_fleet(result)]
+    """A page with the picture, the tables and the summary."""
+    texts = [*summary.about_trace(result), summary.about_fleet(result)]
     if result.partial:
         texts.insert(0, "Interrupted: this is what was done so far.")
     rows = routing_rows(result)
@@ -144,11 +144,11 @@ def page(result: ReplayResult) -> str:
             svg_of(draw(result)),
             html.heading("What routing is worth"),
             html.table(ROUTING, rows, kinds),
-            html.paragraphs([words.LEGEND], note=True),
+            html.paragraphs([summary.LEGEND], note=True),
             html.heading("The index meanwhile"),
             html.table(INDEX, index_rows(result), kinds),
-            html.paragraphs([words.about_index(result)], note=True),
+            html.paragraphs([summary.about_index(result)], note=True),
             html.heading("In short"),
-            html.paragraphs([*words.conclusion(result), words.about_check(result)]),
+            html.paragraphs([*summary.conclusion(result), summary.about_check(result)]),
         ],
     )

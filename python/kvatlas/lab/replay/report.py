@@ -7,7 +7,7 @@ from rich.padding import Padding
 
 from kvatlas import _text
 from kvatlas._tables import make_table
-from kvatlas.lab.replay import words
+from kvatlas.lab.replay import summary
 from kvatlas.lab.replay.results import ReplayResult
 
 ROUTING = ("policy", "cache hits", "saved", "busy", "peak", "CV", "TTFT mean", "p50", "p99")
@@ -60,23 +60,23 @@ def print_report(result: ReplayResult, console: Console) -> None:
     if result.partial:
         console.print("Interrupted: this is what was done so far.", style="bold yellow")
         console.print()
-    for line in words.about_trace(result):
+    for line in summary.about_trace(result):
         console.print(line, highlight=False)
-    console.print(words.about_fleet(result), highlight=False)
+    console.print(summary.about_fleet(result), highlight=False)
     if not result.policies:
         return
     console.print()
     rows = routing_rows(result)
     styles = ["dim" if row[0].startswith("one ") else "bold green" if row[0] == "exact" else None for row in rows]
     console.print(make_table(ROUTING, rows, console.width, title="What routing is worth", styles=styles))
-    console.print(Padding(words.LEGEND, (0, 1)), style="dim", highlight=False)
+    console.print(Padding(summary.LEGEND, (0, 1)), style="dim", highlight=False)
     console.print()
     console.print(make_table(INDEX, index_rows(result), console.width, title="The index meanwhile"))
-    console.print(Padding(words.about_index(result), (0, 1)), style="dim", highlight=False)
+    console.print(Padding(summary.about_index(result), (0, 1)), style="dim", highlight=False)
     console.print()
-    for line in words.conclusion(result):
+    for line in summary.conclusion(result):
         console.print(line, highlight=False)
-    console.print(words.about_check(result), style="bold red" if result.disagreements else None, highlight=False)
+    console.print(summary.about_check(result), style="bold red" if result.disagreements else None, highlight=False)
     for policy in result.policies:
         for d in policy.agreement.examples:
             console.print(

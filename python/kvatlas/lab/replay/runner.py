@@ -1,4 +1,4 @@
-"""Replay a trace over a fleet of mock engines, once for each policy.
+"""Replay a trace over a fleet of simulated engines, once for each policy.
 
 In virtual time: a request arrives, the index is asked what each engine holds of its prompt, the policy picks an engine,
 the engine prefills and generates and announces what it caches and gives up, and every announcement is applied to the
@@ -77,7 +77,7 @@ def replay(
     factories = [(name, find_policy(name)) for name in config.policies]
     bound = infinite_cache(trace.requests, size)
     prompts = sum(request.input_length for request in trace.requests)
-    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.pool_tokens)
+    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens)
     result = ReplayResult(
         version=kvatlas.__version__,
         trace=trace.name,

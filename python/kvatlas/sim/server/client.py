@@ -1,13 +1,14 @@
-"""A connection to ask one engine: plain, blocking, one question at a time."""
+"""A client to ask one engine: plain, blocking, one question at a time."""
 
 from __future__ import annotations
 
-import http.client
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import httpx
+
+from kvatlas import _http
 from kvatlas.errors import SimulatedEngineError
 
 _TIMEOUT = 60.0
@@ -16,9 +17,9 @@ _TIMEOUT = 60.0
 class ControlClient:
     """Asks an engine over HTTP. May be used from several threads."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self._lock = threading.Lock()
-        self._connection = http.client.HTTPConnection(host.strip("[]"), port, timeout=_TIMEOUT)
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._http = httpx.Client(**_http.options(url, None, _TIMEOUT))
 
     def call(
         self,
@@ -32,43 +33,25 @@ class ControlClient:
         """One question.
 
         Raises:
-            SimulatedEngineError: The answer's status is none of `ok`.
-            OSError: Nobody answers.
+            SimulatedEngineError: Nobody answers ("unreachable", "timeout"), or the answer's status is none of `ok`.
         """
-        data = None if body is None else json.dumps(body).encode()
-        sent = {**(headers or {}), **({} if data is None else {"Content-Type": "application/json"})}
-        with self._lock:
-            status, answer = self._exchange(method, path, data, sent)
-        if status not in ok:
-            raise SimulatedEngineError(_reason(answer) or f"{method} {path} returned status {status}", f"http_{status}")
-        found = json.loads(answer)
+        try:
+            answer = self._http.request(method, path, json=body, headers=headers)
+        except httpx.TransportError as error:
+            code, words = _http.failure(error)
+            raise SimulatedEngineError(f"the engine at {self._url} {words}", code) from error
+        if (status := answer.status_code) not in ok:
+            raise SimulatedEngineError(
+                _reason(answer.content) or f"{method} {path} returned status {status}", f"http_{status}"
+            )
+        found = answer.json()
         if not isinstance(found, dict):
             raise SimulatedEngineError(f"{method} {path} did not return a JSON object", "bad_answer")
         return found
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
-        with self._lock:
-            self._connection.close()
-
-    def _exchange(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        reused = self._connection.sock is not None
-        try:
-            return self._once(method, path, data, headers)
-        except (http.client.RemoteDisconnected, ConnectionError):
-            if not reused:
-                raise
-            # The engine had closed an idle connection.
-            return self._once(method, path, data, headers)
-
-    def _once(self, method: str, path: str, data: bytes | None, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        try:
-            self._connection.request(method, path, data, dict(headers))
-            with self._connection.getresponse() as response:
-                return response.status, response.read()
-        except (http.client.HTTPException, OSError):
-            self._connection.close()
-            raise
+        """Close the connection. Nothing can be asked after that."""
+        self._http.close()
 
 
 def _reason(answer: bytes) -> str | None:

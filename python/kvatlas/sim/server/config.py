@@ -14,7 +14,7 @@ from kvatlas.sim.server.events import Dialect, Engine
 from kvatlas.sim.server.faults import Faults
 from kvatlas.sim.server.names import Names, SglangNames, VllmNames
 
-ReplaySocket = Literal["now", "old", "none"]
+ReplaySocket = Literal["current", "old", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ServerConfig:
         replay_port: Of rank 0's replays likewise.
         topic: Of the live stream.
         buffer_steps: Batches kept for replays.
-        replay_socket: Answers in today's form, in the old one without a topic frame, or none at all.
+        replay_socket: Its replies: "current", "old" (without a topic frame), or "none": there is no such socket.
         step: Seconds (real ones) from one step to the next at the least; a step's events are one batch.
         max_model_len: The longest prompt with its answer, in tokens.
         faults: What goes wrong.
@@ -61,7 +61,7 @@ class ServerConfig:
     replay_port: int = 0
     topic: str = ""
     buffer_steps: int = 10_000
-    replay_socket: ReplaySocket = "now"
+    replay_socket: ReplaySocket = "current"
     step: float = 0.005
     max_model_len: int = 131_072
     faults: Faults = field(default_factory=Faults)
@@ -106,7 +106,7 @@ class ServerConfig:
     @property
     def longest(self) -> int:
         """Tokens of a prompt with its answer at most: what is said, or what the cache has room for."""
-        return min(self.max_model_len, self.engine.pool_tokens)
+        return min(self.max_model_len, self.engine.cache_tokens)
 
     def names(self) -> Names:
         """How it names blocks."""

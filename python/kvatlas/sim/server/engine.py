@@ -11,11 +11,11 @@ import zmq
 
 from kvatlas.errors import InvalidArgumentError, RequestRefusedError, SimulatedEngineError
 from kvatlas.sim.request import State
+from kvatlas.sim.server.addresses import bindable, reachable
 from kvatlas.sim.server.clock import Clock
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.faults import Faults
-from kvatlas.sim.server.hosts import bindable, reachable
 from kvatlas.sim.server.ports import free_block
 from kvatlas.sim.server.rank import Rank
 from kvatlas.sim.server.truth import RankState, Truth

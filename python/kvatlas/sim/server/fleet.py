@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvatlas.errors import ConfigError, InvalidArgumentError, SimulatedEngineError
+from kvatlas.sim.server.addresses import reachable
 from kvatlas.sim.server.client import ControlClient
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.faults import Faults
-from kvatlas.sim.server.hosts import reachable
 from kvatlas.sim.server.traffic import TrafficConfig
 from kvatlas.sim.server.truth import Completion, Query, RankState, Truth
 
@@ -172,7 +172,7 @@ class EngineHandle:
     @property
     def _control(self) -> ControlClient:
         if self._client is None:
-            self._client = ControlClient(reachable(self.config.host), self.config.http_port)
+            self._client = ControlClient(self.url)
         return self._client
 
     def _post(self, path: str, body: dict[str, Any], ok: Sequence[int] = (200,)) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class _Process:
         if self.alive:
             raise SimulatedEngineError("the process is running: kill it first", "running")
         self.finish()
-        command = [sys.executable, "-m", "kvatlas.sim.server.host"]
+        command = [sys.executable, "-m", "kvatlas.sim.server.process"]
         self.running = subprocess.Popen(  # noqa: S603  # this very interpreter
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
         )

@@ -26,9 +26,9 @@ class Publisher:
         *,
         topic: bytes = b"",
         hwm: int = 100_000,
-        old_replay: bool = False,
+        old_replies: bool = False,
     ) -> None:
-        config = SocketConfig(endpoint, replay_endpoint, topic, buffer_steps, hwm, old_replay)
+        config = SocketConfig(endpoint, replay_endpoint, topic, buffer_steps, hwm, old_replies)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = EventSockets(self._context, config)
         try:

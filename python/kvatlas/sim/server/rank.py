@@ -19,11 +19,11 @@ from kvatlas import content_hashes
 from kvatlas.errors import RequestFailedError
 from kvatlas.sim.request import Request, State, cacheable_tokens
 from kvatlas.sim.server import payload, tokens
+from kvatlas.sim.server.addresses import zmq_endpoint
 from kvatlas.sim.server.clock import Clock
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.core import Announcer, Core, ServedRequest
 from kvatlas.sim.server.faults import Faults, Link
-from kvatlas.sim.server.hosts import zmq_endpoint
 from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
 
 
@@ -76,7 +76,7 @@ class Rank:
                 None if replay_port is None else zmq_endpoint(config.host, replay_port),
                 config.topic.encode(),
                 config.buffer_steps,
-                old_replay=config.replay_socket == "old",
+                old_replies=config.replay_socket == "old",
             ),
         )
         self.link = Link(self._sockets.send, self._random, self._count)

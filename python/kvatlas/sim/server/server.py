@@ -9,10 +9,10 @@ import zmq
 from aiohttp import web
 
 from kvatlas.errors import SimulatedEngineError
+from kvatlas.sim.server.addresses import bindable
 from kvatlas.sim.server.api import make_app
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.engine import TRIES, ServedEngine
-from kvatlas.sim.server.hosts import bindable
 
 
 class EngineServer(ServedEngine):

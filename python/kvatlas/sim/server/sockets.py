@@ -20,14 +20,14 @@ END = b"\xff" * 8
 
 @dataclass(frozen=True, slots=True)
 class SocketConfig:
-    """What the sockets are. `replay_endpoint` None: no replays; `old_replay`: replies without a topic frame."""
+    """What the sockets are. `replay_endpoint` None: no replays; `old_replies`: replies without a topic frame."""
 
     endpoint: str
     replay_endpoint: str | None
     topic: bytes = b""
     buffer_steps: int = 10_000
     hwm: int = 100_000
-    old_replay: bool = False
+    old_replies: bool = False
 
 
 class EventSockets:
@@ -124,10 +124,10 @@ class EventSockets:
         router, identity = self.router, request[0]
         if router is None:
             return
-        lead = (identity, b"") if self.config.old_replay else (identity, b"", self.config.topic)
+        lead = (identity, b"") if self.config.old_replies else (identity, b"", self.config.topic)
         for seq, payload in batches:
             router.send_multipart((*lead, seq.to_bytes(8), payload))
-        end = (identity, b"") if self.config.old_replay else (identity, b"", b"")
+        end = (identity, b"") if self.config.old_replies else (identity, b"", b"")
         router.send_multipart((*end, END, b""))
 
     def _bind(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:

@@ -1,8 +1,8 @@
-//! What the table is given: settings, events, numbers, pods.
+//! What the table is given: config, events, numbers, pods.
 
 use std::time::Duration;
 
-use kvatlas_trees::prefix_table::{Error, Settings};
+use kvatlas_trees::prefix_table::{Config, Error};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
@@ -28,13 +28,13 @@ pub(super) struct Given<'a, 'py> {
     pub(super) seed: Option<&'a Bound<'py, PyAny>>,
 }
 
-pub(super) fn settings(from: Given<'_, '_>) -> PyResult<Settings> {
+pub(super) fn config(from: Given<'_, '_>) -> PyResult<Config> {
     let Given { max_contexts, max_prefixes_per_context, eviction_interval, eviction_duration, block_size, seed } = from;
-    let mut settings = Settings::from_env().map_err(|error| refused(&error))?;
+    let mut config = Config::from_env().map_err(|error| refused(&error))?;
     for (given, place, what) in [
-        (max_contexts, &mut settings.max_contexts, "max_contexts"),
-        (max_prefixes_per_context, &mut settings.max_prefixes_per_context, "max_prefixes_per_context"),
-        (block_size, &mut settings.block_size, "block_size"),
+        (max_contexts, &mut config.max_contexts, "max_contexts"),
+        (max_prefixes_per_context, &mut config.max_prefixes_per_context, "max_prefixes_per_context"),
+        (block_size, &mut config.block_size, "block_size"),
     ] {
         if let Some(given) = given {
             let given = int(given, || what.to_owned())?;
@@ -46,8 +46,8 @@ pub(super) fn settings(from: Given<'_, '_>) -> PyResult<Settings> {
         }
     }
     for (given, place, what) in [
-        (eviction_interval, &mut settings.eviction_interval, "eviction_interval"),
-        (eviction_duration, &mut settings.eviction_duration, "eviction_duration"),
+        (eviction_interval, &mut config.eviction_interval, "eviction_interval"),
+        (eviction_duration, &mut config.eviction_duration, "eviction_duration"),
     ] {
         if let Some(given) = given {
             *place = seconds(given, what)?;
@@ -55,10 +55,10 @@ pub(super) fn settings(from: Given<'_, '_>) -> PyResult<Settings> {
     }
     if let Some(seed) = seed {
         let seed = int(seed, || "seed".to_owned())?;
-        settings.seed =
+        config.seed =
             Some(seed.extract().map_err(|_| errors::config(&format!("seed must be from 0 to 2**64 - 1, got {seed}")))?);
     }
-    Ok(settings)
+    Ok(config)
 }
 
 fn seconds(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Duration> {

@@ -1,6 +1,6 @@
 //! `SyncPrefixHashTable`: arguments converted, the table called, the answer converted.
 
-use arguments::{Given, Origin, field, number, pods, refused, settings};
+use arguments::{Given, Origin, config, field, number, pods, refused};
 use kvatlas_trees::prefix_table::SyncPrefixHashTable as Core;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,9 +13,9 @@ use super::token_bytes::{TokenBytes, token_bytes};
 use crate::errors;
 use crate::gil::detach_if;
 use crate::raw::NewArray;
+use crate::repr::grouped;
 use crate::scalars::{block_hash, describe, string};
 use crate::sequences::contents;
-use crate::text::grouped;
 
 /// Bytes of tokens that take about 10 µs to hash and match.
 const LONG_BYTES: usize = 32 << 10;
@@ -65,7 +65,7 @@ impl SyncPrefixHashTable {
         block_size: Option<&Bound<'_, PyAny>>,
         seed: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let settings = settings(Given {
+        let config = config(Given {
             max_contexts,
             max_prefixes_per_context,
             eviction_interval,
@@ -73,37 +73,37 @@ impl SyncPrefixHashTable {
             block_size,
             seed,
         })?;
-        Ok(Self { core: Core::new(settings).map_err(|error| refused(&error))? })
+        Ok(Self { core: Core::new(config).map_err(|error| refused(&error))? })
     }
 
     /// int: Bytes of tokens in a block.
     #[getter]
     fn block_size(&self) -> usize {
-        self.core.settings().block_size
+        self.core.config().block_size
     }
 
     /// int: Maximum number of contexts.
     #[getter]
     fn max_contexts(&self) -> usize {
-        self.core.settings().max_contexts
+        self.core.config().max_contexts
     }
 
     /// int: Maximum number of prefixes per context.
     #[getter]
     fn max_prefixes_per_context(&self) -> usize {
-        self.core.settings().max_prefixes_per_context
+        self.core.config().max_prefixes_per_context
     }
 
     /// float: Seconds between two checks for expired prefixes.
     #[getter]
     fn eviction_interval(&self) -> f64 {
-        self.core.settings().eviction_interval.as_secs_f64()
+        self.core.config().eviction_interval.as_secs_f64()
     }
 
     /// float: Seconds after which an unused prefix expires.
     #[getter]
     fn eviction_duration(&self) -> f64 {
-        self.core.settings().eviction_duration.as_secs_f64()
+        self.core.config().eviction_duration.as_secs_f64()
     }
 
     /// int: The seed of the prefix hashes.

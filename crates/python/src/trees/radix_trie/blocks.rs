@@ -5,7 +5,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
-use super::words::{Token, Use};
+use super::tokens::{Token, Use};
 use crate::errors;
 use crate::raw::Layout;
 use crate::scalars::describe;

@@ -6,7 +6,7 @@
 
 mod blocks;
 mod node;
-mod words;
+mod tokens;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -19,11 +19,11 @@ use pyo3::types::{PyInt, PyList, PySet};
 
 use blocks::{Insert, Match, copies, given, list, objects};
 pub(crate) use node::TrieNode;
-use words::{Symbols, Token, Words};
+use tokens::{Symbols, Token, Words};
 
 use crate::errors;
+use crate::repr::grouped;
 use crate::scalars::{describe, int};
-use crate::text::grouped;
 
 fn refused(error: &Error) -> PyErr {
     errors::argument(error.code(), &error.to_string())

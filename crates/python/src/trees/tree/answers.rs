@@ -6,9 +6,9 @@ use kvatlas_trees::tree::PrefixMatch;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::found::Ranked;
+use crate::ranked::Ranked;
+use crate::repr::grouped;
 use crate::scalars::TopK;
-use crate::text::grouped;
 
 /// The tenant with the longest prefix, and its length. Made by the matches of StringTree and TokenTree.
 ///

@@ -19,8 +19,8 @@ use crate::sequences::bytes;
 tree! {
     /// Which texts were sent to which tenant: a radix tree over characters, for routers that see text.
     ///
-    /// It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines have
-    /// cached. Characters are Unicode scalar values; nothing is normalized.
+    /// It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines
+    /// have cached. Characters are Unicode scalar values; nothing is normalized.
     ///
     /// Any number of threads may use it at once. A refused call changes nothing.
     ///

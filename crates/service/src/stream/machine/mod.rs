@@ -103,6 +103,8 @@ pub(crate) struct Machine<P> {
     /// Whether it let questions pass until they were given up: then nothing waits for it, until it is heard again.
     dead: bool,
     heard: Duration,
+    /// When the live connection last brought a batch.
+    live_heard: Duration,
     asked: Duration,
     probe_at: Option<Duration>,
     heal_at: Option<Duration>,
@@ -137,6 +139,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             keeps: false,
             dead: false,
             heard: now,
+            live_heard: now,
             asked: now,
             probe_at: None,
             heal_at: None,
@@ -197,7 +200,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// A batch as it was published.
     pub(crate) fn live(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         self.connected(now, fx);
-        self.heard = now;
+        (self.heard, self.live_heard) = (now, now);
         if self.goal == Goal::Stale {
             self.verify(now, fx);
         }
@@ -230,6 +233,12 @@ impl<P: AsRef<[u8]>> Machine<P> {
                 (self.goal, self.open, self.partial) = (Goal::Whole, true, seq > 0);
             }
         } else if begins && seq + u64::from(ask.expect.is_some()) > self.next() && !self.open {
+            if self.goal == Goal::Live && self.live_heard > self.asked {
+                // The engine is far ahead of what has been read here, and the live connection is bringing it.
+                self.forget_ask(fx);
+                self.probe_at = Some(now + SOON);
+                return;
+            }
             // Without the last batch nothing proves that these follow it.
             self.counts.truncated_replays += 1;
             self.heal_at = None;

@@ -1,4 +1,4 @@
-"""The HTTP of a live engine: OpenAI's, the engine's own discovery, and `/sim/` for whoever runs the simulation."""
+"""The HTTP of a served engine: OpenAI's, the engine's own discovery, and `/sim/` for whoever runs the simulation."""
 
 from __future__ import annotations
 

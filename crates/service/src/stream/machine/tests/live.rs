@@ -35,6 +35,23 @@ fn an_idle_engine_that_answers_is_never_stale() {
 }
 
 #[test]
+fn a_replay_that_begins_ahead_of_a_backlog_is_no_loss() {
+    let mut bench = Bench::at_nine();
+    bench.pass(5.1).did(&["ask 9"]);
+    // The engine has published faster than is read here: its buffer begins at 20, and the live connection is at 10.
+    bench.pass(0.1).lives([10], a).replies([20], a).did(&["cancel"]).is(State::Live).holds(0..11);
+    bench.lives(11..30, a).is(State::Live).holds(0..30);
+    bench.pass(0.6).did(&["ask 29"]).replies([29], a).end().is(State::Live).partial(false);
+}
+
+#[test]
+fn a_replay_that_begins_late_is_a_loss_where_nothing_comes_live() {
+    let mut bench = Bench::at_nine();
+    bench.pass(5.1).did(&["ask 9"]).pass(0.1).replies([20], a);
+    assert_eq!((bench.machine.counts.truncated_replays, bench.machine.counts.lost_batches), (1, 10));
+}
+
+#[test]
 fn silence_is_stale() {
     let mut bench = Bench::at_nine();
     bench.pass(29.0).is(State::Live).pass(2.0).is(State::Stale);

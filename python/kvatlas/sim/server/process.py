@@ -1,4 +1,4 @@
-"""A process of engines: `python -m kvatlas.sim.server.host`, as `Fleet` starts it.
+"""A process of engines: `python -m kvatlas.sim.server.process`, as `Fleet` starts it.
 
 It reads one line of JSON (what to run), answers one (where it is, or what is wrong) and serves until SIGTERM or until
 its standard input ends, which it does when whoever started it is gone, however that came about.

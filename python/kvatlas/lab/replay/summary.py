@@ -44,7 +44,7 @@ def about_fleet(result: ReplayResult) -> str:
     config, engine = result.config, result.config.fleet.engine
     speed = f", the trace's clock {config.speedup:g} times as fast" if config.speedup != 1 else ""
     return (
-        f"{config.fleet.engines} simulated engines, each with room for {count(engine.pool_tokens)} tokens of KV in "
+        f"{config.fleet.engines} simulated engines, each with room for {count(engine.cache_tokens)} tokens of KV in "
         f"blocks of {engine.block_size}, {count(engine.prefill_rate)} prompt tokens a second, "
         f"{engine.decode_rate:g} generated tokens a second for each request{speed}."
     )

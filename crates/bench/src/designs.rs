@@ -12,13 +12,13 @@ use crate::feed::FeedSubject;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::probe::{Probe, probe};
-use crate::result::Replay;
+use crate::result::RunResult;
 
-/// Replays a plan against a rung of the ladder, made for it and empty. `block-index` is timed for its answer as levels.
+/// Runs a plan against a rung of the ladder, made for it and empty. `block-index` is timed for its answer as levels.
 ///
 /// # Errors
 /// As [`run`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.
-pub fn replay(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<AtomicBool>) -> Result<Replay, Error> {
+pub fn run_design(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<AtomicBool>) -> Result<RunResult, Error> {
     let about = RUNGS.iter().find(|rung| rung.name == name.strip_suffix("-strict").unwrap_or(name));
     let label = Label {
         name: name.to_owned(),
@@ -81,7 +81,7 @@ mod tests {
         let plan = plan(4, Mix::default());
         for name in ["block-index", "block-index-scores", "dict-strict", "inverted-strict"] {
             let options = Options { event_threads: 2, ..options() };
-            let result = replay(&plan, name, &options, &Arc::default()).unwrap();
+            let result = run_design(&plan, name, &options, &Arc::default()).unwrap();
             assert_eq!(result.agrees, Some(true), "{name}: {:?}", result.why);
             assert_eq!((result.applied, result.answered), (plan.facts().events(), plan.facts().lookups));
             let held = result.comparison.and_then(|comparison| comparison.holdings).unwrap();
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn what_is_no_rung_is_refused() {
         let plan = plan(4, Mix::default());
-        let refused = |name: &str, options: &Options| replay(&plan, name, options, &Arc::default()).unwrap_err();
+        let refused = |name: &str, options: &Options| run_design(&plan, name, options, &Arc::default()).unwrap_err();
         assert!(matches!(refused("ladder", &options()), Error::Index(what) if what.contains("ladder")));
         let neither = Options { window_ns: None, ..options() };
         assert!(matches!(refused("dict", &neither), Error::Options(_)));
@@ -108,7 +108,8 @@ mod tests {
     #[test]
     fn threads_can_be_pinned() {
         let pin = vec![0, 0, 0, 0];
-        let result = replay(&plan(4, Mix::default()), "dict", &Options { pin, ..options() }, &Arc::default()).unwrap();
+        let result =
+            run_design(&plan(4, Mix::default()), "dict", &Options { pin, ..options() }, &Arc::default()).unwrap();
         assert!(result.drained, "{:?}", result.why);
     }
 }

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use super::error::Error;
 
-/// The variable for [`Settings::max_contexts`].
+/// The variable for [`Config::max_contexts`].
 pub const MAX_CONTEXTS: &str = "AIBRIX_SYNC_MAX_CONTEXTS";
-/// The variable for [`Settings::max_prefixes_per_context`].
+/// The variable for [`Config::max_prefixes_per_context`].
 pub const MAX_PREFIXES: &str = "AIBRIX_SYNC_MAX_PREFIXES_PER_CONTEXT";
-/// The variable for [`Settings::eviction_interval`].
+/// The variable for [`Config::eviction_interval`].
 pub const INTERVAL: &str = "AIBRIX_SYNC_EVICTION_INTERVAL_SECONDS";
-/// The variable for [`Settings::eviction_duration`].
+/// The variable for [`Config::eviction_duration`].
 pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
-/// The variable for [`Settings::block_size`].
+/// The variable for [`Config::block_size`].
 pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
 /// More than any machine has room for.
@@ -23,7 +23,7 @@ const MOST_SECONDS: u64 = 366 * 24 * 60 * 60;
 /// What a table keeps, for how long, and how it names prefixes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct Config {
     /// How many contexts at most, from 1 on. Beyond, the least recently used one goes.
     pub max_contexts: usize,
     /// How many prefixes a context at most, from 1 on. Beyond, the least recently used ones go, the deepest first.
@@ -38,7 +38,7 @@ pub struct Settings {
     pub seed: Option<u64>,
 }
 
-impl Default for Settings {
+impl Default for Config {
     fn default() -> Self {
         Self {
             max_contexts: 1000,
@@ -51,7 +51,7 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
+impl Config {
     /// The defaults, with what the environment says instead.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Settings {
 
     /// The same with any source of variables.
     pub(crate) fn from_variables(get: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
-        let mut settings = Self::default();
+        let mut config = Self::default();
         let number = |name, most| match get(name) {
             None => Ok(None),
             Some(text) => match text.trim().parse() {
@@ -76,16 +76,16 @@ impl Settings {
                 *place = found as usize;
             }
         };
-        set(&mut settings.max_contexts, number(MAX_CONTEXTS, MOST)?);
-        set(&mut settings.max_prefixes_per_context, number(MAX_PREFIXES, MOST)?);
-        set(&mut settings.block_size, number(BLOCK_SIZE, MOST)?);
+        set(&mut config.max_contexts, number(MAX_CONTEXTS, MOST)?);
+        set(&mut config.max_prefixes_per_context, number(MAX_PREFIXES, MOST)?);
+        set(&mut config.block_size, number(BLOCK_SIZE, MOST)?);
         if let Some(seconds) = number(INTERVAL, MOST_SECONDS)? {
-            settings.eviction_interval = Duration::from_secs(seconds);
+            config.eviction_interval = Duration::from_secs(seconds);
         }
         if let Some(minutes) = number(DURATION, MOST_SECONDS / 60)? {
-            settings.eviction_duration = Duration::from_secs(minutes * 60);
+            config.eviction_duration = Duration::from_secs(minutes * 60);
         }
-        Ok(settings)
+        Ok(config)
     }
 
     /// Refuses what is of no use, by name.
@@ -118,13 +118,13 @@ mod tests {
 
     #[test]
     fn variables_are_read_or_refused_by_name() {
-        assert_eq!(Settings::from_variables(|_| None).unwrap(), Settings::default());
-        let all = Settings::from_variables(|name| Some(name.len().to_string())).unwrap();
+        assert_eq!(Config::from_variables(|_| None).unwrap(), Config::default());
+        let all = Config::from_variables(|name| Some(name.len().to_string())).unwrap();
         assert_eq!((all.max_contexts, all.max_prefixes_per_context, all.block_size), (24, 36, 30));
         assert_eq!((all.eviction_interval.as_secs(), all.eviction_duration.as_secs()), (37, 37 * 60));
         for name in [MAX_CONTEXTS, MAX_PREFIXES, INTERVAL, DURATION, BLOCK_SIZE] {
             for wrong in ["", "abc", "0", "-1", "1.5", "99999999999999999999"] {
-                let error = Settings::from_variables(|asked| (asked == name).then(|| wrong.to_owned())).unwrap_err();
+                let error = Config::from_variables(|asked| (asked == name).then(|| wrong.to_owned())).unwrap_err();
                 assert!(error.to_string().starts_with(name), "{error}");
                 assert!(error.to_string().ends_with(&format!("got {wrong:?}")), "{error}");
             }

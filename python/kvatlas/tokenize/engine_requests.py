@@ -63,7 +63,7 @@ def tokens(answer: httpx.Response) -> list[int]:
 
 @contextmanager
 def errors(url: str, *, closed: bool) -> Iterator[None]:
-    """Within, errors of httpx become those of kvatlas."""
+    """Turn errors of httpx into those of kvatlas."""
     if closed:
         raise TokenizerError(f"the tokenizer for {url} is closed", "closed")
     try:

@@ -9,14 +9,14 @@ use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// [`BlockIndex`] with workers by number.
-pub struct Top {
+pub struct BlockIndexRung {
     index: BlockIndex,
     refused: AtomicU64,
     /// Whether [`Concurrent::answer`] is the levels as they are found.
     levels: bool,
 }
 
-impl Top {
+impl BlockIndexRung {
     /// An empty index whose [`answer`](Concurrent::answer) spells out every worker's depth.
     #[must_use]
     pub fn new() -> Self {
@@ -47,7 +47,7 @@ fn empty() -> BlockIndex {
     BlockIndex::new(Config { block_size: 1, count_copies: false }).expect("a block of one token is allowed")
 }
 
-impl Default for Top {
+impl Default for BlockIndexRung {
     fn default() -> Self {
         Self::new()
     }
@@ -64,7 +64,7 @@ fn refusal(error: &Error) -> Refusal {
     }
 }
 
-impl Concurrent for Top {
+impl Concurrent for BlockIndexRung {
     fn store(
         &self,
         worker: WorkerId,

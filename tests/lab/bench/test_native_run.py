@@ -1,4 +1,4 @@
-"""The native plan and replay, from Python: what is refused, what comes back, and indexes written in Python."""
+"""The native plan and run, from Python: what is refused, what comes back, and indexes written in Python."""
 
 import json
 import signal
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvatlas._native import Plan, replay
+from kvatlas._native import Plan, run_plan
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 
 REQUESTS = 200
@@ -58,7 +58,7 @@ def options(**changed: Any) -> str:
 
 
 def run(index: object, **changed: Any) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(replay(Plan(**columns()), index, options(**changed)))
+    result: dict[str, Any] = json.loads(run_plan(Plan(**columns()), index, options(**changed)))
     return result
 
 
@@ -146,7 +146,7 @@ def test_what_is_wrong_with_a_plan_is_said(tmp_path: Path) -> None:
 )
 def test_impossible_options_are_refused(given: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgumentError, match=words):
-        replay(Plan(**columns()), "block-index", json.dumps(given))
+        run_plan(Plan(**columns()), "block-index", json.dumps(given))
 
 
 def test_what_is_no_index_is_refused() -> None:
@@ -155,11 +155,11 @@ def test_what_is_no_index_is_refused() -> None:
     with pytest.raises(InvalidTypeError, match="has no store"):
         run(7)
     with pytest.raises(InvalidTypeError, match="plan must be a Plan"):
-        replay(7, "block-index", options())  # type: ignore[arg-type]
+        run_plan(7, "block-index", options())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("index", ["block-index", "block-index-scores"])
-def test_a_rung_is_replayed(index: str) -> None:
+def test_a_rung_is_run(index: str) -> None:
     result = run(index, warm_up=0.25, rate=1e6, window_ns=None)
     facts = Plan(**columns()).facts()
     events = facts["stores"] + facts["removes"] + facts["clears"]
@@ -180,7 +180,7 @@ def test_a_rung_is_replayed(index: str) -> None:
     assert result["ok"] == (result["valid"] and result["kept_up"])
 
 
-def test_an_index_in_python_is_replayed() -> None:
+def test_an_index_in_python_is_run() -> None:
     # Half a second, as it is slow: whether it keeps up is the machine's affair, whether it is right is not.
     result = run(Literal(), window_ns=500_000_000)
     assert result["agrees"] is True, result["why"]
@@ -229,7 +229,7 @@ def test_what_an_index_raises_is_told() -> None:
     assert any("cannot clear" in why for why in result["why"])
 
 
-def test_ctrl_c_ends_a_long_replay() -> None:
+def test_ctrl_c_ends_a_long_run() -> None:
     def pressed(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -13,15 +13,15 @@ const DEALT: u32 = 1 << 22;
 const PAGES: usize = DEALT.ilog2() as usize;
 
 #[derive(Debug)]
-pub(super) struct Homes {
+pub(super) struct StickyThreads {
     count: usize,
     dealt: AtomicUsize,
     /// Page p is of workers 2^p - 1 to 2^(p+1) - 2; each entry is a home plus 1, or 0 for nobody yet.
     pages: [OnceLock<Box<[AtomicU32]>>; PAGES],
 }
 
-impl Homes {
-    /// `count`: how many homes there are.
+impl StickyThreads {
+    /// `count`: how many threads there are.
     pub(super) fn new(count: usize) -> Self {
         Self { count, dealt: AtomicUsize::new(0), pages: [const { OnceLock::new() }; PAGES] }
     }
@@ -60,13 +60,13 @@ mod tests {
 
     #[test]
     fn are_dealt_in_turn_and_kept() {
-        let homes = Homes::new(3);
+        let sticky = StickyThreads::new(3);
         let workers = [0, 5, 1, 2, 1_000_000, DEALT - 2];
-        let first: Vec<_> = workers.iter().map(|&worker| homes.of(worker)).collect();
+        let first: Vec<_> = workers.iter().map(|&worker| sticky.of(worker)).collect();
         assert_eq!(first, [0, 1, 2, 0, 1, 2]);
-        let again: Vec<_> = workers.iter().rev().map(|&worker| homes.of(worker)).collect();
+        let again: Vec<_> = workers.iter().rev().map(|&worker| sticky.of(worker)).collect();
         assert!(again.iter().rev().eq(&first));
-        assert_eq!(homes.of(u32::MAX), u32::MAX as usize % 3);
-        assert_eq!(Homes::new(1).of(77), 0);
+        assert_eq!(sticky.of(u32::MAX), u32::MAX as usize % 3);
+        assert_eq!(StickyThreads::new(1).of(77), 0);
     }
 }

@@ -5,9 +5,11 @@
 
 use smallvec::SmallVec;
 
+use crate::bits::{each_bit, has_bit, to_words};
+
 /// The set. The same members may be a list in one set and bits in another: nothing compares forms.
 #[derive(Clone, Debug)]
-pub(crate) enum WorkerSet {
+pub(crate) enum MemberSet {
     /// Sorted.
     List(SmallVec<[u32; 4]>),
     /// Bit `i % 64` of word `i / 64`; the last word is not zero.
@@ -17,13 +19,13 @@ pub(crate) enum WorkerSet {
 /// Below this a list is quicker than bits, whatever the numbers.
 const FEW: usize = 8;
 
-impl Default for WorkerSet {
+impl Default for MemberSet {
     fn default() -> Self {
         Self::List(SmallVec::new())
     }
 }
 
-impl WorkerSet {
+impl MemberSet {
     /// The set of one.
     pub(crate) fn of(member: u32) -> Self {
         Self::List(SmallVec::from_slice(&[member]))
@@ -43,7 +45,7 @@ impl WorkerSet {
     pub(crate) fn contains(&self, member: u32) -> bool {
         match self {
             Self::List(list) => list.binary_search(&member).is_ok(),
-            Self::Bits { words, .. } => bit(words, member),
+            Self::Bits { words, .. } => has_bit(words, member),
         }
     }
 
@@ -53,7 +55,7 @@ impl WorkerSet {
             Self::List(list) => list.iter().copied().for_each(each),
             Self::Bits { words, .. } => {
                 for (at, &word) in (0..).zip(words) {
-                    bits(at, word, &mut each);
+                    each_bit(at, word, &mut each);
                 }
             }
         }
@@ -67,7 +69,7 @@ impl WorkerSet {
                 list.insert(at, member);
                 let words = list.last().map_or(0, |&last| last as usize / 64 + 1);
                 if list.len() >= FEW && words <= list.len() {
-                    *self = to_bits(list);
+                    *self = Self::Bits { words: to_words(list), count: list.len() as u32 };
                 }
                 true
             }
@@ -103,7 +105,7 @@ impl WorkerSet {
                 true
             }
             Self::Bits { words, count } => {
-                if !bit(words, member) {
+                if !has_bit(words, member) {
                     return false;
                 }
                 words[member as usize / 64] &= !(1 << (member % 64));
@@ -123,13 +125,13 @@ impl WorkerSet {
             (Self::List(mine), Self::List(others)) => {
                 mine == others || (mine.len() < others.len() && list_within(mine, others))
             }
-            (Self::List(mine), Self::Bits { words, .. }) => mine.iter().all(|&member| bit(words, member)),
+            (Self::List(mine), Self::Bits { words, .. }) => mine.iter().all(|&member| has_bit(words, member)),
             (Self::Bits { words: mine, .. }, Self::Bits { words: others, .. }) => {
                 // No early exit: a few words at once are quicker than a branch for each.
                 mine.len() <= others.len() && mine.iter().zip(others).fold(0, |rest, (m, o)| rest | (m & !o)) == 0
             }
             (Self::Bits { words, count }, Self::List(others)) => {
-                others.iter().filter(|&&member| bit(words, member)).count() == *count as usize
+                others.iter().filter(|&&member| has_bit(words, member)).count() == *count as usize
             }
         }
     }
@@ -151,7 +153,7 @@ impl WorkerSet {
                 short.iter().filter(is_in).count()
             }
             (Self::List(list), Self::Bits { words, .. }) | (Self::Bits { words, .. }, Self::List(list)) => {
-                list.iter().filter(|&&member| bit(words, member)).count()
+                list.iter().filter(|&&member| has_bit(words, member)).count()
             }
             (Self::Bits { words: mine, .. }, Self::Bits { words: others, .. }) => {
                 mine.iter().zip(others).map(|(m, o)| (m & o).count_ones() as usize).sum()
@@ -168,7 +170,7 @@ impl WorkerSet {
                     if gone != 0 {
                         *word ^= gone;
                         *count -= gone.count_ones();
-                        bits(at, gone, &mut dropped);
+                        each_bit(at, gone, &mut dropped);
                     }
                 }
                 self.settle();
@@ -192,7 +194,7 @@ impl WorkerSet {
                 kept
             }),
             (Self::Bits { words, .. }, Self::List(others)) => {
-                let kept: SmallVec<_> = others.iter().copied().filter(|&member| bit(words, member)).collect();
+                let kept: SmallVec<_> = others.iter().copied().filter(|&member| has_bit(words, member)).collect();
                 let mut next = kept.iter().copied().peekable();
                 self.for_each(|member| {
                     if next.next_if_eq(&member).is_none() {
@@ -225,26 +227,6 @@ impl WorkerSet {
     }
 }
 
-fn to_bits(list: &[u32]) -> WorkerSet {
-    let mut words = vec![0; list.last().map_or(0, |&last| last as usize / 64 + 1)];
-    for &member in list {
-        words[member as usize / 64] |= 1 << (member % 64);
-    }
-    WorkerSet::Bits { words, count: list.len() as u32 }
-}
-
-fn bit(words: &[u64], member: u32) -> bool {
-    words.get(member as usize / 64).is_some_and(|word| word >> (member % 64) & 1 == 1)
-}
-
-/// Calls `each` with the number of every bit of the word at `at`.
-fn bits(at: u32, mut word: u64, mut each: impl FnMut(u32)) {
-    while word != 0 {
-        each(at * 64 + word.trailing_zeros());
-        word &= word - 1;
-    }
-}
-
 /// Whether the longer of two sorted lists has every member of the shorter.
 fn list_within(short: &[u32], long: &[u32]) -> bool {
     if long.len() > 8 * short.len() {
@@ -261,7 +243,7 @@ mod tests {
     use super::*;
     use kvatlas_testing::Random;
 
-    fn members(set: &WorkerSet) -> Vec<u32> {
+    fn members(set: &MemberSet) -> Vec<u32> {
         let mut members = Vec::new();
         set.for_each(|member| members.push(member));
         members
@@ -273,7 +255,7 @@ mod tests {
             let random = &mut Random(seed);
             let range = [6, 70, 300, 5_000, u64::from(u32::MAX)][seed as usize % 5];
             let mut pair = || {
-                let (mut set, mut model) = (WorkerSet::default(), BTreeSet::new());
+                let (mut set, mut model) = (MemberSet::default(), BTreeSet::new());
                 let steps = random.below(400);
                 for _ in 0..steps {
                     let member = random.below(range) as u32;
@@ -304,15 +286,15 @@ mod tests {
 
     #[test]
     fn a_far_number_costs_no_bits() {
-        let mut set = WorkerSet::default();
+        let mut set = MemberSet::default();
         (0..100).for_each(|member| assert!(set.insert(member)));
-        assert!(matches!(&set, WorkerSet::Bits { words, .. } if words.len() == 2));
+        assert!(matches!(&set, MemberSet::Bits { words, .. } if words.len() == 2));
         assert!(set.insert(u32::MAX));
-        assert!(matches!(set, WorkerSet::List(_)));
+        assert!(matches!(set, MemberSet::List(_)));
         assert!(set.remove(u32::MAX) && set.insert(100));
-        assert!(matches!(&set, WorkerSet::Bits { words, .. } if words.len() == 2));
+        assert!(matches!(&set, MemberSet::Bits { words, .. } if words.len() == 2));
         (0..99).for_each(|member| assert!(set.remove(member)));
         assert_eq!(members(&set), [99, 100]);
-        assert!(matches!(set, WorkerSet::List(_)));
+        assert!(matches!(set, MemberSet::List(_)));
     }
 }

@@ -1,4 +1,4 @@
-//! The released block indexes in the open-loop replay of kvatlas: the same plan, the same driver, the same result.
+//! The released block indexes in the open-loop load test of kvatlas: the same plan, the same driver, the same result.
 //!
 //! A process of its own and no counting allocator: nothing is here that a user of these crates would not have.
 
@@ -13,13 +13,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kvatlas_bench::{Error, Label, Options, Plan, Replay, replay, run};
+use kvatlas_bench::{Error, Label, Options, Plan, RunResult, run, run_design};
 
 const USAGE: &str = "\
-usage: kvatlas-replay-peers --list
-       kvatlas-replay-peers --plan FILE --index NAME --options JSON
+usage: kvatlas-bench-peers --list
+       kvatlas-bench-peers --plan FILE --index NAME --options JSON
 
-The result is one JSON object on standard output, as kvatlas bench replay makes it.";
+The result is one JSON object on standard output, as kvatlas bench run makes it.";
 
 const SMG: &str = "kv-index 2.0.0";
 const DYNAMO: &str = "dynamo-kv-router 1.6.1";
@@ -40,13 +40,13 @@ fn main() -> ExitCode {
     let said = match parse(&arguments) {
         Ok(Command::Help) => Ok(USAGE.to_owned()),
         Ok(Command::List) => Ok(INDEXES.map(|(name, from, about)| format!("{name:18}  {from}: {about}")).join("\n")),
-        Ok(Command::Replay { plan, index, options }) => replayed(&plan, &index, &options).map_err(|e| e.to_string()),
+        Ok(Command::Run { plan, index, options }) => ran(&plan, &index, &options).map_err(|e| e.to_string()),
         Err(error) => Err(format!("{error}\n{USAGE}")),
     };
     match said.and_then(|said| writeln!(out, "{said}").map_err(|error| error.to_string())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("kvatlas-replay-peers: {error}");
+            eprintln!("kvatlas-bench-peers: {error}");
             ExitCode::from(2)
         }
     }
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
 enum Command {
     Help,
     List,
-    Replay { plan: String, index: String, options: String },
+    Run { plan: String, index: String, options: String },
 }
 
 fn parse(arguments: &[String]) -> Result<Command, String> {
@@ -73,14 +73,14 @@ fn parse(arguments: &[String]) -> Result<Command, String> {
         *slot = Some(rest.next().ok_or_else(|| format!("{argument} needs a value"))?.clone());
     }
     let needed = |value: Option<String>, name: &str| value.ok_or_else(|| format!("{name} is missing"));
-    Ok(Command::Replay {
+    Ok(Command::Run {
         plan: needed(plan, "--plan")?,
         index: needed(index, "--index")?,
         options: needed(options, "--options")?,
     })
 }
 
-fn replayed(plan: &str, name: &str, options: &str) -> Result<String, Error> {
+fn ran(plan: &str, name: &str, options: &str) -> Result<String, Error> {
     let options = Options::from_json(options)?;
     let Some((_, from, about)) = INDEXES.iter().find(|(known, ..)| *known == name) else {
         return Err(Error::Index(format!("there is no index {name:?}; --list names them")));
@@ -94,7 +94,7 @@ fn label(name: &str, from: &str, about: &str) -> Label {
     Label { name: name.to_owned(), about: about.to_owned(), version: from.to_owned() }
 }
 
-fn started(plan: &Plan, name: &str, options: &Options, label: Label) -> Result<Replay, Error> {
+fn started(plan: &Plan, name: &str, options: &Options, label: Label) -> Result<RunResult, Error> {
     let never = Arc::new(AtomicBool::new(false));
     let (workers, block_size) = (plan.columns().worker_count, plan.columns().block_size);
     let (threads, jump) = (options.event_threads, options.jump_size.unwrap_or(dynamo::JUMP));
@@ -103,6 +103,6 @@ fn started(plan: &Plan, name: &str, options: &Options, label: Label) -> Result<R
         "smg-lanes" => run(plan, options, label, &never, || smg::Lanes::new(workers, threads)),
         "dynamo-crtc" => run(plan, options, label, &never, || Ok(dynamo::crtc(threads, block_size))),
         "dynamo-positional" => run(plan, options, label, &never, || Ok(dynamo::positional(threads, block_size, jump))),
-        ours => replay(plan, ours, options, &never),
+        ours => run_design(plan, ours, options, &never),
     }
 }

@@ -74,7 +74,7 @@ impl<T: SyncIndexer> SyncIndexer for Watched<T> {
     }
 }
 
-/// A pool under replay.
+/// A pool under test.
 pub struct Pool<T: SyncIndexer> {
     pool: ThreadPoolIndexer<Watched<T>>,
     queues: OnceLock<Vec<flume::Receiver<WorkerTask>>>,

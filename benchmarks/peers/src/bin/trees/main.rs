@@ -1,6 +1,6 @@
 //! StringTree and TokenTree beside those of `kv-index`: one process, in turn, medians.
 //!
-//! `cargo run --release --manifest-path benchmarks/peers/Cargo.toml --bin family -- [--requests N] [--rounds N]
+//! `cargo run --release --manifest-path benchmarks/peers/Cargo.toml --bin trees -- [--requests N] [--rounds N]
 //! [--entries N] [--trace FILE|generated]`
 
 // Shared with the other benchmark, which uses more of them.

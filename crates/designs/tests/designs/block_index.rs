@@ -1,7 +1,7 @@
 //! Rung 7.
 
 use kvatlas_designs::Concurrent;
-use kvatlas_designs::top::Top;
+use kvatlas_designs::block_index::BlockIndexRung;
 use kvatlas_index::View;
 
 use crate::check::{EXACT, check_concurrent, store};
@@ -9,12 +9,16 @@ use crate::streams::{Family, streams};
 
 #[test]
 fn is_exact_on_any_stream() {
-    check_concurrent(Top::new, EXACT, streams(Family::WELL_BEHAVED, 0..60).chain(streams(Family::ANYTHING, 0..300)));
+    check_concurrent(
+        BlockIndexRung::new,
+        EXACT,
+        streams(Family::WELL_BEHAVED, 0..60).chain(streams(Family::ANYTHING, 0..300)),
+    );
 }
 
 #[test]
 fn answers_in_levels_or_in_scores() {
-    for (top, spelled_out) in [(Top::levels(), false), (Top::new(), true)] {
+    for (top, spelled_out) in [(BlockIndexRung::levels(), false), (BlockIndexRung::new(), true)] {
         top.apply(&store(3, None, &[(71, 1), (72, 2)])).unwrap();
         top.apply(&store(5, None, &[(71, 1)])).unwrap();
         let mut scores = vec![];

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::found::Ranked;
+use crate::ranked::Ranked;
+use crate::repr::grouped;
 use crate::scalars::TopK;
-use crate::text::grouped;
 
 /// How much of a query each worker holds, according to the events applied at the time of the lookup.
 ///

@@ -4,8 +4,8 @@
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use kv_index::{
 };
 use kvatlas_index::BlockHash;
 use kvatlas_designs::{Change, Scores, WorkerId};
-use kvatlas_bench::{Counts, Error, Subject};
+use kvatlas_bench::{Counts, Error, EventThread, Subject};
 
 /// What goes through a queue.
 pub enum Message {
@@ -30,7 +30,7 @@ pub enum Message {
     Clear {
         worker: u32,
     },
-    /// What does this worker hold? Asked after the replay, behind everything else.
+    /// What does this worker hold? Asked after the run, behind everything else.
     Tell {
         worker: u32,
         to: Sender<Held>,
@@ -146,56 +146,20 @@ fn holdings(workers: u32, send: impl Fn(Message)) -> Held {
     told.into_iter().flatten().collect()
 }
 
-fn wait_until(done: impl Fn() -> bool, core: &Core) {
-    while !done() && !core.given_up() {
-        std::thread::sleep(Duration::from_micros(50));
-    }
-}
-
-fn thread(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, Error> {
-    std::thread::Builder::new().name(name).spawn(work).map_err(|error| Error::Index(format!("no thread: {error}")))
-}
-
 /// `ChainIndex` behind a channel and one thread.
 pub struct Chain {
     core: Arc<Core>,
     workers: u32,
-    queue: Option<Sender<Message>>,
-    sent: AtomicU64,
-    applied: Arc<AtomicU64>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    events: EventThread<Message>,
 }
 
 impl Chain {
     pub fn new(workers: u32) -> Result<Self, Error> {
         let core = Arc::new(Core::new(workers)?);
-        let applied = Arc::new(AtomicU64::new(0));
-        let (queue, received): (_, Receiver<Message>) = channel();
-        let apply = {
-            let (core, applied) = (Arc::clone(&core), Arc::clone(&applied));
-            move || {
-                let mut maps: Vec<ChainBlockMap> = (0..workers).map(|_| ChainBlockMap::new()).collect();
-                for message in received {
-                    if core.given_up() {
-                        return;
-                    }
-                    core.apply(&mut maps[message.worker() as usize], message);
-                    // The only writer.
-                    applied.store(applied.load(Ordering::Relaxed) + 1, Ordering::Release);
-                }
-            }
-        };
-        let thread = Mutex::new(Some(thread("smg-events".to_owned(), apply)?));
-        Ok(Self { core, workers, queue: Some(queue), sent: AtomicU64::new(0), applied, thread })
-    }
-}
-
-impl Drop for Chain {
-    fn drop(&mut self) {
-        self.queue = None;
-        if let Some(thread) = self.thread.get_mut().ok().and_then(Option::take) {
-            let _ = thread.join();
-        }
+        let mut maps: Vec<ChainBlockMap> = (0..workers).map(|_| ChainBlockMap::new()).collect();
+        let applying = Arc::clone(&core);
+        let apply = move |message: Message| applying.apply(&mut maps[message.worker() as usize], message);
+        Ok(Self { core, workers, events: EventThread::new("smg-events", apply)? })
     }
 }
 
@@ -215,18 +179,15 @@ impl Subject for Chain {
     fn lane(&self) {}
 
     fn send(&self, message: Message) {
-        if let Some(queue) = &self.queue {
-            let _ = queue.send(message);
-        }
-        self.sent.fetch_add(1, Ordering::Relaxed);
+        self.events.send(message);
     }
 
     fn applied(&self) -> u64 {
-        self.applied.load(Ordering::Acquire)
+        self.events.applied()
     }
 
     fn flush(&self) {
-        wait_until(|| self.applied() >= self.sent.load(Ordering::Relaxed), &self.core);
+        self.events.flush();
     }
 
     fn lookup(&self, (): &mut (), query: &Vec<ContentHash>) {
@@ -247,7 +208,7 @@ impl Subject for Chain {
     }
 
     fn give_up(&self) {
-        self.core.given_up.store(true, Ordering::Relaxed);
+        self.events.give_up();
     }
 }
 
@@ -273,7 +234,7 @@ impl Lanes {
         let pool = Arc::new(Lane::new(LanePoolConfig {
             lanes,
             max_workers: workers.max(1) as usize,
-            // Never refuse: a replay has no way to slow down the engines.
+            // Never refuse: a run has no way to slow down the engines.
             depth_cap: usize::MAX,
             batch: BATCH,
             steal_after: 0,
@@ -295,7 +256,8 @@ impl Lanes {
                 };
                 pool.run_lane(lane, &mut (apply, go_on, rest));
             };
-            made.threads.push(thread(format!("smg-lane-{lane}"), serve)?);
+            let thread = std::thread::Builder::new().name(format!("smg-lane-{lane}")).spawn(serve);
+            made.threads.push(thread.map_err(|error| Error::Index(format!("no thread: {error}")))?);
         }
         Ok(made)
     }
@@ -338,7 +300,9 @@ impl Subject for Lanes {
     }
 
     fn flush(&self) {
-        wait_until(|| self.applied() >= self.sent.load(Ordering::Relaxed), &self.core);
+        while self.applied() < self.sent.load(Ordering::Relaxed) && !self.core.given_up() {
+            std::thread::sleep(Duration::from_micros(50));
+        }
     }
 
     fn lookup(&self, (): &mut (), query: &Vec<ContentHash>) {

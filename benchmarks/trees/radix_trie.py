@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from benchmarks.family.plain_trie import PlainTrie
+from benchmarks.trees.plain_trie import PlainTrie
 from rich.console import Console
 from rich.table import Table
 

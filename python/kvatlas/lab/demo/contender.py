@@ -41,7 +41,7 @@ class Blocks:
         return self._scores
 
 
-class Side:
+class Contender:
     """A policy, its engines, and how they fare."""
 
     def __init__(

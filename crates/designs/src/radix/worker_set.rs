@@ -1,12 +1,12 @@
-//! The set of workers that hold a node, and who of them is still in the running as a lookup descends.
+//! The set of workers that hold a node.
 //!
 //! Most nodes are held by one worker, the beginnings of prompts by many. So a set is one word while all its members
 //! are below 64, up to three numbers in place otherwise, then a sorted list, and bits where those take less room: a
-//! child that has the same holders as its parent, which is the common case by far, is recognised at a glance.
+//! child that has the same holders as its parent, which is the common case by far, is recognised at a glance. Equal sets
+//! have equal forms here, as they need not in [`MemberSet`](crate::positional), which counts what sets have in common.
 
-use smallvec::SmallVec;
-
-use crate::interface::{Scores, WorkerId};
+use crate::bits::{each_bit, has_bit, to_words};
+use crate::interface::WorkerId;
 
 /// A set of workers.
 #[derive(Debug, PartialEq, Eq)]
@@ -31,14 +31,6 @@ fn place(worker: WorkerId) -> (usize, u64) {
     (worker as usize / 64, 1 << (worker % 64))
 }
 
-/// Calls `each` with every set bit of `word`, counted from `64 * at`.
-fn each_bit(at: usize, mut word: u64, mut each: impl FnMut(WorkerId)) {
-    while word != 0 {
-        each((at * 64) as WorkerId + word.trailing_zeros());
-        word &= word - 1;
-    }
-}
-
 impl WorkerSet {
     pub(crate) fn only(worker: WorkerId) -> Self {
         if worker < 64 { Self::Word(1 << worker) } else { Self::Few { len: 1, ids: [worker, 0, 0] } }
@@ -48,7 +40,7 @@ impl WorkerSet {
         *self == Self::Word(0)
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         match self {
             Self::Word(word) => word.count_ones() as usize,
             Self::Few { len, .. } => *len as usize,
@@ -57,33 +49,30 @@ impl WorkerSet {
         }
     }
 
-    fn contains(&self, worker: WorkerId) -> bool {
+    pub(super) fn contains(&self, worker: WorkerId) -> bool {
         match self {
             Self::Word(word) => worker < 64 && word >> worker & 1 == 1,
             Self::Few { len, ids } => ids[..*len as usize].contains(&worker),
             Self::List(ids) => ids.binary_search(&worker).is_ok(),
-            Self::Bits(words) => {
-                let (at, bit) = place(worker);
-                words.get(at).is_some_and(|word| word & bit != 0)
-            }
+            Self::Bits(words) => has_bit(words, worker),
         }
     }
 
-    fn for_each(&self, mut each: impl FnMut(WorkerId)) {
+    pub(super) fn for_each(&self, mut each: impl FnMut(WorkerId)) {
         match self {
             Self::Word(word) => each_bit(0, *word, each),
             Self::Few { len, ids } => ids[..*len as usize].iter().copied().for_each(each),
             Self::List(ids) => ids.iter().copied().for_each(each),
             Self::Bits(words) => {
                 for (at, &word) in words.iter().enumerate() {
-                    each_bit(at, word, &mut each);
+                    each_bit(at as u32, word, &mut each);
                 }
             }
         }
     }
 
     /// The members below 64.
-    fn low(&self) -> u64 {
+    pub(super) fn low(&self) -> u64 {
         match self {
             Self::Word(word) => *word,
             Self::Bits(words) => words[0],
@@ -104,7 +93,7 @@ impl WorkerSet {
     }
 
     /// In the form that suits the members best.
-    fn from_sorted(members: Vec<WorkerId>) -> Self {
+    pub(super) fn from_sorted(members: Vec<WorkerId>) -> Self {
         let Some(&greatest) = members.last() else { return Self::default() };
         if greatest < 64 {
             return Self::Word(members.iter().fold(0, |word, worker| word | 1 << worker));
@@ -116,16 +105,7 @@ impl WorkerSet {
         }
         let words = place(greatest).0 + 1;
         // Bits where they take less room than four bytes a member.
-        if 2 * words > members.len() { Self::List(members) } else { Self::bits(words, &members) }
-    }
-
-    fn bits(words: usize, members: &[WorkerId]) -> Self {
-        let mut bits = vec![0; words];
-        for &worker in members {
-            let (at, bit) = place(worker);
-            bits[at] |= bit;
-        }
-        Self::Bits(bits.into())
+        if 2 * words > members.len() { Self::List(members) } else { Self::Bits(to_words(&members).into()) }
     }
 
     /// Adds a member. Whether it is new.
@@ -208,92 +188,6 @@ impl WorkerSet {
     }
 }
 
-/// Who holds all blocks down to the node that a lookup stands on. Those who fall behind are written down with their
-/// depth at once, so the whole costs one comparison of sets a block and one note a worker.
-pub(crate) enum Running {
-    /// All holders of the first block are below 64: one word is all there is to know.
-    Low(u64),
-    /// All holders of the node. As long as nobody has a hole above it, this is how it stays.
-    Holders,
-    /// Not all holders of the node, because of some the lookup has passed a hole.
-    Some(SmallVec<[WorkerId; 32]>),
-}
-
-impl Running {
-    /// The lookup stands on the first block, held by `set`.
-    pub(crate) fn new(set: &WorkerSet) -> Self {
-        match set {
-            WorkerSet::Word(word) => Self::Low(*word),
-            _ => Self::Holders,
-        }
-    }
-
-    /// From a node held by `above`, `depth` blocks deep, to a child held by `set`. False when nobody is left.
-    pub(crate) fn step(&mut self, above: &WorkerSet, set: &WorkerSet, depth: u32, scores: &mut Scores) -> bool {
-        match self {
-            Self::Low(left) => {
-                let stay = set.low();
-                if *left & !stay != 0 {
-                    each_bit(0, *left & !stay, |worker| scores.push((worker, depth)));
-                    *left &= stay;
-                }
-                *left != 0
-            }
-            Self::Holders => {
-                if above == set {
-                    return true;
-                }
-                let mut stay = 0;
-                match (above, set) {
-                    (WorkerSet::Bits(above), WorkerSet::Bits(set)) => {
-                        for (at, &word) in above.iter().enumerate() {
-                            let kept = word & set.get(at).unwrap_or(&0);
-                            each_bit(at, word & !kept, |worker| scores.push((worker, depth)));
-                            stay += kept.count_ones() as usize;
-                        }
-                    }
-                    _ => above.for_each(|worker| {
-                        if set.contains(worker) {
-                            stay += 1;
-                        } else {
-                            scores.push((worker, depth));
-                        }
-                    }),
-                }
-                if stay < set.len() {
-                    let mut left = SmallVec::with_capacity(stay);
-                    above.for_each(|worker| {
-                        if set.contains(worker) {
-                            left.push(worker);
-                        }
-                    });
-                    *self = Self::Some(left);
-                }
-                stay != 0
-            }
-            Self::Some(left) => {
-                left.retain(|worker| {
-                    let stays = set.contains(*worker);
-                    if !stays {
-                        scores.push((*worker, depth));
-                    }
-                    stays
-                });
-                !left.is_empty()
-            }
-        }
-    }
-
-    /// The lookup ends on a node held by `set`, `depth` blocks deep.
-    pub(crate) fn finish(self, set: &WorkerSet, depth: u32, scores: &mut Scores) {
-        match self {
-            Self::Low(left) => each_bit(0, left, |worker| scores.push((worker, depth))),
-            Self::Holders => set.for_each(|worker| scores.push((worker, depth))),
-            Self::Some(left) => scores.extend(left.iter().map(|&worker| (worker, depth))),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -334,41 +228,5 @@ mod tests {
     #[test]
     fn is_small() {
         assert_eq!(size_of::<WorkerSet>(), 24);
-    }
-
-    /// Descends through random sets, of every form and with holes, and drops whom the sets leave out.
-    #[test]
-    fn running_keeps_exactly_those_in_all_sets() {
-        for seed in 0..400 {
-            let random = &mut Random(seed);
-            let among = *random.pick(&[10, 70, 64, 300, 5000]);
-            let many = *random.pick(&[2, 5, 40, 300]);
-            let holes = random.chance(50);
-            let mut members: BTreeSet<u32> = (0..many).map(|_| random.below(among) as u32).collect();
-            let mut chain = Vec::new();
-            for _ in 0..12 {
-                chain.push(members.clone());
-                members.retain(|_| random.chance(90));
-                if holes && random.chance(40) {
-                    members.extend((0..3).map(|_| random.below(among) as u32));
-                }
-                if members.is_empty() {
-                    break;
-                }
-            }
-            let sets: Vec<_> = chain.iter().map(|m| WorkerSet::from_sorted(m.iter().copied().collect())).collect();
-            let mut scores = Vec::new();
-            let mut running = Running::new(&sets[0]);
-            let (mut at, mut left) = (0, true);
-            while left && at + 1 < sets.len() {
-                left = running.step(&sets[at], &sets[at + 1], at as u32 + 1, &mut scores);
-                at += 1;
-            }
-            running.finish(&sets[at], at as u32 + 1, &mut scores);
-            scores.sort_unstable();
-            let depth = |worker| chain.iter().take_while(|set| set.contains(&worker)).count() as u32;
-            let expected: Vec<_> = chain[0].iter().map(|&worker| (worker, depth(worker))).collect();
-            assert_eq!(scores, expected, "seed {seed}");
-        }
     }
 }

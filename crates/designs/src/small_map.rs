@@ -9,13 +9,13 @@ use std::hash::Hash;
 use hashbrown::HashMap;
 
 #[derive(Debug)]
-pub(super) enum Few<K, V> {
+pub(super) enum SmallMap<K, V> {
     One(K, V),
     /// Never empty, but for a moment inside of a change.
     Many(Box<HashMap<K, V>>),
 }
 
-impl<K: Copy + Eq + Hash, V> Few<K, V> {
+impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
     pub(super) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         match self {
             Self::One(only, value) => (only == key).then_some(value),
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn grows_and_shrinks() {
-        let mut few = Few::One(1, 'a');
+        let mut few = SmallMap::One(1, 'a');
         few.insert(1, 'b');
         assert_eq!((few.get_mut(&1).copied(), few.get_mut(&2)), (Some('b'), None));
         few.insert(2, 'c');
@@ -78,6 +78,6 @@ mod tests {
         assert_eq!(all, [(1, 'b'), (2, 'c'), (3, 'e')]);
         assert!(!few.remove(&1) && !few.remove(&9) && !few.remove(&2));
         assert!(few.remove(&3));
-        assert!(Few::One(7, ()).remove(&7) && !Few::One(7, ()).remove(&8));
+        assert!(SmallMap::One(7, ()).remove(&7) && !SmallMap::One(7, ()).remove(&8));
     }
 }
