@@ -142,10 +142,7 @@ class HttpConfig(_Section):
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "http.tls_key" if self.tls_key is None else "http.tls_cert"
             raise ConfigError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
-        if self.key is not None:
-            check_secret(self.key, "http.key")
-            if self.key_file is not None:
-                raise ConfigError("http.key and http.key_file are both given: give one of them")
+        _check_key("http", self.key, self.key_file)
 
     def bearer(self) -> str | None:
         """The bearer key, if there is one.
@@ -277,10 +274,7 @@ class DiscoveryConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.key is not None:
-            check_secret(self.key, "discovery.key")
-            if self.key_file is not None:
-                raise ConfigError("discovery.key and discovery.key_file are both given: give one of them")
+        _check_key("discovery", self.key, self.key_file)
 
     def bearer(self) -> str | None:
         """The engines' API key, if there is one.
@@ -392,6 +386,14 @@ SECTIONS: dict[str, type[_Section]] = {
 def all_keys() -> tuple[Key, ...]:
     """Every setting with a single value, in the order of the sections."""
     return tuple(key for section in SECTIONS.values() for key in keys_of(section))
+
+
+def _check_key(section: str, key: str | None, file: Path | None) -> None:
+    """A section's key is usable, and is not given by a file as well."""
+    if key is not None:
+        check_secret(key, f"{section}.key")
+        if file is not None:
+            raise ConfigError(f"{section}.key and {section}.key_file are both given: give one of them")
 
 
 def read_secret(path: Path, name: str) -> str:
