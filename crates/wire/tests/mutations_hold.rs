@@ -1,4 +1,4 @@
-//! Random batches, whole and damaged: a short run of what `examples/fuzz.rs` does for as long as one likes.
+//! Random batches, whole and damaged: a short run of what `examples/fuzz_wire.rs` does for as long as one likes.
 
 mod mutations;
 
