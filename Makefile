@@ -14,8 +14,8 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service soak fuzz loom sanitize \
-	docs docs-rust docs-site wheels check-tools clean \
+.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service real-engines \
+	soak fuzz loom sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
 help:  ## this list
@@ -102,6 +102,9 @@ bench-trees: build  ## the trees beside kv-index, the prefix table beside AIBrix
 bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
 	$(BIN)/python -m benchmarks.service --dynamo-python target/dynamo/bin/python $(ARGS)
 
+real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each
+	$(BIN)/python -m benchmarks.real_engines $(ARGS)
+
 soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
 	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
 
@@ -128,7 +131,7 @@ docs-site: build-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # One wheel an architecture, for every Python from 3.11 on and every Linux with this glibc or a later one: what NumPy,
-# which it needs, asks for as well. zig compiles and links for each of them, libzmq's C++ included.
+# which it needs, asks for as well. zig compiles and links for each of them.
 ARCHITECTURES ?= x86_64 aarch64
 MANYLINUX ?= manylinux_2_28
 WHEELS := target/wheels

@@ -143,6 +143,8 @@ def test_the_http_page_has_every_route_field_and_code() -> None:
         assert f"### {name}\n" in page
     assert "`routing_group`" in page
     assert "`instance_id` (required)" in page
+    assert "Or, as `application/octet-stream`: Token ids as little-endian 32-bit unsigned integers." in page
+    assert "| `among` | array of string |" in page
 
 
 def test_the_error_page_has_every_class() -> None:

@@ -16,22 +16,22 @@ from .servers import BLOCK, Server, theirs
 from .servers import ours as start_ours
 
 WORKERS = 32
-BLOCKS = 64  # a batch
 QUIET = 3.0  # seconds without anything new, after which a flood is over
 
 
-def ingest(python: str, rounds: int, batches: int, note: Callable[[str], None]) -> dict[str, Any]:
-    """Batches of 64 blocks, each a prompt of its own, from all engines' sockets into the index.
+def ingest(python: str, rounds: int, batches: int, blocks: int, note: Callable[[str], None]) -> dict[str, Any]:
+    """Batches of `blocks` blocks, each a prompt of its own, from all engines' sockets into the index.
 
     The service is stopped (SIGSTOP) until all has been published, so that what is measured is how fast it reads, not
     how fast this process writes: from SIGCONT to the moment at which the last batch of each engine is in an answer.
     """
     choose = np.random.default_rng(1)
-    payloads = [[Chain.random(choose, BLOCKS).payload() for _ in range(batches - 1)] for _ in range(WORKERS)]
-    last = Chain.random(choose, BLOCKS)  # of every engine, so that one query tells of all
+    payloads = [[Chain.random(choose, blocks).payload() for _ in range(batches - 1)] for _ in range(WORKERS)]
+    last = Chain.random(choose, blocks)  # of every engine, so that one query tells of all
     for row in payloads:
         row.append(last.payload())
     found: dict[str, list[tuple[float, int, float, float]]] = defaultdict(list)
+    what = f"ingest, batches of {blocks}"
     for _ in range(rounds):
         for server in (start_ours(), theirs(python)):
             with server, Engines(WORKERS, [server], buffer_steps=batches) as engines:
@@ -40,10 +40,10 @@ def ingest(python: str, rounds: int, batches: int, note: Callable[[str], None]) 
                 busy = server.cpu_seconds() - busy
                 size = server.memory() - before
                 held = server.blocks()
-                lost = WORKERS * batches - held // BLOCKS
+                lost = WORKERS * batches - held // blocks
                 found[server.name].append((held / seconds, lost, size / held, busy / held))
                 note(
-                    f"ingest, {server.name}: {held / seconds:,.0f} blocks/s, "
+                    f"{what}, {server.name}: {held / seconds:,.0f} blocks/s, "
                     f"{lost} of {WORKERS * batches:,} batches lost"
                 )
     mine, other = found["kvatlas"], found["dynamo.indexer"]
@@ -59,9 +59,36 @@ def ingest(python: str, rounds: int, batches: int, note: Callable[[str], None]) 
     }
     result["rate_ratio"] = result["rate"] / result["rate_theirs"]
     note(
-        f"ingest: {result['rate_ratio']:.1f}x; bytes a block {result['bytes_a_block']:.0f}, "
+        f"{what}: {result['rate_ratio']:.1f}x; bytes a block {result['bytes_a_block']:.0f}, "
         f"theirs {result['bytes_a_block_theirs']:.0f}; CPU a block {result['cpu_a_block'] * 1e9:.0f} ns, "
         f"theirs {result['cpu_a_block_theirs'] * 1e9:.0f}"
+    )
+    return result
+
+
+def steady(python: str, rounds: int, rate: int, seconds: float, note: Callable[[str], None]) -> dict[str, Any]:
+    """CPU seconds of the service for each batch of one block, while 32 engines publish `rate` of them a second.
+
+    Unlike in a flood, the service comes to the end of what there is after nearly every batch, and sleeps.
+    """
+    choose = np.random.default_rng(5)
+    payloads = [Chain.random(choose, 1).payload() for _ in range(int(rate * seconds))]
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for server in (start_ours(), theirs(python)):
+            with server, Engines(WORKERS, [server]) as engines:
+                busy, due = server.cpu_seconds(), time.monotonic()
+                for number, payload in enumerate(payloads):
+                    engines.publishers[number % WORKERS].publish(payload)
+                    due += 1 / rate
+                    while due - time.monotonic() > 0:
+                        time.sleep(0)
+                time.sleep(0.1)
+                found[server.name].append((server.cpu_seconds() - busy) / len(payloads))
+    result = {name: median(each) for name, each in found.items()}
+    note(
+        f"CPU a one-block batch at {rate:,} a second from {WORKERS} engines: "
+        + ", ".join(f"{name} {each * 1e6:.1f} us" for name, each in result.items())
     )
     return result
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 SCRIPT = """
 wrk.method = "POST"
-wrk.headers["Content-Type"] = "application/json"
+wrk.headers["Content-Type"] = "{kind}"
 local file = io.open("{body}", "rb")
 wrk.body = file:read("*a")
 file:close()
@@ -34,13 +34,21 @@ def check() -> None:
         raise RuntimeError("this benchmark needs wrk (https://github.com/wg/wrk; most systems package it as wrk)")
 
 
-def run(url: str, body: bytes, *, connections: int, seconds: float) -> Load:
-    """The same request over and over, on `connections` connections. Any answer but 2xx is an error."""
+def run(url: str, body: bytes, *, connections: int, seconds: float, kind: str = "application/json") -> Load:
+    """The same request over and over, on `connections` connections. Any answer but 2xx is an error.
+
+    Args:
+        url: What is asked, with its query string.
+        body: The body of the request.
+        connections: How many at once.
+        seconds: For how long.
+        kind: The body's content type.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        request = Path(folder, "body.json")
+        request = Path(folder, "body")
         request.write_bytes(body)
         script = Path(folder, "post.lua")
-        script.write_text(SCRIPT.format(body=request), encoding="utf-8")
+        script.write_text(SCRIPT.format(body=request, kind=kind), encoding="utf-8")
         command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "--latency", "-s", str(script), url]
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     if "Non-2xx" in out or "Socket errors" in out:

@@ -127,6 +127,17 @@ class Server:
         pages = Path(f"/proc/{self._process.pid}/statm").read_text(encoding="ascii").split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    def peak_memory(self) -> int:
+        """The most resident bytes so far."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
+        (peak,) = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+        return int(peak) << 10
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's values over its labels; ours only."""
+        lines = (line.rpartition(" ") for line in self.get("/metrics").decode().splitlines())
+        return sum(float(value) for key, _, value in lines if key.partition("{")[0] == name)
+
 
 def hash_query(hashes: list[int]) -> bytes:
     """The body of a /query_by_hash; the other service takes signed numbers only."""

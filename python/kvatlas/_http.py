@@ -9,12 +9,15 @@ import os
 import re
 import socket
 import ssl
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx
 
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
+
+ClientCert: TypeAlias = tuple[str | os.PathLike[str], str | os.PathLike[str]]
+"""The PEM files of a client's certificate and of its key."""
 
 _KEY = re.compile(r"[!-~]+", re.ASCII)
 
@@ -48,12 +51,39 @@ def authorization(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def options(url: str, key: str | None, timeout: float, ssl_context: ssl.SSLContext | None = None) -> dict[str, Any]:
+def tls_context(client_cert: ClientCert | None = None, trusted: str | None = None) -> ssl.SSLContext:
+    """A context that trusts the certificates of a file, or the system's, and shows a certificate of its own.
+
+    Raises:
+        InvalidArgumentError: The own certificate or its key cannot be used ("invalid_certificate").
+    """
+    context = ssl.create_default_context(cafile=trusted)
+    if client_cert is not None:
+        cert, key = client_cert
+        try:
+            # Nobody is there to be asked for a pass phrase.
+            context.load_cert_chain(cert, key, password="")
+        except (OSError, ValueError) as error:
+            message = (
+                f"client_cert must be PEM files of a certificate and its key without a pass phrase, got {cert} and"
+            )
+            raise InvalidArgumentError(f"{message} {key}: {reason(error)}", "invalid_certificate") from error
+    return context
+
+
+def options(
+    url: str,
+    key: str | None,
+    timeout: float,
+    ssl_context: ssl.SSLContext | None = None,
+    client_cert: ClientCert | None = None,
+) -> dict[str, Any]:
     """How the httpx client of one server is set up. Proxies of the environment are not used: servers are inside.
 
     Raises:
-        InvalidArgumentError: The URL, the key or the timeout cannot be used ("invalid_url", "invalid_key",
-            "out_of_range").
+        InvalidArgumentError: The URL, the key, the timeout or the certificate cannot be used ("invalid_url",
+            "invalid_key", "out_of_range", "invalid_certificate"), or there is a context and a certificate
+            ("conflicting_arguments").
         InvalidTypeError: The URL is not a string.
     """
     if not isinstance(url, str):
@@ -66,13 +96,16 @@ def options(url: str, key: str | None, timeout: float, ssl_context: ssl.SSLConte
         address = checked_url(url)
     except ValueError as error:
         raise InvalidArgumentError(f"url must be http://HOST:PORT, got {url!r}: {error}", "invalid_url") from error
+    if ssl_context is not None and client_cert is not None:
+        message = "give ssl_context or client_cert, not both: load the certificate into the context"
+        raise InvalidArgumentError(message, "conflicting_arguments")
     # Reading the system's certificates takes a while, and plain HTTP needs none.
-    is_tls = address.startswith("https:")
+    is_tls = address.startswith("https:") or client_cert is not None
     return {
         "base_url": address,
         "headers": authorization(key),
         "timeout": timeout,
-        "verify": ssl_context or (ssl.create_default_context() if is_tls else False),
+        "verify": ssl_context or (tls_context(client_cert) if is_tls else False),
         "trust_env": False,
     }
 

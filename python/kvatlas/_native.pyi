@@ -683,11 +683,15 @@ class Service:
     @property
     def address(self) -> str:
         """str: Where HTTP is served, "host:port"."""
-    def register(self, registration_json: str) -> bool:
+    @property
+    def admin_address(self) -> str | None:
+        """str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else."""
+    def register(self, registration_json: str, announced_by: str | None = None) -> bool:
         """Registers a worker's stream of events.
 
         Args:
             registration_json: The body of POST /register.
+            announced_by: Host name or address of the engine that announced the stream; None means the configuration.
 
         Returns:
             bool: Whether the stream is new.
@@ -707,6 +711,47 @@ class Service:
 
         Raises:
             ServiceError: The worker is not registered, or has no such rank.
+        """
+    def check_allowed(self, endpoint: str, announced_by: str) -> None:
+        """Checks that an endpoint may be connected to, by streams.allow.
+
+        Args:
+            endpoint: The endpoint, tcp://host:port or ipc://path.
+            announced_by: Host name or address of the engine that announced it.
+
+        Raises:
+            ServiceError: It may not, or is not an endpoint.
+        """
+    def reload(self) -> None:
+        """Reads the keys and the certificate from their files again.
+
+        Raises:
+            ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+        """
+    def report_engine(self, report_json: str) -> None:
+        """Reports how far discovery is with an engine, or with a configured stream.
+
+        Args:
+            report_json: JSON with worker, rank, url, state, code and reason.
+
+        Raises:
+            ServiceError: The report is invalid.
+        """
+    def forget_engine(self, worker: str, rank: SupportsIndex | None = None) -> bool:
+        """Stops reporting an engine, or a configured stream.
+
+        Args:
+            worker: The worker's name.
+            rank: Data-parallel rank of the stream; None means an engine.
+
+        Returns:
+            bool: Whether it was reported.
+        """
+    def engines(self) -> str:
+        """The engines and configured streams that discovery follows.
+
+        Returns:
+            str: The answer of GET /engines, JSON.
         """
     def workers(self) -> str:
         """The workers and their streams.
@@ -729,17 +774,22 @@ class Service:
         Returns:
             bool: Whether the service waited for it.
         """
-    def drain(self, timeout: float) -> bool:
-        """Accepts no more connections, finishes open requests, and closes. Draining again does nothing.
+    def leave(self) -> None:
+        """Reports not ready from now on, while requests are still answered."""
+    def drain(self, timeout: float, delay: float = 0.0) -> bool:
+        """Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+
+        Draining again does nothing.
 
         Args:
-            timeout: Time limit in seconds, at least 0.
+            timeout: Time limit in seconds for open requests, at least 0.
+            delay: Time in seconds before the listener closes, at least 0.
 
         Returns:
             bool: False if the time limit passed and requests were cut off.
 
         Raises:
-            InvalidArgumentError: timeout is negative or not a number.
+            InvalidArgumentError: timeout or delay is negative or not a number.
         """
     def close(self) -> None:
         """Closes at once. Closing again does nothing."""

@@ -56,7 +56,7 @@ class InvalidArgumentError(KvatlasError, ValueError):
     Blocks and tokens: "invalid_block_size", "token_count", "token_bytes", "unknown_tier", "unknown_dialect",
     "no_tokens".
 
-    Clients and tokenizers: "invalid_url", "invalid_key", "invalid_messages".
+    Clients and tokenizers: "invalid_url", "invalid_key", "invalid_certificate", "invalid_messages".
 
     Trees: "unknown_policy", "invalid_page_size", "invalid_snapshot", "evicted_node", "not_in_use",
     "foreign_node", "no_thread".
@@ -119,8 +119,10 @@ class ServiceError(KvatlasError, RuntimeError):
     """The service could not be started, or refused a request made in this process.
 
     Codes: "not_started", "closed", "not_ready"; and the codes of the HTTP interface for the same refusals:
-    "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint", "rank_taken",
-    "unknown_rank", "unknown_worker", "invalid_config", "service".
+    "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint",
+    "limit_reached", "not_listening", "rank_taken", "topic_taken", "too_many_names", "unknown_rank", "unknown_worker",
+    "unknown_keyspace", "ambiguous_model", "endpoint_not_allowed", "internal" (a bug; the log has more),
+    "invalid_config", "service".
     """
 
     code = "service"

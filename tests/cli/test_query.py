@@ -64,9 +64,9 @@ def test_a_table(asks: Run) -> None:
     assert done.returncode == 0, done.stderr
     assert "12 tokens for m, in blocks of 4" in done.stdout
     header, first, second = done.stdout.splitlines()[1:4]
-    assert header.split() == ["worker", "rank", "tokens", "blocks", "prompt", "state", "lag"]
-    assert first.split()[:7] == ["engine-0", "0", "12", "3", "100.0", "%", "live"]
-    assert second.split()[:7] == ["engine-1", "0", "8", "2", "66.7", "%", "live"]
+    assert header.split() == ["worker", "rank", "tokens", "blocks", "prompt", "usable", "state", "lag"]
+    assert first.split()[:8] == ["engine-0", "0", "12", "3", "100.0", "%", "8", "live"]
+    assert second.split()[:8] == ["engine-1", "0", "8", "2", "66.7", "%", "8", "live"]
     assert done.stderr == ""
 
 
@@ -253,3 +253,51 @@ def test_lower_tiers_have_columns_of_their_own(capsys: pytest.CaptureFixture[str
     assert lines[4].split() == ["[b]", "0", "0", "0.0", "%", "0", "48"]
     assert "upper bounds" in lines[5]
     assert console() is not None
+
+
+def test_what_an_engine_can_reuse(asks: Run) -> None:
+    done = asks("--tokens", listed(PROMPT))
+    _words, header, first, second = done.stdout.splitlines()
+    assert header.split()[:6] == ["worker", "rank", "tokens", "blocks", "prompt", "usable"]
+    assert first.split()[2] == "12"
+    assert first.split()[6] == "8", first  # "100.0 %" is two words
+    assert second.split()[6] == "8"
+    # Only if it differs.
+    assert "usable" not in asks("--tokens", listed([*PROMPT, 13])).stdout
+
+
+def test_engines_that_do_not_report_salts(capsys: pytest.CaptureFixture[str]) -> None:
+    held = WorkerDepth("old", 8, 8, 8, {0: 8}, BLOCK, usable=8)
+    hybrid = WorkerDepth("hybrid", 8, 8, 8, {0: 8}, BLOCK, usable=8)
+    marked = (("old", 0),)
+    words = "unknown with it, as the engine does not report salts: old rank 0"
+    _print(Answer((held,), BLOCK, 2, 9, upper_bound=True, no_salts=marked), "m")
+    told = capsys.readouterr().out
+    assert words in told
+    assert "sliding-window" not in told
+    _print(Answer((held, hybrid), BLOCK, 2, 9, upper_bound=True, no_salts=marked), "m")
+    assert "sliding-window" in capsys.readouterr().out
+    _print(Answer((), BLOCK, 2, 9, no_salts=marked), "m")
+    assert words in capsys.readouterr().out
+    _print(Answer((hybrid,), BLOCK, 2, 9, upper_bound=True), "m")
+    assert "salts" not in capsys.readouterr().out
+
+
+def test_a_model_by_another_name(asks: Run, service: Service) -> None:
+    worker = service.workers()[0]
+    stream = worker.streams[0]
+    service.register(
+        worker.worker,
+        stream.endpoint,
+        replay_endpoint=stream.replay_endpoint,
+        model="m",
+        block_size=BLOCK,
+        aliases=["alias"],
+        adapters=["sql"],
+    )
+    assert json.loads(asks("--tokens", listed(PROMPT), "--model", "alias", "--json").stdout)["depth"] == 3
+    # Nobody has anything of the adapter's.
+    assert json.loads(asks("--tokens", listed(PROMPT), "--model", "sql", "--json").stdout)["depth"] == 0
+    wrong = asks("--tokens", listed(PROMPT), "--model", "alais")
+    assert wrong.returncode == 1
+    assert "no workers for model 'alais'; it has models m" in wrong.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.service.fake_engine import FakeEngine, vllm
 
 from kvatlas.client import Client
 from kvatlas.errors import UnreachableError
@@ -91,6 +92,23 @@ def serving(*args: object, env: dict[str, str] | None = None, cwd: Path | None =
         process.kill()
 
 
+def test_what_is_not_registered_is_logged() -> None:
+    silent = vllm() | {"/kv_event_sources": {}}
+    by_hand = "w=tcp://127.0.0.1:9,model=m,block_size=16"
+    with FakeEngine(silent) as engine:
+        flags = ("--engine", f"silent={engine.url}", "--settle-timeout", "0.1")
+        with serving(*flags) as process, Client(process.url) as client:
+            process.wait_for(r" WARN none of the configured engines can be used")
+            assert not client.ready()
+            process.signal(signal.SIGTERM)
+            assert process.end() == 0
+        assert not any(" INFO ready: " in line for line in process.lines)
+        with serving(*flags, "--stream", by_hand) as process:
+            process.wait_for(r" INFO ready: 1 worker, 1 stream; not registered: silent \(no_events\)$")
+            process.signal(signal.SIGTERM)
+            assert process.end() == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_from_start_to_end(number: signal.Signals) -> None:
     with serving() as process, Client(process.url) as client:
@@ -110,7 +128,7 @@ def test_requests_under_way_are_finished() -> None:
         url = httpx.URL(process.url)
         with socket.create_connection((url.host, url.port or 0)) as slow:
             body = b'{"model_name":"m","token_ids":[1]}'
-            head = f"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            head = f"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
             slow.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body[:5])
             # Only when that has arrived: another request comes through after it.
             httpx.get(url.join("/health"), trust_env=False)
@@ -125,7 +143,7 @@ def test_the_second_signal_stops_at_once() -> None:
     with serving("--drain-timeout", "1h") as process:
         url = httpx.URL(process.url)
         with socket.create_connection((url.host, url.port or 0)) as slow:
-            slow.sendall(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            slow.sendall(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
             httpx.get(url.join("/health"), trust_env=False)
             process.signal(signal.SIGINT)
             process.wait_for("stopping: finishing open requests")
@@ -138,7 +156,7 @@ def test_requests_that_take_too_long_are_cut_off() -> None:
     with serving("--drain-timeout", "100ms") as process:
         url = httpx.URL(process.url)
         with socket.create_connection((url.host, url.port or 0)) as slow:
-            slow.sendall(b"POST /query HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            slow.sendall(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n")
             httpx.get(url.join("/health"), trust_env=False)
             process.signal(signal.SIGTERM)
             assert process.end() == 1

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
+from tests.service.fake_engine import FakeEngine, vllm
 
 from kvatlas.cli.workers import _COUNTERS, _shown
-from kvatlas.service import Config, HttpConfig, Service
+from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
 
@@ -46,7 +48,7 @@ def test_a_table(run: Run, service: Service) -> None:
     done = run("workers", "--url", service.url, "--model", "m")
     assert done.returncode == 0, done.stderr
     words, header, first, second = done.stdout.splitlines()
-    assert words.startswith("1 worker, 2 streams, 2 trusted; not ready: it waits for gone, rank 0")
+    assert words.startswith("1 worker, 2 streams, 2 trusted; ready, waiting for gone, rank 0")
     names = [
         "worker",
         "rank",
@@ -74,7 +76,7 @@ def test_several_keyspaces_and_what_is_wrong(run: Run, service: Service) -> None
     line, error = (line for line in done.stdout.splitlines() if line.startswith("gone"))
     # What is not trusted comes first.
     assert done.stdout.splitlines()[2] == line
-    assert error.startswith("gone rank 0: nobody ")
+    assert error == "gone rank 0: cannot connect"
     assert line.split()[:6] == ["gone", "0", "n", "(g)", "connecting", "no"]
 
 
@@ -114,7 +116,7 @@ def test_a_narrow_terminal(service: Service) -> None:
         (120, ["worker", "rank", "state", "trusted", "epoch", "seq", "lag", "blocks", *_COUNTERS]),
     ):
         out = Console(width=width, file=io.StringIO())
-        out.print(_shown(out, service.client(), fleet))
+        out.print(_shown(out, fleet, service.client().ready()))
         lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert all(len(line) <= width for line in lines)
         words, first, *rest = [line for line in lines if not line.startswith(("2 workers", "(connecting)"))]
@@ -166,3 +168,34 @@ def test_watching_until_ctrl_c(service: Service, flags: tuple[str, ...]) -> None
         _, errors = process.communicate(timeout=30)
         assert process.returncode == 130
         assert "Traceback" not in errors
+
+
+def test_engines_that_are_not_registered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = vllm() | {"/kv_event_sources": {}}
+    discovery = DiscoveryConfig(interval=0.1, timeout=5)
+    config = Config(http=CONFIG.http, discovery=discovery)
+    with FakeEngine(silent) as first, FakeEngine({}) as other, Service(config=CONFIG) as empty:
+        with Service([f"pod-a={first.url}", other.url], config=config) as service:
+            deadline = time.monotonic() + 60
+            while service.waiting()["holds"]:  # type: ignore[index]
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            done = run("workers", "--url", service.url)
+            assert done.returncode == 0, done.stderr
+            words = " ".join(done.stdout.split())
+            name = other.url.removeprefix("http://")
+            assert words.startswith(
+                f"{service.url} has no workers; not ready; not registered: {name} (unusable), pod-a (no_events)."
+            )
+            told = rf"not registered: pod-a, {first.url}, no events for [0-9,.]+ m?s: it publishes no KV events: start"
+            assert re.search(told, words)
+            assert re.search(rf"not registered: {other.url}, unusable for [0-9,.]+ m?s: it has none of the HTTP", words)
+            # Beside workers, and in a narrow terminal.
+            service.register("here", "tcp://127.0.0.1:9", model="m", block_size=16)
+            monkeypatch.setenv("COLUMNS", "60")
+            done = run("workers", "--url", service.url)
+            assert done.stdout.startswith("1 worker, 1 stream, 0 trusted; ")
+            assert max(map(len, done.stdout.splitlines())) <= 60
+            assert "no events for" in " ".join(done.stdout.split())
+            assert json.loads(run("workers", "--url", service.url, "--json").stdout)[0]["worker"] == "here"
+        assert run("workers", "--url", empty.url).stdout.strip().endswith("has no workers.")

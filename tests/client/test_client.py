@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kvatlas.client import Answer, AsyncClient, Client, Query, RankDepth, Untrusted, WorkerDepth
+from kvatlas.client import Answer, AsyncClient, Client, EngineStatus, Query, RankDepth, Untrusted, WorkerDepth
 from kvatlas.errors import ClientError, InvalidArgumentError, InvalidTypeError, UnreachableError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -124,9 +124,9 @@ def test_a_query(ask: Ask) -> None:
         "age": True,
     }
     assert answer.workers == (
-        WorkerDepth("a", 64, 80, 96, {0: 32, 1: 64}, 16),
-        WorkerDepth("b", 48, 48, 48, {0: 48}, 16, 1.5, "live"),
-        WorkerDepth("c", 0, 16, 80, {}, 16),
+        WorkerDepth("a", 64, 80, 96, {0: 32, 1: 64}, 16, usable=64),
+        WorkerDepth("b", 48, 48, 48, {0: 48}, 16, 1.5, "live", 48),
+        WorkerDepth("c", 0, 16, 80, {}, 16, usable=0),
     )
     assert answer.untrusted == (Untrusted("7", 1, "gap"),)
     assert answer.upper_bound
@@ -147,7 +147,8 @@ def test_the_least_of_a_query(ask: Ask) -> None:
     seen: list[httpx.Request] = []
     nothing: dict[str, Any] = {"scores": {}, "frequencies": [], "instances": {}, "block_size": 16}
     answer = ask(answering(nothing, seen=seen), "query", (), {"tokens": [], "model": "m"})
-    assert json.loads(seen[0].content) == {"token_ids": [], "model_name": "m", "routing_group": "default"}
+    assert (seen[0].url.raw_path, seen[0].content) == (b"/query?model_name=m&routing_group=default", b"")
+    assert seen[0].headers["content-type"] == "application/octet-stream"
     assert (answer.workers, answer.best(), answer.scores(), answer.untrusted) == ((), [], {}, ())
     assert (answer.depth, answer.length, answer.levels()) == (0, 0, [])
 
@@ -158,6 +159,7 @@ def test_the_least_of_a_query(ask: Ask) -> None:
         [1, 2, 4294967295],
         (1, 2, 4294967295),
         np.array([1, 2, 4294967295], "u4"),
+        np.array([1, 2, 4294967295], ">u4"),
         np.array([1, 2, 4294967295], "i8"),
         [np.uint32(1), np.int8(2), 4294967295],
         np.array([1, 0, 2, 0, 4294967295], "u8")[::2],
@@ -166,7 +168,9 @@ def test_the_least_of_a_query(ask: Ask) -> None:
 def test_kinds_of_tokens(ask: Ask, tokens: Any) -> None:
     seen: list[httpx.Request] = []
     ask(answering(ANSWER, seen=seen), "query", (), {"tokens": tokens, "model": "m"})
-    assert json.loads(seen[0].content)["token_ids"] == [1, 2, 4294967295]
+    assert seen[0].content == bytes.fromhex("01000000 02000000 ffffffff"), "little-endian, whatever it was here"
+    ask(answering(ANSWER, seen=seen), "query", (), {"tokens": tokens, "model": "m", "salt": "s"})
+    assert json.loads(seen[1].content)["token_ids"] == [1, 2, 4294967295]
 
 
 def test_a_query_by_hash(ask: Ask) -> None:
@@ -174,9 +178,15 @@ def test_a_query_by_hash(ask: Ask) -> None:
     hashes = np.array([1, (1 << 64) - 1], np.uint64)
     answer = ask(answering(ANSWER, seen=seen), "query", (), {"content_hashes": hashes, "model": "m"})
     assert seen[0].url.path == "/query_by_hash"
-    assert json.loads(seen[0].content)["content_hashes"] == [1, (1 << 64) - 1]
-    ask(answering(ANSWER, seen=seen), "query", (), {"content_hashes": [-(1 << 63)], "model": "m"})
-    assert json.loads(seen[1].content)["content_hashes"] == [-(1 << 63)]
+    assert seen[0].content == bytes.fromhex("0100000000000000 ffffffffffffffff")
+    swapped = hashes.astype(">u8")
+    signed = [1, -1]
+    for same in (swapped, signed, np.array(signed)):
+        ask(answering(ANSWER, seen=seen), "query", (), {"content_hashes": same, "model": "m"})
+        assert seen[-1].content == seen[0].content
+    mixed = [-(1 << 63), (1 << 64) - 1]
+    ask(answering(ANSWER, seen=seen), "query", (), {"content_hashes": mixed, "model": "m"})
+    assert seen[-1].content == bytes.fromhex("0000000000000080 ffffffffffffffff")
     assert (answer.length, answer.prompt_tokens) == (2, None)
 
 
@@ -231,6 +241,7 @@ def test_a_batch(ask: Ask) -> None:
             {"ranks": [1], "tokens": [0], "any_tier": [0]},
         ],
         "untrusted": [{"instance_id": "z", "dp_rank": 0, "state": "stale"}],
+        "partial": [{"instance_id": 7, "dp_rank": 1}],
     }
     queries = [list(range(40)), np.arange(3), Query(content_hashes=[5]), Query(text="a", lora="l", salt="s")]
     answer = ask(answering(body, seen=seen), "query_batch", (queries,), {"model": "m", "top_k": 2})
@@ -246,16 +257,17 @@ def test_a_batch(ask: Ask) -> None:
         "top_k": 2,
     }
     assert [match.ranks for match in answer.answers] == [
-        (RankDepth("7", 1, 32, 32), RankDepth("a", 0, 16, 16)),
+        (RankDepth("7", 1, 32, 32, 32), RankDepth("a", 0, 16, 16, 16)),
         (),
         (RankDepth("a", 0, 0, 48),),
-        (RankDepth("7", 1, 0, 0),),
+        (RankDepth("7", 1, 0, 0, 0),),
     ]
     first = answer.answers[0]
     assert (first.unit, first.depth, first.length, first.tokens, first.prompt_tokens) == ("blocks", 2, 2, 32, 40)
     assert (first.scores(), first.levels(), first.best()) == ({"7": 2, "a": 1}, [(2, ["7"]), (1, ["a"])], [("7", 2)])
     assert [(match.length, match.prompt_tokens) for match in answer.answers[1:]] == [(0, 3), (1, None), (0, 1)]
     assert (answer.block_size, answer.upper_bound, answer.untrusted) == (16, False, (Untrusted("z", 0, "stale"),))
+    assert answer.partial == (("7", 1),)
 
 
 def test_registering(ask: Ask) -> None:
@@ -263,6 +275,7 @@ def test_registering(ask: Ask) -> None:
     least = {"model": "m", "block_size": 16}
     assert ask(answering({"status": "ok"}, 201, seen), "register", ("7", "tcp://h:1"), least) is True
     more = least | {"routing_group": "g", "rank": 2, "replay_endpoint": "tcp://h:2", "topic": "kv"}
+    more |= {"count_copies": False}
     assert ask(answering({"status": "ok"}, 200, seen), "register", ("w", "tcp://h:1"), more) is False
     body = {"endpoint": "tcp://h:1", "model_name": "m", "block_size": 16}
     assert json.loads(seen[0].content) == body | {"instance_id": 7, "routing_group": "default", "dp_rank": 0}
@@ -272,6 +285,7 @@ def test_registering(ask: Ask) -> None:
         "dp_rank": 2,
         "replay_endpoint": "tcp://h:2",
         "topic": "kv",
+        "count_copies": False,
     }
     ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {})
     ask(answering({"status": "ok"}, seen=seen), "unregister", ("w",), {"model": "m", "routing_group": "g", "rank": 0})
@@ -284,12 +298,27 @@ def test_health_readiness_and_metrics(ask: Ask) -> None:
     assert ask(answering({"status": "stuck"}, 503), "health", (), {}) is False
     assert ask(answering("kvatlas_x 1\n"), "metrics", (), {}) == "kvatlas_x 1\n"
     assert str(ask(answering({"ready": True}), "ready", (), {})) == "ready"
+    seen: list[httpx.Request] = []
+    later = {"holds": [], "streams": [{"instance_id": 7, "dp_rank": 0, "state": "connecting"}], "draining": False}
+    ready = ask(answering({"ready": True, "waiting": later}, seen=seen), "ready", (), {"strict": True})
+    assert ready
+    assert ready.streams == (Untrusted("7", 0, "connecting"),)
+    assert seen[0].url.raw_path == b"/ready?strict=1"
     waiting = {"holds": ["discovery"], "streams": [{"instance_id": 7, "dp_rank": 0, "state": "replaying"}]}
     ready = ask(answering({"ready": False, "waiting": waiting | {"draining": False}}, 503), "ready", (), {})
     assert not ready
-    assert str(ready) == "it waits for discovery; 7, rank 0 (replaying)"
+    assert str(ready) == "not ready, waiting for discovery; 7, rank 0 (replaying)"
     ready = ask(answering({"ready": False, "waiting": waiting | {"draining": True}}, 503), "ready", (), {})
-    assert str(ready) == "it is going down"
+    assert str(ready) == "not ready: shutting down"
+    engine = {"instance_id": 7, "dp_rank": None, "url": "http://e", "state": "no_events", "code": "no_events"}
+    engines = [engine | {"instance_id": number, "reason": "none", "since_ms": 3} for number in range(10)]
+    waiting = {"holds": [], "streams": [], "engines": engines, "draining": False}
+    ready = ask(answering({"ready": True, "waiting": waiting}), "ready", (), {})
+    assert ready
+    assert ready.engines[7] == EngineStatus("7", "http://e", "no_events", None, "no_events", "none", 3)
+    assert str(ready).startswith("ready; not registered: 0 (no_events), 1 (no_events), ")
+    assert str(ready).endswith(", 7 (no_events) and 2 more")
+    assert len(ask(answering(engines), "engines", (), {})) == 10
 
 
 def test_waiting_for_readiness(ask: Ask) -> None:
@@ -360,6 +389,7 @@ def test_answers_that_cannot_be_understood(ask: Ask, body: str) -> None:
                 ask(answering(body), method, (), {})
 
 
+NO_SALT = Query(tokens=[1], salt=b"s")  # type: ignore[arg-type]
 REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     ("query", (), {"tokens": [1.0]}, InvalidTypeError, "tokens[0] must be an int, got float"),
     ("query", (), {"tokens": [True]}, InvalidTypeError, "tokens[0] must be an int, got bool"),
@@ -389,6 +419,29 @@ REFUSED: list[tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], str]]
     ),
     ("query", (), {"tokens": [1], "among": "a"}, InvalidTypeError, "among must be a list of names, got str"),
     ("query", (), {"tokens": [1], "among": [3]}, InvalidTypeError, "worker must be a str, got int"),
+    (
+        "query",
+        (),
+        {"tokens": np.array([0, -1])},
+        InvalidArgumentError,
+        "tokens[1] must be from 0 to 4294967295, got -1",
+    ),
+    ("query", (), {"tokens": [1], "lora": 3}, InvalidTypeError, "lora must be a str, got int"),
+    (
+        "query_batch",
+        ([NO_SALT],),
+        {},
+        InvalidTypeError,
+        "queries[0].salt must be a str, got bytes",
+    ),
+    ("query", (), {"tokens": [1], "model": None}, InvalidTypeError, "model must be a str, got NoneType"),
+    (
+        "query",
+        (),
+        {"tokens": [1], "routing_group": None},
+        InvalidTypeError,
+        "routing_group must be a str, got",
+    ),
     ("query", (), {"content_hashes": [1 << 64]}, InvalidArgumentError, "content_hashes[0] must be from"),
     ("query_batch", ([Query()],), {}, InvalidArgumentError, "queries[0] must have one of tokens="),
     (

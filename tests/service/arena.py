@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -21,14 +22,15 @@ from typing import Any, Self
 from kvatlas.errors import KvatlasError
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
+from kvatlas.sim.server.faults import CHANCES
 
 BLOCK = 4
 MODEL = "sim-model"
 LORA = "tuned"
+FAST = ("--replay-timeout", "250ms", "--replay-total-timeout", "3s", "--probe-interval", "500ms")
+LONGEST_DOUBT = 600.0  # seconds, after many contradictions
 PATIENCE = 60.0  # seconds, for what must happen in the end
-CALM: dict[str, Any] = dict.fromkeys(
-    ("drop", "duplicate", "reorder", "delay", "poison_event", "poison_type", "poison_payload", "restart", "pause"), 0.0
-)
+CALM: dict[str, Any] = dict.fromkeys(CHANCES, 0.0)
 KINDS = (
     {"dialect": "vllm"},
     {"dialect": "sglang", "ranks": 2},
@@ -99,6 +101,39 @@ class Service:
         except ValueError:
             return response.status, data
 
+    def register(self, engine: EngineHandle, rank: int) -> None:
+        """Follow a rank that was unregistered."""
+        about = {"instance_id": engine.name, "dp_rank": rank, "endpoint": engine.endpoint(rank)}
+        about |= {"replay_endpoint": engine.replay_endpoint(rank), "model_name": MODEL, "block_size": BLOCK}
+        status, answer = self.call("POST", "/register", about)
+        assert status == 201, answer
+
+    def unregister(self, engine: EngineHandle, rank: int) -> None:
+        """Follow a rank no more."""
+        status, answer = self.call("POST", "/unregister", {"instance_id": engine.name, "dp_rank": rank})
+        assert status == 200, answer
+
+    def register_nobody(self) -> Callable[[], None]:
+        """Register a worker that does not answer; returns how to take it back."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        nobody = {"instance_id": "nobody", "endpoint": endpoint, "model_name": MODEL, "block_size": BLOCK}
+        status, answer = self.call("POST", "/register", nobody)
+        assert status == 201, answer
+
+        def unregister() -> None:
+            assert self.call("POST", "/unregister", {"instance_id": "nobody"})[0] == 200
+
+        return unregister
+
+    def wait_ready(self) -> None:
+        """Until it was ready once."""
+        end = time.monotonic() + PATIENCE
+        while self.call("GET", "/ready")[0] != 200:
+            assert time.monotonic() < end, "the service does not become ready"
+            time.sleep(0.02)
+
     def streams(self) -> dict[tuple[str, int], dict[str, Any]]:
         """What it says of each stream, by worker and rank."""
         status, workers = self.call("GET", "/workers")
@@ -143,7 +178,7 @@ class Arena:
                 stack.enter_context(fleet)
                 self.engines.append(fleet[0])
                 stack.callback(fleet[0].close)
-            self.service = Service(self.engines, "--replay-timeout", "250ms", "--probe-interval", "500ms")
+            self.service = Service(self.engines, *FAST)
             stack.callback(self.service.end)
             self.service.start()
             self._stack = stack.pop_all()
@@ -214,6 +249,7 @@ class Arena:
             engine.faults(**CALM, **replay)
         self.quiesce_load()
         end = time.monotonic() + PATIENCE
+        latest = time.monotonic() + LONGEST_DOUBT + PATIENCE
         mute = [engine for engine in self.engines if engine.config.replay_socket == "none"]
         while True:
             for engine in mute:
@@ -228,7 +264,13 @@ class Arena:
             if not behind:
                 return
             mute = [engine for engine in mute if any(engine.name == name for name, _ in behind)]
-            assert time.monotonic() < end, f"the service does not catch up: {behind}"
+            unreadable = {name for (name, _), (_, stream) in behind.items() if stream["state"] == "unreadable"}
+            for engine in self.engines:
+                if engine.name in unreadable:
+                    engine.reset()  # events of unknown types may have removed anything: a clear ends the doubt
+            if any(stream["state"] == "conflict" for _, stream in behind.values()):
+                end = max(end, time.monotonic() + 1.0)  # the more batches contradicted each other, the longer it doubts
+            assert time.monotonic() < min(end, latest), f"the service does not catch up: {behind}"
             time.sleep(0.05)
 
     def _answers(self, queries: list[Query]) -> list[dict[str, dict[str, int]]] | None:

@@ -67,7 +67,14 @@ class FakeEngine:
 
 
 def vllm(
-    *, ranks: int = 1, port: int = 5557, model: str = "m", block_size: object = 16, host: str = "*", **config: Any
+    *,
+    ranks: int = 1,
+    port: int = 5557,
+    model: str = "m",
+    aliases: tuple[str, ...] = (),
+    block_size: object = 16,
+    host: str = "*",
+    **config: Any,
 ) -> dict[str, Any]:
     """What vLLM 0.33 answers."""
     about = {
@@ -87,7 +94,10 @@ def vllm(
     adapter = {"id": "adapter", "parent": model}
     return {
         "/kv_event_sources": sources,
-        "/v1/models": {"object": "list", "data": [adapter, {"id": model, "parent": None}]},
+        "/v1/models": {
+            "object": "list",
+            "data": [adapter, *({"id": name, "parent": None} for name in (model, *aliases))],
+        },
         "/metrics": "# HELP x\n" + "".join(METRICS % (block_size, rank) for rank in range(ranks)),
     }
 

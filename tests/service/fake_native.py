@@ -28,28 +28,42 @@ class FakeNative:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.address = "127.0.0.1:8090"
+        self.admin_address: str | None = None
+        self.left = False
         self.holds = set(settings["holds"])
         self.registered: dict[tuple[str, int], dict[str, Any]] = {}
         self.log: list[tuple[str, str, int | None]] = []
         self.refuse: dict[str, str] = {}
+        self.reports: dict[tuple[str, int | None], dict[str, Any]] = {}
+        self.states: list[tuple[str, str]] = []
+        self.announced_by: dict[str, str | None] = {}
+        self.forbidden: set[str] = set()
         self.closed = False
+        self.reloads = 0
         self.drained: float | None = None
         self._lock = threading.Lock()
 
-    def register(self, registration: str) -> bool:
+    def register(self, registration: str, announced_by: str | None = None) -> bool:
         about = json.loads(registration)
+        self.announced_by[about["instance_id"]] = announced_by
         name = (about["instance_id"], about["dp_rank"])
         with self._lock:
             if why := self.refuse.get(name[0]):
                 raise ServiceError(why, "block_size_mismatch")
             before = self.registered.get(name)
             if before is not None:
-                if before != about:
+                names = {"aliases": about.get("aliases"), "adapters": about.get("adapters")}
+                if before | names != about | names:
                     raise ServiceError(f"{name} is registered already", "already_registered")
+                before.update(names)
                 return False
             self.registered[name] = about
             self.log.append(("register", *name))
             return True
+
+    def check_allowed(self, endpoint: str, announced_by: str) -> None:
+        if endpoint in self.forbidden:
+            raise ServiceError(f"{endpoint} is not in streams.allow", "endpoint_not_allowed")
 
     def unregister(self, worker: str, rank: int | None = None) -> int:
         with self._lock:
@@ -60,6 +74,26 @@ class FakeNative:
                 del self.registered[name]
                 self.log.append(("unregister", *name))
             return len(gone)
+
+    def reload(self) -> None:
+        self.reloads += 1
+
+    def report_engine(self, report: str) -> None:
+        about = json.loads(report)
+        with self._lock:
+            self.reports[about["worker"], about["rank"]] = about
+            self.states.append((about["worker"], about["state"]))
+
+    def forget_engine(self, worker: str, rank: int | None = None) -> bool:
+        with self._lock:
+            return self.reports.pop((worker, rank), None) is not None
+
+    def engines(self) -> str:
+        listed = [
+            {"instance_id": worker, "dp_rank": rank, "since_ms": 0} | about
+            for (worker, rank), about in sorted(self.reports.items(), key=str)
+        ]
+        return json.dumps(listed)
 
     def workers(self) -> str:
         return "[]"
@@ -72,7 +106,10 @@ class FakeNative:
         self.holds.discard(hold)
         return there
 
-    def drain(self, timeout: float) -> bool:
+    def leave(self) -> None:
+        self.left = True
+
+    def drain(self, timeout: float, delay: float = 0.0) -> bool:
         self.drained = timeout
         return True
 
@@ -89,9 +126,11 @@ class Starter:
 
     def __init__(self) -> None:
         self.made: list[FakeNative] = []
+        self.refuse: dict[str, str] = {}
 
     def __call__(self, settings: dict[str, Any]) -> FakeNative:
         self.made.append(FakeNative(settings))
+        self.made[-1].refuse.update(self.refuse)
         return self.made[-1]
 
     @property

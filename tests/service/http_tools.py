@@ -16,6 +16,7 @@ from .dialect.tools import (
 
 TOKENS = list(range(100, 140))
 QUERY = {"model_name": MODEL, "token_ids": TOKENS}
+BYTES = {"Content-Type": "application/octet-stream"}  # headers of a query that is not JSON
 
 
 def register(service: Service, instance: object, endpoint: str = "tcp://127.0.0.1:9", **more: Any) -> Answer:

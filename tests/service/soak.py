@@ -18,8 +18,11 @@ CHANCES = {
     "duplicate": 0.1,
     "reorder": 0.1,
     "delay": 0.02,
+    "truncate": 0.02,
+    "stray": 0.001,
+    "corrupt": 0.005,
     "poison_event": 0.05,
-    "poison_type": 0.05,
+    "poison_type": 0.01,
     "poison_payload": 0.02,
     "restart": 0.002,
 }
@@ -30,14 +33,14 @@ def mixture(choose: random.Random) -> dict[str, object]:
     chosen = choose.sample(sorted(CHANCES), choose.randrange(len(CHANCES) + 1))
     faults: dict[str, object] = {name: choose.random() * CHANCES[name] for name in chosen}
     if choose.random() < 0.2:
-        faults["replay_socket"] = choose.choice(("closed", "silent"))
+        faults["replay_socket"] = choose.choice(("closed", "silent", "slow"))
     return faults
 
 
 def act(arena: Arena, choose: random.Random) -> str:
     """One thing that happens once, during the load."""
     engine = choose.choice(arena.engines)
-    match choose.randrange(8):
+    match choose.randrange(10):
         case 0:
             engine.restart(choose.random() / 2)
             return f"{engine.name} restarts"
@@ -56,6 +59,19 @@ def act(arena: Arena, choose: random.Random) -> str:
         case 5:
             engine.reset(with_next=choose.random() < 0.5)
             return f"{engine.name} is told to forget its cache"
+        case 6:
+            number = choose.randrange(engine.config.ranks)
+            arena.service.unregister(engine, number)
+            time.sleep(choose.random() / 2)
+            arena.service.register(engine, number)
+            return f"rank {number} of {engine.name} is unregistered and registered again"
+        case 7:
+            arena.service.wait_ready()
+            unregister = arena.service.register_nobody()
+            assert arena.service.call("GET", "/ready")[0] == 200, "nobody's registration takes readiness away"
+            assert arena.service.call("GET", "/ready?strict=1")[0] == 503
+            unregister()
+            return "somebody is registered who does not answer"
         case _:
             return "nothing more"
 

@@ -12,6 +12,7 @@ import pytest
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig, Engine, HttpConfig, Stream, StreamConfig, read_config
 from kvatlas.service.config import show_config
+from kvatlas.service.config.kinds import Texts
 from kvatlas.service.config.read import LISTS, SECRETS
 from kvatlas.service.config.schema import SECTIONS, all_keys
 
@@ -23,20 +24,29 @@ OTHER = {
     "block_size": "32",
     "routing_group": "blue",
     "drain_timeout": "1m",
+    "drain_delay": "5s",
     "http.bind": "0.0.0.0:80",
+    "http.admin_bind": "127.0.0.1:9090",
     "http.threads": "3",
     "http.key_file": "key",
+    "http.admin_key_file": "admin-key",
+    "http.hosts": "index.internal,atlas",
     "http.tls_cert": "cert.pem",
     "http.tls_key": "key.pem",
+    "http.tls_client_ca": "ca.pem",
     "http.max_body": "1MiB",
     "http.max_connections": "7",
     "http.request_timeout": "3s",
     "http.idle_timeout": "4s",
+    "http.access_log": "on",
     "http.untrusted": "flag",
+    "streams.allow": "10.0.0.0/8,pod-*,ipc:///run/*",
+    "streams.bind": "127.0.0.1:5557,[::1]:5557",
     "streams.threads": "3",
     "streams.stale_after": "1m",
     "streams.probe_interval": "1s",
     "streams.replay_timeout": "250ms",
+    "streams.replay_total_timeout": "90s",
     "streams.replay_attempts": "9",
     "streams.reorder_grace": "0",
     "streams.reconnect_min": "20ms",
@@ -44,6 +54,12 @@ OTHER = {
     "streams.settle_timeout": "5s",
     "streams.buffer_batches": "10",
     "streams.buffer_bytes": "64kB",
+    "limits.workers": "5",
+    "limits.streams": "6",
+    "limits.keyspaces": "7",
+    "limits.blocks_per_rank": "1000",
+    "limits.blocks_per_worker": "2000",
+    "limits.buffer_bytes": "1MiB",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -55,7 +71,8 @@ OTHER = {
 }
 KEYS = {key.path: key for key in all_keys()}
 # Those that only go together.
-TOGETHER = {"http.tls_cert": "http.tls_key", "http.tls_key": "http.tls_cert"}
+TLS = ("http.tls_cert", "http.tls_key")
+TOGETHER = {"http.tls_cert": TLS, "http.tls_key": TLS, "http.tls_client_ca": TLS}
 
 
 def value_of(settings: Config, path: str) -> Any:
@@ -70,7 +87,9 @@ def as_toml(values: dict[str, str]) -> str:
             lines.append(f"[{section}]")
         for path, text in values.items():
             if path.rpartition(".")[0] == section:
-                lines.append(f"{path.rpartition('.')[2]} = {text if text.isdecimal() else json.dumps(text)}")
+                kind = KEYS[path].kind
+                shown = kind.show(kind.parse(text)) if isinstance(kind, Texts) else json.dumps(text)
+                lines.append(f"{path.rpartition('.')[2]} = {text if text.isdecimal() else shown}")
     return "\n".join(lines) + "\n"
 
 
@@ -83,7 +102,7 @@ def test_the_samples_are_complete() -> None:
 @pytest.mark.parametrize("path", OTHER)
 def test_each_setting_by_each_source(path: str, tmp_path: Path) -> None:
     key = KEYS[path]
-    names = [path, TOGETHER[path]] if path in TOGETHER else [path]
+    names = list(dict.fromkeys([path, *TOGETHER.get(path, ())]))
     wanted = key.kind.parse(OTHER[path])
     assert value_of(read_config({name: OTHER[name] for name in names}, {}).config, path) == wanted
     assert value_of(read_config({}, {KEYS[name].env: OTHER[name] for name in names}).config, path) == wanted
@@ -224,7 +243,7 @@ REFUSED_FILES = [
     ("[stream]\nthreads = 1", "k.toml, line 1: stream must be tables, [[stream]], or a list of strings"),
     ('engines = ["http://a"]', "k.toml, line 1: unknown key engines: did you mean [[engine]]?"),
     ("http = 3", "k.toml, line 1: http must be a table, [http], got 3"),
-    ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, threads, "),
+    ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, admin_bind, threads, "),
     (
         '[http]\nkey = "k"',
         "k.toml, line 2: http.key is not allowed in a configuration file: use http.key_file or KVATLAS_KEY",
@@ -287,7 +306,11 @@ REFUSED_ENTRIES = [
     (Stream, "tcp://h:1", "a stream is WORKER=tcp://HOST:PORT"),
     (Stream, "=tcp://h:1", "a stream is WORKER=tcp://HOST:PORT"),
     (Stream, "w=http://h:1", "endpoint must be tcp://HOST:PORT or ipc://PATH"),
-    (Stream, "w=tcp://h", 'endpoint must be tcp://HOST:PORT or ipc://PATH, got "tcp://h"'),
+    (
+        Stream,
+        "w=tcp://h",
+        'endpoint must be tcp://HOST:PORT or ipc://PATH, or bind://PORT for an engine that connects, got "tcp://h"',
+    ),
     (Stream, "w=tcp://h:1,replay_endpoint=h:2", "replay_endpoint must be tcp://HOST:PORT or ipc://PATH"),
     (Stream, "w=tcp://h:1,rank=-1", "rank must be an integer from 0 to 4294967295, got -1"),
     (Stream, "w=tcp://h:1,rank=1,rank=2", "rank is given twice"),
@@ -310,9 +333,16 @@ def test_engines_and_streams_as_flags() -> None:
     assert Engine.parse("http://[::1]:8000").worker == "[::1]:8000"
     assert Engine.parse("http://h").worker == "h"
     stream = Stream.parse(
-        "w=tcp://h:1,replay-endpoint=tcp://h:2,rank=3,topic=kv,model=a=b,block-size=8,routing_group=g"
+        "w=tcp://h:1,replay-endpoint=tcp://h:2,rank=3,topic=kv,model=a=b,block-size=8,routing_group=g,count_copies=False"
     )
-    assert stream == Stream("w", "tcp://h:1", "tcp://h:2", 3, "kv", "a=b", 8, "g")
+    assert stream == Stream("w", "tcp://h:1", "tcp://h:2", 3, "kv", "a=b", 8, "g", False)
+    assert stream.show().endswith(",count_copies=false")
+    named = Stream.parse("w=tcp://h:1,aliases=a|b c,adapters=sql")
+    assert (named.aliases, named.adapters) == (("a", "b c"), ("sql",))
+    assert Stream.parse(named.show()) == named
+    for wrong in ("aliases=", "aliases=a||b", "adapters=|"):
+        with pytest.raises(ConfigError, match=f"{wrong.partition('=')[0]} must be a list of strings"):
+            Stream.parse(f"w=tcp://h:1,{wrong}")
     assert Stream.parse(stream.show()) == stream
 
 
@@ -378,10 +408,11 @@ def test_a_key_file_that_has_no_key(content: bytes | None, message: str, tmp_pat
 
 
 def test_keys_are_not_shown(tmp_path: Path) -> None:
-    loaded = read_config({}, {"KVATLAS_KEY": "s3cret", "KVATLAS_ENGINE_KEY": "3ngine"})
+    loaded = read_config({}, {"KVATLAS_KEY": "s3cret", "KVATLAS_ADMIN_KEY": "adm1n", "KVATLAS_ENGINE_KEY": "3ngine"})
     for text in (show_config(loaded), repr(loaded), str(loaded.config)):
         assert "s3cret" not in text
         assert "3ngine" not in text
+        assert "adm1n" not in text
     assert "# key is hidden  # KVATLAS_KEY" in show_config(loaded)
     with pytest.raises(ConfigError) as caught:
         read_config({}, {"KVATLAS_KEY": "s3cret s3cret"})
@@ -401,7 +432,7 @@ def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     again = read_config({}, {"KVATLAS_KEY": "k"}, tmp_path / "again.toml")
 
     def plain(settings: Config) -> Config:
-        http = dataclasses.replace(settings.http, tls_cert=None, tls_key=None)
+        http = dataclasses.replace(settings.http, tls_cert=None, tls_key=None, tls_client_ca=None)
         return dataclasses.replace(settings, http=http)
 
     assert plain(again.config) == plain(loaded.config)
@@ -413,7 +444,7 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     told = read_config(
         {path: text for path, text in OTHER.items() if not path.endswith("key_file")}, {}
     ).config.for_native()
-    assert told["http"]["tls"] == {"cert": "cert.pem", "key": "key.pem"}
+    assert told["http"]["tls"] == {"cert": "cert.pem", "key": "key.pem", "client_ca": "ca.pem"}
     assert told["http"]["max_body"] == 1 << 20
     assert told["streams"]["replay_timeout"] == 0.25
     assert json.loads(json.dumps(told)) == told
@@ -421,9 +452,12 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     assert default["holds"] == ["discovery"]
     assert "tls" not in default["http"]
     # Every setting of these sections is passed on.
-    assert default["streams"].keys() == {key.path[8:] for key in KEYS.values() if key.path.startswith("streams.")}
-    own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.")} - {"key_file", "tls_cert", "tls_key"}
-    assert default["http"].keys() == own | {"key"}
+    streams = {key.path[8:] for key in KEYS.values() if key.path.startswith("streams.")}
+    assert default["streams"].keys() == streams | {"limits"}
+    limits = {key.path[7:] for key in KEYS.values() if key.path.startswith("limits.")}
+    assert default["streams"]["limits"].keys() == limits
+    own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.") and ".tls_" not in key.path}
+    assert default["http"].keys() == own | {"key", "admin_key"}
 
 
 def test_defaults_are_those_of_the_native_service() -> None:
@@ -431,9 +465,11 @@ def test_defaults_are_those_of_the_native_service() -> None:
     source = (ROOT / "crates/service/src/config.rs").read_text()
     default = Config().for_native()
     found = 0
-    for section in ("http", "streams"):
-        name = {"http": "HttpConfig", "streams": "StreamConfig"}[section]
-        body = source.split(f"impl Default for {name}")[1].split("\n}\n")[0]
+    limits_source = (ROOT / "crates/service/src/limits.rs").read_text()
+    default["limits"] = default["streams"].pop("limits")
+    for section in ("http", "streams", "limits"):
+        name = {"http": "HttpConfig", "streams": "StreamConfig", "limits": "LimitsConfig"}[section]
+        body = (limits_source if section == "limits" else source).split(f"impl Default for {name}")[1].split("\n}\n")[0]
         for field, text in re.findall(r"^            (\w+): (.+),$", body, re.MULTILINE):
             value = default[section].get(field)
             if match := re.fullmatch(r"Duration::from_(secs|millis)\(([\d_]+)\)", text):
@@ -444,7 +480,7 @@ def test_defaults_are_those_of_the_native_service() -> None:
             else:
                 continue
             found += 1
-    assert found >= 14
+    assert found >= 20
 
 
 def test_the_documentation_has_every_setting() -> None:

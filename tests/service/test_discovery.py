@@ -5,17 +5,18 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvatlas.errors import ConfigError, DiscoveryError
+from kvatlas.errors import ConfigError, DiscoveryError, ServiceError
 from kvatlas.service import Config, DiscoveryConfig, Engine
+from kvatlas.service.config import StreamConfig
 from kvatlas.service.discovery import Found, Source, watch
-from kvatlas.service.discovery.endpoints import reachable
+from kvatlas.service.discovery.endpoints import bound_port, reachable
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
 
@@ -25,12 +26,17 @@ from .fake_native import FakeNative, Starter, started, until
 FAST = DiscoveryConfig(interval=0.05, timeout=20, request_timeout=5)
 
 
-def probe(engine: Engine | str, settings: Config | None = None, key: str | None = None) -> Found:
+def probe(
+    engine: Engine | str,
+    settings: Config | None = None,
+    key: str | None = None,
+    allowed: Callable[[str, str], None] = lambda endpoint, host: None,
+) -> Found:
     settings = settings or Config(discovery=FAST)
 
     async def ask() -> Found:
         async with Asker(settings.discovery.request_timeout, key) as asker:
-            return await Prober(asker, Engine.of(engine), settings).whole()
+            return await Prober(asker, Engine.of(engine), settings, allowed).whole()
 
     return asyncio.run(ask())
 
@@ -58,6 +64,20 @@ def closed_port() -> Iterator[int]:
 # One engine
 
 
+@pytest.mark.parametrize("ranks", [1025, 5000])
+def test_an_engine_has_so_many_ranks_at_most(ranks: int) -> None:
+    for answers in (vllm(ranks=ranks, port=1000), sglang(ranks=ranks)):
+        caught = problem(answers)
+        assert (caught.code, caught.temporary) == ("bad_answer", False)
+        assert str(ranks) in str(caught)
+    assert len(_found(vllm(ranks=1024, port=1000)).sources) == 1024
+
+
+def _found(answers: dict[str, Any]) -> Found:
+    with FakeEngine(answers) as engine:
+        return probe(engine.url)
+
+
 def test_vllm() -> None:
     with FakeEngine(vllm(ranks=2, topic="kv")) as engine:
         found = probe(engine.url)
@@ -69,7 +89,28 @@ def test_vllm() -> None:
             Source(0, "tcp://127.0.0.1:5557", "tcp://127.0.0.1:5657", "kv"),
             Source(1, "tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658", "kv"),
         ),
+        adapters=("adapter",),
     )
+
+
+def test_all_names_of_the_model_and_of_its_adapters() -> None:
+    with FakeEngine(vllm(aliases=("alias", "m", "other"))) as engine:
+        found = probe(engine.url)
+        assert (found.model, found.aliases, found.adapters) == ("m", ("alias", "other"), ("adapter",))
+        # With a name given by hand, those of the engine are others of the same model.
+        found = probe(Engine(engine.url, model="mine", aliases=("ours",), adapters=("hidden",)))
+        assert (found.model, found.aliases) == ("mine", ("m", "alias", "other", "ours"))
+        assert found.adapters == ("adapter", "hidden")
+        engine.answers["/v1/models"] = 500
+        assert probe(Engine(engine.url, model="mine", aliases=("ours",))).aliases == ("ours",)
+    names = [{"id": f"n{number}"} for number in range(3000)] + [{"id": "x" * 1025}, {"id": 7}, {"id": ""}, 7]
+    with FakeEngine(vllm() | {"/v1/models": {"data": names}}) as engine:
+        found = probe(engine.url)
+        assert (found.model, len(found.aliases), found.aliases[-1]) == ("n0", 1024, "n1024")
+    cards = [{"id": "m", "parent": None}, {"id": "sql", "parent": "m"}]
+    with FakeEngine(sglang() | {"/v1/models": {"data": cards}}) as engine:
+        found = probe(engine.url)
+        assert (found.model, found.aliases, found.adapters) == ("m", (), ("sql",))
 
 
 def test_vllm_without_replay_and_with_what_the_settings_say() -> None:
@@ -94,6 +135,19 @@ def test_sglang(path: str) -> None:
             Source(1, "tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658", "kv"),
         ),
     )
+
+
+def test_engines_that_report_hits_too() -> None:
+    full = {"kv_cache_report_mode": "full"}
+    vllm_says, sglang_says = vllm(ranks=2), sglang(ranks=1)
+    vllm_says["/kv_event_sources"]["1"] |= full
+    sglang_says["/server_info"]["kv_events"] |= full
+    with FakeEngine(vllm_says) as engine:
+        assert [source.count_copies for source in probe(engine.url).sources] == [True, False]
+        found = probe(Engine(engine.url, count_copies=True))
+        assert [source.count_copies for source in found.sources] == [True, True]
+    with FakeEngine(sglang_says) as engine:
+        assert not probe(engine.url).sources[0].count_copies
 
 
 def test_sglang_that_shows_only_its_flags() -> None:
@@ -226,7 +280,7 @@ def test_something_that_is_no_http_server() -> None:
         async with await asyncio.start_server(talk, "127.0.0.1", 0) as server, Asker(5) as asker:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises(DiscoveryError) as caught:
-                await Prober(asker, Engine(url), Config()).whole()
+                await Prober(asker, Engine(url), Config(), lambda endpoint, host: None).whole()
             return str(caught.value)
 
     assert "it did not answer in HTTP" in asyncio.run(run())
@@ -248,6 +302,63 @@ def test_an_endpoint_that_the_engine_connects_to() -> None:
         assert caught.value.temporary  # it may be one that listens soon
     with listening() as port, FakeEngine(vllm(endpoint=f"tcp://127.0.0.1:{port}")) as engine:
         assert probe(engine.url).sources[0].endpoint == f"tcp://127.0.0.1:{port}"
+
+
+def test_nothing_is_connected_to_that_is_not_allowed() -> None:
+    asked = []
+
+    def refuse(endpoint: str, host: str) -> None:
+        asked.append((endpoint, host))
+        raise ServiceError(f"{endpoint} is not in streams.allow", "endpoint_not_allowed")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.3)
+        endpoint = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        for answers in (vllm(endpoint=endpoint), sglang()):
+            if "/server_info" in answers:
+                answers["/server_info"]["kv_events"]["publishers"] = [{"dp_rank": 0, "endpoint": endpoint}]
+            with FakeEngine(answers) as engine, pytest.raises(DiscoveryError, match=r"streams\.allow") as caught:
+                probe(engine.url, allowed=refuse)
+            assert (caught.value.code, caught.value.temporary) == ("endpoint_not_allowed", False)
+        assert asked == [(endpoint, "127.0.0.1")] * 2
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+def test_an_engine_that_connects_to_this_service() -> None:
+    settings = Config(discovery=FAST, streams=StreamConfig(bind=("0.0.0.0:5557", "0.0.0.0:5558")))
+    for endpoint, wanted in [
+        ("tcp://index:5557", "bind://5557"),
+        ("tcp://10.0.0.1:5558", "bind://5558"),
+        ("tcp://127.0.0.1:5557", "bind://5557"),  # this service has the port, so no engine listens there
+        ("tcp://*:5557", "tcp://127.0.0.1:5557"),
+    ]:
+        with FakeEngine(vllm(endpoint=endpoint, topic="kv-a")) as engine:
+            (source,) = probe(engine.url, settings).sources
+        assert (source.endpoint, source.topic) == (wanted, "kv-a")
+    with (
+        closed_port() as port,
+        FakeEngine(vllm(endpoint=f"tcp://127.0.0.1:{port}")) as engine,
+        pytest.raises(DiscoveryError, match=f"--streams-bind 0.0.0.0:{port}"),
+    ):
+        probe(engine.url, settings)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("tcp://index:5557", "host-a", 5557),
+        ("tcp://[fd00::1]:5557", "host-a", 5557),
+        ("tcp://*:5557", "host-a", None),
+        ("tcp://[::]:5557", "host-a", None),
+        ("tcp://index:5559", "host-a", None),
+        ("tcp://host-a:5557", "host-a", None),
+        ("tcp://localhost:5557", "localhost", 5557),
+        ("ipc:///tmp/kv:5557", "localhost", None),
+    ],
+)
+def test_ports_that_engines_connect_to(address: str, host: str, port: int | None) -> None:
+    assert bound_port(address, host, ["0.0.0.0:5557", "[::]:5558"]) == port
 
 
 @pytest.mark.parametrize(
@@ -293,6 +404,7 @@ def test_engines_are_registered_and_readiness_waits_for_them() -> None:
                 (f"127.0.0.1:{one.port}", 1): "tcp://127.0.0.1:5558",
                 ("two", 0): "tcp://127.0.0.1:6000",
             }
+            assert set(native.announced_by.values()) == {"127.0.0.1"}, "they may name themselves only"
             assert native.registered["two", 0] == {
                 "instance_id": "two",
                 "endpoint": "tcp://127.0.0.1:6000",
@@ -302,11 +414,71 @@ def test_engines_are_registered_and_readiness_waits_for_them() -> None:
                 "routing_group": "blue",
                 "block_size": 64,
                 "dp_rank": 0,
+                "aliases": [],
+                "adapters": [],
                 "source": f"engine {two.url}",
             }
         assert native.closed
         # What is registered ends with the service, not with discovery.
         assert not [what for what, *_rest in native.log if what == "unregister"]
+
+
+def told(native: FakeNative, worker: str) -> tuple[str, str | None]:
+    about = native.reports.get((worker, None), {"state": "", "code": None})
+    return about["state"], about["code"]
+
+
+def test_engines_that_are_not_registered_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        FakeEngine(vllm()) as good,
+        FakeEngine(vllm() | {"/kv_event_sources": {}}) as silent,
+        FakeEngine({}) as other,
+        FakeEngine(vllm()) as refused,
+        closed_port() as port,
+    ):
+        engines = {"good": good.url, "silent": silent.url, "other": other.url, "refused": refused.url}
+        away = f"http://user:secret@127.0.0.1:{port}"
+        hasty = DiscoveryConfig(interval=0.05, timeout=0.5)
+        start = Starter()
+        start.refuse["refused"] = "model 'm' has blocks of 4 tokens, not 16"
+        listed = [f"{name}={url}" for name, url in {**engines, "away": away}.items()]
+        with started(start, listed, config=Config(discovery=hasty)) as service:
+            native = start.native
+            until(lambda: not native.holds)
+            assert told(native, "good") == ("registered", None)
+            assert told(native, "silent") == ("no_events", "no_events")
+            assert told(native, "other") == ("unusable", "bad_answer")
+            assert told(native, "refused") == ("refused", "block_size_mismatch")
+            assert told(native, "away") == ("unreachable", "unreachable")
+            about = native.reports["away", None]
+            assert about["url"] == f"http://***@127.0.0.1:{port}", "without the password"
+            assert about["reason"].startswith("it cannot be reached")
+            assert native.reports["refused", None]["reason"] == start.refuse["refused"]
+            assert [state for worker, state in native.states if worker == "silent"][:2] == ["asking", "no_events"]
+            assert "none of the configured" not in caplog.text
+            assert {engine.worker for engine in service.engines() if not engine.is_registered} == {
+                *("silent", "other", "refused", "away")
+            }
+            # What is registered stays so, and its problem is told.
+            good.answers = {"/kv_event_sources": 500}
+            until(lambda: told(native, "good") == ("registered", "http_500"))
+            silent.answers = vllm()
+            until(lambda: told(native, "silent") == ("registered", None))
+
+
+def test_without_a_usable_engine_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with FakeEngine({}) as engine, following([engine.url]) as native:
+        until(lambda: not native.holds)
+        until(lambda: "none of the configured engines can be used" in caplog.text)
+
+
+def test_names_that_change_are_registered_without_a_new_stream() -> None:
+    with FakeEngine(vllm()) as engine, following([f"a={engine.url}"]) as native:
+        until(lambda: native.registered)
+        assert native.registered["a", 0]["adapters"] == ["adapter"]
+        engine.answers = vllm(aliases=("alias",))
+        until(lambda: native.registered["a", 0]["aliases"] == ["alias"])
+        assert native.log == [("register", "a", 0)]
 
 
 def test_readiness_waits_for_an_engine_that_comes_late() -> None:

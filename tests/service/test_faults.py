@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.service.arena import Arena
+from tests.service.arena import PATIENCE, Arena
 from tests.service.soak import soak
 
 pytestmark = pytest.mark.slow
@@ -44,12 +44,15 @@ def compare(arena: Arena) -> None:
         ({"drop": 0.2}, "recovered_batches"),
         ({"duplicate": 0.3}, "duplicate_batches"),
         ({"reorder": 0.3}, "gaps"),
+        ({"truncate": 0.1}, "undecodable_batches"),
+        ({"corrupt": 0.05}, "lost_batches"),
         ({"poison_event": 0.2}, "refused_events"),
         ({"poison_type": 0.2}, "unknown_events"),
         ({"poison_payload": 0.2}, "undecodable_batches"),
         ({"restart": 0.02}, "epoch"),
         ({"drop": 0.2, "replay_socket": "closed"}, "resets"),
         ({"drop": 0.2, "replay_socket": "silent"}, "failed_replays"),
+        ({"drop": 0.2, "replay_socket": "slow"}, "replays"),
     ],
     ids=lambda value: "+".join(value) or "none" if isinstance(value, dict) else "",
 )
@@ -59,6 +62,9 @@ def test_a_fault(arena: Arena, faults: dict[str, Any], counter: str) -> None:
         engine.faults(**faults)
     arena.run(2.5 if "replay_socket" in faults else 1.5)
     arena.calm()
+    if "poison_type" in faults:
+        arena.run(1.0)  # what calmed it has emptied the caches
+        arena.calm()
     compare(arena)
     assert counted(arena, counter) > before
 
@@ -80,6 +86,22 @@ def test_delays(arena: Arena) -> None:
         assert state.seq is not None
         late += not state.quiet and told < state.seq
     assert late > 0
+    arena.calm()
+    compare(arena)
+
+
+def test_a_second_publisher_on_the_endpoint(arena: Arena) -> None:
+    """It is recognised, costs the trust for a while, and leaves nothing behind."""
+    before = counted(arena, "contradictions")
+    for engine in arena.engines:
+        engine.faults(stray=1.0)
+        engine.complete([11_000] * 8, 1)
+        engine.faults(stray=0.0)
+    end = time.monotonic() + PATIENCE
+    while counted(arena, "contradictions") < before + len(arena.engines):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    arena.run(1.0)
     arena.calm()
     compare(arena)
 

@@ -23,7 +23,7 @@ REGISTER: dict[str, object] = {
 
 
 def request(method: str, path: str, body: bytes = b"", *lines: str) -> bytes:
-    head = [f"{method} {path} HTTP/1.1", "Host: h", "Content-Type: application/json", *lines]
+    head = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *lines]
     if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in lines):
         head.append(f"Content-Length: {len(body)}")
     return "\r\n".join(head).encode("latin-1") + b"\r\n\r\n" + body
@@ -160,7 +160,7 @@ def raw() -> Iterator[tuple[bytes, set[int]]]:
         ("GET", "/workers?" + "&" * 5000, 200),
         ("GET", "/workers?model_name=%ff%00%zz&=&&a", 200),
         ("GET", "/health?x=%", 200),
-        ("GET", "http://elsewhere/health", 200),
+        ("GET", "http://127.0.0.1/health", 200),
         ("GET", "*", 404),
     ]:
         yield request(method, path), {status}
@@ -188,8 +188,8 @@ def raw() -> Iterator[tuple[bytes, set[int]]]:
     yield b"GET /health HTTP/9.9\r\n\r\n", closed
     yield b"GET /health\r\n\r\n", closed
     yield b"GET  /health  HTTP/1.1\r\n\r\n", closed
-    yield b"GET /\xff\xfe HTTP/1.1\r\nHost: h\r\n\r\n", closed | {404}
-    yield b"GET /a b HTTP/1.1\r\nHost: h\r\n\r\n", closed
+    yield b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n", closed | {404}
+    yield b"GET /a b HTTP/1.1\r\nHost: localhost\r\n\r\n", closed
     yield b"\r\n\r\n\r\n", closed
     yield b"\0" * 1000, closed
     yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xaa" * 100, closed

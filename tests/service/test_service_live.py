@@ -95,7 +95,12 @@ def test_engines_are_found_and_their_blocks_too(service: Service, engines: list[
     assert batch.block_size == BLOCK
     assert {(rank.worker, rank.rank): rank.tokens for rank in batch.answers[0].ranks} == truth()
     assert {(rank.worker, rank.rank): rank.tokens for rank in batch.answers[1].ranks} == truth("s")
-    assert batch.answers[2].ranks == batch.answers[0].ranks
+    by_hash = {(rank.worker, rank.rank): rank.tokens for rank in batch.answers[2].ranks}
+    assert by_hash == truth()
+    assert {rank.usable for rank in batch.answers[2].ranks} == {None}, "nobody said how long the prompt is"
+    for rank in batch.answers[0].ranks:
+        engine = vllm if rank.worker == vllm.name else sglang
+        assert rank.usable == BLOCK * engine.match(PROMPT, rank=rank.rank).usable
     assert batch.answers[0].scores() == answer.scores()
     assert (batch.answers[3].ranks, batch.answers[3].length) == ((), 0)
 
@@ -226,3 +231,18 @@ def test_tls(tmp_path: Path) -> None:
                 Service(config=Config(http=http))
             assert str(tmp_path) in str(caught.value)
             assert "\n" not in str(caught.value)
+
+
+def test_names_of_adapters_are_found_and_can_be_asked_for(service: Service, engines: list[EngineHandle]) -> None:
+    vllm, _sglang = engines
+    client = service.client()
+    assert {worker.worker: worker.adapters for worker in client.workers()}[vllm.name] == ("tuned",)
+    prompt = list(range(500, 540))
+    vllm.complete(prompt, 1, rank=0, lora="tuned")
+    vllm.wait_quiet()
+    until(lambda: client.query(tokens=prompt, model="tuned").token_scores() == {vllm.name: 40})
+    assert client.query(tokens=prompt, model="sim-model", lora="tuned").token_scores() == {vllm.name: 40}
+    assert client.query(tokens=prompt, model="sim-model").token_scores() == {}
+    with pytest.raises(ClientError, match='known there: "sim-model", "tuned"') as caught:
+        client.query(tokens=prompt, model="tunde")
+    assert caught.value.code == "unknown_keyspace"

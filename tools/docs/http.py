@@ -17,10 +17,13 @@ def page(document: Path = DOCUMENT) -> str:
     """Every route with what it takes and answers, then the schemas."""
     api = json.loads(document.read_text(encoding="utf-8"))
     schemas: dict[str, Any] = api["components"]["schemas"]
+    known: dict[str, Any] = api["components"]["parameters"]
     parts = ["## Routes"]
     for path, methods in api["paths"].items():
         for method, about in methods.items():
-            parts += _route(path, method, about, schemas)
+            given = about.get("parameters", [])
+            parameters = [known[_name(each["$ref"])] if "$ref" in each else each for each in given]
+            parts += _route(path, method, about | {"parameters": parameters}, schemas)
     parts.append("## Schemas")
     for name, schema in schemas.items():
         parts += _schema(name, schema, schemas)
@@ -33,13 +36,16 @@ def _route(path: str, method: str, about: dict[str, Any], schemas: dict[str, Any
         parts.append(about["description"])
     parameters = [
         (code(each["name"]), _type(each.get("schema", {})), cell(each.get("description", "")))
-        for each in about.get("parameters", [])
+        for each in about["parameters"]
     ]
     if parameters:
         parts += ["Query parameters:", table(_HEAD, parameters)]
-    body = about.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema")
-    if body:
-        parts += [f"Body: {_type(body)}", _fields(body, schemas)]
+    for kind, content in about.get("requestBody", {}).get("content", {}).items():
+        body = content["schema"]
+        if kind == "application/json":
+            parts += [f"Body: {_type(body)}", _fields(body, schemas)]
+        else:
+            parts.append(f"Or, as {code(kind)}: {body['description']}.")
     rows = []
     for status, answer in about["responses"].items():
         if status != "default":

@@ -129,7 +129,7 @@ macro_rules! accessors {
             }
 
             /// Calls `f` with each worker and rank that holds any of the query and its depth, deepest first.
-            pub fn for_each(&self, view: View, mut f: impl FnMut(&Arc<str>, u32, u32)) {
+            pub fn for_each<'m>(&'m self, view: View, mut f: impl FnMut(&'m Arc<str>, u32, u32)) {
                 let _ = self.each(view, |depth, member| {
                     f(&member.worker, member.rank, depth);
                     Continue(())
@@ -175,7 +175,7 @@ macro_rules! accessors {
             }
 
             /// Calls `f` with each holder of the view once, deepest first.
-            fn each(&self, view: View, f: impl FnMut(u32, &Member) -> ControlFlow<()>) -> ControlFlow<()> {
+            fn each<'m>(&'m self, view: View, f: impl FnMut(u32, &'m Member) -> ControlFlow<()>) -> ControlFlow<()> {
                 each(self.reached(), self.roster(), view, f)
             }
         }
@@ -222,9 +222,9 @@ impl OwnedMatch {
 
 fn each<'m>(
     reached: impl Iterator<Item = (u32, Members<'m>)>,
-    roster: &Roster,
+    roster: &'m Roster,
     view: View,
-    mut f: impl FnMut(u32, &Member) -> ControlFlow<()>,
+    mut f: impl FnMut(u32, &'m Member) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
     let mut seen = Seen::default();
     for (depth, members) in reached {

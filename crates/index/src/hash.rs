@@ -20,6 +20,9 @@ pub const SEED: u64 = 1337;
 /// A secret of XXH3, as long as the algorithm's default one.
 type Secret = [u8; 192];
 
+/// That of blocks without LoRA and salt, which are most.
+static PLAIN: Secret = const_custom_default_secret(SEED);
+
 /// The content hash of every full block of `tokens`; a trailing partial block has none.
 ///
 /// Prompts under different LoRA adapters or cache salts never share blocks, so both are folded into the seed; an
@@ -52,9 +55,15 @@ pub fn content_hashes_into(
     let blocks = bytes.chunks_exact(block_size * size_of::<u32>());
     let seed = seed(lora, salt);
     if matches!(block_size, 5..=32 | 61..) {
-        let secret: Secret = const_custom_default_secret(seed);
+        let derived: Secret;
+        let secret = if seed == SEED {
+            &PLAIN
+        } else {
+            derived = const_custom_default_secret(seed);
+            &derived
+        };
         for (hash, block) in hashes.iter_mut().zip(blocks) {
-            *hash = xxh3_64_with_secret(block, &secret);
+            *hash = xxh3_64_with_secret(block, secret);
         }
     } else {
         for (hash, block) in hashes.iter_mut().zip(blocks) {
@@ -82,10 +91,17 @@ pub fn prefix_hashes_into(content: &[u64], hashes: &mut [u64]) {
     hashes[0] = first;
     let mut prefix = first;
     for (hash, &content) in hashes[1..].iter_mut().zip(rest) {
-        let link = u128::from(prefix) | u128::from(content) << 64;
-        prefix = xxh3_64_with_seed(&link.to_le_bytes(), SEED);
+        prefix = next_prefix_hash(prefix, content);
         *hash = prefix;
     }
+}
+
+/// The prefix hash of the block after the one whose prefix hash is `prefix`.
+#[must_use]
+#[inline]
+pub fn next_prefix_hash(prefix: u64, content: u64) -> u64 {
+    let link = u128::from(prefix) | u128::from(content) << 64;
+    xxh3_64_with_seed(&link.to_le_bytes(), SEED)
 }
 
 /// The seed of a keyspace: LoRA and salt are told apart by the seeds of their own hashes.

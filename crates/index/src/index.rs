@@ -5,13 +5,15 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::changes::Changes;
+use crate::dump::Dump;
 use crate::error::Error;
 use crate::find::{Match, find};
 use crate::raw::{Children, Published, Readers};
 use crate::roster::Roster;
 use crate::stats::{RankStats, Stats};
 use crate::types::{BlockHash, Event, Tier};
-use crate::writer::{Chain, Writer};
+use crate::writer::Writer;
 
 /// How an index is to be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,14 +36,17 @@ impl Default for Config {
 /// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) waits for nobody.
 pub struct BlockIndex {
     config: Config,
-    readers: Readers,
-    roster: Published<Arc<Roster>>,
+    pub(crate) readers: Readers,
+    pub(crate) roster: Published<Arc<Roster>>,
     writer: Mutex<Writer>,
     /// The writer's own is behind its lock; readers come in here.
     children: Arc<Published<Children>>,
 }
 
 impl BlockIndex {
+    /// Steps for a slice of [`dump_in_slices`](Self::dump_in_slices) that takes less than a millisecond.
+    pub const SLICE: usize = 3 << 10;
+
     /// An empty index.
     ///
     /// # Errors
@@ -67,6 +72,12 @@ impl BlockIndex {
         self.config
     }
 
+    /// Several changes that wait for others' once: for the events of one batch, for instance.
+    #[must_use]
+    pub fn changes(&self) -> Changes<'_> {
+        Changes::new(self)
+    }
+
     /// A worker's rank has cached consecutive blocks of one chain. The first continues `parent` (a block hash of the
     /// same worker and rank, known or not), or starts a prompt; each other continues the one before it.
     ///
@@ -81,32 +92,42 @@ impl BlockIndex {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Error> {
-        if block_hashes.len() != content_hashes.len() {
-            return Err(Error::LengthMismatch {
-                block_hashes: block_hashes.len(),
-                content_hashes: content_hashes.len(),
-            });
-        }
-        let chain = Chain { parent, block_hashes, content_hashes };
-        self.write(|writer| writer.store(worker, rank, tier, &chain, &self.roster))
+        self.changes().store(worker, rank, tier, parent, block_hashes, content_hashes)
+    }
+
+    /// As [`store`](Self::store), by an engine that announces blocks again without another copy of them: what the rank
+    /// holds already on this tier is held as before.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn store_once(
+        &self,
+        worker: &str,
+        rank: u32,
+        tier: Tier,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Error> {
+        self.changes().store_once(worker, rank, tier, parent, block_hashes, content_hashes)
     }
 
     /// A worker's rank has copies on a tier of blocks that it holds already, by name alone: what they continue and
     /// contain is what the rank's newest announcement of the name said. Returns the names that it does not hold on
     /// any tier; those are left out.
     pub fn store_known(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
-        self.write(|writer| writer.store_known(worker, rank, tier, block_hashes, &self.roster))
+        self.changes().store_known(worker, rank, tier, block_hashes)
     }
 
     /// A worker's rank has evicted blocks from a tier, in any order. Names that it does not hold there change
     /// nothing, and are counted.
     pub fn remove(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
-        self.write(|writer| writer.remove(worker, rank, tier, block_hashes));
+        self.changes().remove(worker, rank, tier, block_hashes);
     }
 
     /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known.
     pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
-        self.write_after(true, |writer| writer.clear(worker, rank, tier, &self.roster));
+        self.changes().clear(worker, rank, tier);
     }
 
     /// A worker is gone, with all its blocks.
@@ -140,25 +161,50 @@ impl BlockIndex {
         find(&self.readers, &self.roster, &self.children, content_hashes)
     }
 
-    /// Sizes and counts.
+    /// Sizes and counts. Writers wait for a time that depends on the number of ranks alone.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let mut stats = self.write_after(true, |writer| writer.stats());
+        let mut stats = self.write(|writer| writer.stats());
         stats.bytes += (self.readers.bytes() + size_of::<Self>()) as u64;
         stats
     }
 
-    /// Everything held, as events. Applied to an empty index of the same configuration, they make an equal one.
-    /// Block hashes are in their canonical form.
+    /// Everything held at one moment, as events. Applied to an empty index of the same configuration, they make an equal
+    /// one. Block hashes are in their canonical form. Writers wait while it is copied, however much it is.
     #[must_use]
     pub fn dump(&self) -> Vec<Event> {
         self.write(Writer::dump)
     }
 
-    /// Every rank of every worker, by name and number, with what it holds.
+    /// What one rank holds, as [`dump`](Self::dump) has it.
+    #[must_use]
+    pub fn dump_rank(&self, worker: &str, rank: u32) -> Vec<Event> {
+        self.changes().dump_rank(worker, rank)
+    }
+
+    /// Everything held, as events, in slices between which writers get their turn; `steps`: blocks that a slice may copy,
+    /// about ([`SLICE`](Self::SLICE) takes less than a millisecond).
+    ///
+    /// Each rank is as it was at one moment, different ranks at different moments. A rank that is new since the
+    /// beginning is not in it.
+    #[must_use]
+    pub fn dump_in_slices(&self, steps: usize) -> Dump<'_> {
+        Dump::new(self, steps)
+    }
+
+    /// Every rank of every worker, by name and number, with what it holds. Writers wait for a time that depends on the
+    /// number of ranks alone.
     #[must_use]
     pub fn ranks(&self) -> Vec<RankStats> {
-        self.write(|writer| writer.ranks())
+        let mut ranks = self.write(|writer| writer.ranks());
+        ranks.sort_unstable_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
+        ranks
+    }
+
+    /// The same of one worker, in any order; nothing if it is not known.
+    #[must_use]
+    pub fn ranks_of(&self, worker: &str) -> Vec<RankStats> {
+        self.write(|writer| writer.ranks_of(worker))
     }
 
     /// Every worker, by name, with the number of blocks it holds.
@@ -171,10 +217,19 @@ impl BlockIndex {
         self.write_after(false, change)
     }
 
-    fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Writer> {
         // A poisoned lock means that a bug has panicked inside a change; readers are as safe as before, and refusing
         // all further events would make every answer wrong instead of perhaps one.
-        let mut writer: MutexGuard<'_, Writer> = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_locked(&self) -> bool {
+        self.writer.try_lock().is_err()
+    }
+
+    fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
+        let mut writer = self.lock();
         let result = change(&mut writer);
         writer.tidy(&self.readers, tidy_now);
         result

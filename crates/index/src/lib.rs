@@ -34,7 +34,7 @@
 //! |---|---|
 //! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
-//! | `position.rs`, `prefix.rs`, `spread.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; atomics |
+//! | `position.rs`, `prefix.rs`, `spread.rs`, `steps.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; counting; atomics |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
 //! | `roster.rs` | who is behind a holder's number |
@@ -42,7 +42,7 @@
 //! | `pages.rs`, `forks.rs`, `runs.rs` | the trie of runs: numbers of positions, where children hang, the runs |
 //! | `writer/` | who holds what: its own text lists its files |
 //! | `find.rs` | a lookup, and its answer |
-//! | `index.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in |
+//! | `index.rs`, `changes.rs`, `dump.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in; [`Changes`]: many under one lock; a dump that lets writers in |
 //! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
 //!
 //! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs.rs`, `writer/mod.rs`, `raw/mod.rs`.
@@ -61,6 +61,8 @@
 //! # Ok::<(), kvatlas_index::Error>(())
 //! ```
 
+mod changes;
+mod dump;
 mod error;
 mod find;
 mod forks;
@@ -80,10 +82,13 @@ mod sets;
 mod snapshot;
 mod spread;
 mod stats;
+mod steps;
 mod sync;
 mod types;
 mod writer;
 
+pub use changes::Changes;
+pub use dump::Dump;
 pub use error::Error;
 pub use find::{Match, OwnedMatch};
 pub use index::{BlockIndex, Config};

@@ -38,18 +38,22 @@ pub(crate) struct Trash {
     retired: Retired<Garbage>,
     /// Thrown in since the last look.
     fresh_bytes: usize,
+    /// Of all that is here.
+    bytes: usize,
     /// Questions since a look that had to leave something.
     asked: Option<u32>,
 }
 
 impl Trash {
     pub(crate) fn new() -> Self {
-        Self { retired: Retired::new(), fresh_bytes: 0, asked: None }
+        Self { retired: Retired::new(), fresh_bytes: 0, bytes: 0, asked: None }
     }
 
     #[inline]
     pub(crate) fn push(&mut self, garbage: Garbage) {
-        self.fresh_bytes += garbage.bytes();
+        let bytes = garbage.bytes();
+        self.fresh_bytes += bytes;
+        self.bytes += bytes + size_of::<Garbage>();
         self.retired.push(garbage);
     }
 
@@ -65,16 +69,27 @@ impl Trash {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum()
+        self.bytes
+    }
+
+    /// Whether the bytes are what they must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
     /// Frees what can be freed now; `reuse` is given the numbers.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
-        let left = self.retired.advance(readers, |garbage| match garbage {
-            Garbage::RunId(_) | Garbage::HolderId(_) => reuse(garbage),
-            memory => drop(memory),
+        let mut freed = 0;
+        let left = self.retired.advance(readers, |garbage| {
+            freed += garbage.bytes() + size_of::<Garbage>();
+            match garbage {
+                Garbage::RunId(_) | Garbage::HolderId(_) => reuse(garbage),
+                memory => drop(memory),
+            }
         });
+        self.bytes -= freed;
         self.asked = left.then_some(0);
     }
 }

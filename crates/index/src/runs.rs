@@ -14,6 +14,7 @@ use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
 use crate::raw::{Children, Level, Levels, Published, Run, WriterToken};
 use crate::retire::{Garbage, Trash};
+use crate::steps::step;
 
 /// A longer chain goes on in a child: bounds what moving a run costs.
 pub(crate) const MAX_RUN: usize = 1 << 16;
@@ -47,6 +48,8 @@ pub(crate) struct Runs {
     live: usize,
     positions: usize,
     bytes: usize,
+    /// Of the places where children hang.
+    fork_bytes: usize,
     secret: u64,
     pub(crate) token: WriterToken,
 }
@@ -61,6 +64,7 @@ impl Runs {
             live: 0,
             positions: 0,
             bytes: 0,
+            fork_bytes: 0,
             secret,
             token: WriterToken::new(),
         }
@@ -82,19 +86,26 @@ impl Runs {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
         let children = self.children.get(&self.token).bytes();
         self.bytes
             + self.pages.bytes()
             + self.entries.capacity() * size_of::<Entry>()
             + self.free.capacity() * 4
-            + forks
+            + self.fork_bytes
             + children
+    }
+
+    /// Whether the bytes are what they must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
+        let runs: usize = self.entries.iter().flat_map(|e| &e.run).map(Run::bytes).sum();
+        self.fork_bytes == forks && self.bytes == runs
     }
 
     /// The numbers of all runs.
     pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
-        (0..self.entries.len() as u32).filter(|&id| self.is_live(id))
+        (0..self.entries.len() as u32).inspect(|_| step()).filter(|&id| self.is_live(id))
     }
 
     pub(crate) fn is_live(&self, id: u32) -> bool {
@@ -291,8 +302,11 @@ impl Runs {
         if parent.forks.is_none() {
             parent.run.as_ref().expect("live").head().set_has_children(true, &mut self.token);
         }
+        let before = parent.forks.as_ref().map_or(0, |forks| forks.bytes());
         let forks = parent.forks.get_or_insert_default();
-        if let Some(next) = forks.add(place.blocks, id) {
+        let next = forks.add(place.blocks, id);
+        self.fork_bytes = self.fork_bytes + forks.bytes() - before;
+        if let Some(next) = next {
             self.entries[id as usize].next = next;
             self.entries[next as usize].previous = id;
         }
@@ -312,8 +326,11 @@ impl Runs {
         }
         let parent = &mut self.entries[place.run as usize];
         let forks = parent.forks.as_mut().expect("a child's parent lists it");
+        let before = forks.bytes();
         forks.replace(place.blocks, (next != NO_RUN).then_some(next));
+        self.fork_bytes = self.fork_bytes + forks.bytes() - before;
         if forks.is_empty() {
+            self.fork_bytes -= forks.bytes();
             parent.forks = None;
             parent.run.as_ref().expect("live").head().set_has_children(false, &mut self.token);
         }

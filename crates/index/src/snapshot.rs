@@ -32,6 +32,7 @@ impl BlockIndex {
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let (mut ranks, dump, counters) = self.write(|writer| (writer.ranks(), writer.dump(), writer.counters));
+        ranks.sort_unstable_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
         ranks.retain(|rank| rank.device_blocks + rank.offloaded_blocks == 0);
         let sections = || dump.chunk_by(|one, next| place(one) == place(next));
         let mut out = MAGIC.to_vec();

@@ -19,7 +19,10 @@ type Held = BTreeMap<(Box<str>, u32, Tier, BlockHash, Option<BlockHash>, u64), u
 
 fn held(index: &BlockIndex) -> Held {
     let mut held = Held::new();
-    for event in index.dump() {
+    let dump = index.dump();
+    let by_rank: Vec<Event> = index.ranks().iter().flat_map(|rank| index.dump_rank(&rank.worker, rank.rank)).collect();
+    assert_eq!(by_rank, dump);
+    for event in dump {
         let Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } = event else {
             panic!("a dump is stores only");
         };

@@ -35,18 +35,46 @@ impl Service {
         self.inner.address().to_string()
     }
 
+    /// str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else.
+    #[getter]
+    fn admin_address(&self) -> Option<String> {
+        self.inner.admin_address().map(|address| address.to_string())
+    }
+
     /// Registers a worker's stream of events.
     ///
     /// Args:
     ///     registration_json: The body of POST /register.
+    ///     announced_by: Host name or address of the engine that announced the stream; None means the configuration.
     ///
     /// Returns:
     ///     bool: Whether the stream is new.
     ///
     /// Raises:
     ///     ServiceError: The registration is refused.
-    fn register(&self, py: Python<'_>, registration_json: &str) -> PyResult<bool> {
-        py.detach(|| self.inner.register(registration_json)).map_err(|error| errors::service(&error))
+    #[pyo3(signature = (registration_json, announced_by=None))]
+    fn register(&self, py: Python<'_>, registration_json: &str, announced_by: Option<&str>) -> PyResult<bool> {
+        py.detach(|| self.inner.register(registration_json, announced_by)).map_err(|error| errors::service(&error))
+    }
+
+    /// Checks that an endpoint may be connected to, by streams.allow.
+    ///
+    /// Args:
+    ///     endpoint: The endpoint, tcp://host:port or ipc://path.
+    ///     announced_by: Host name or address of the engine that announced it.
+    ///
+    /// Raises:
+    ///     ServiceError: It may not, or is not an endpoint.
+    fn check_allowed(&self, endpoint: &str, announced_by: &str) -> PyResult<()> {
+        self.inner.check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
+    }
+
+    /// Reads the keys and the certificate from their files again.
+    ///
+    /// Raises:
+    ///     ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+    fn reload(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.reload()).map_err(|error| errors::service(&error))
     }
 
     /// Ends the streams of a worker, and drops what it holds.
@@ -63,6 +91,38 @@ impl Service {
     #[pyo3(signature = (worker, rank=None))]
     fn unregister(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> PyResult<usize> {
         py.detach(|| self.inner.unregister(worker, rank)).map_err(|error| errors::service(&error))
+    }
+
+    /// Reports how far discovery is with an engine, or with a configured stream.
+    ///
+    /// Args:
+    ///     report_json: JSON with worker, rank, url, state, code and reason.
+    ///
+    /// Raises:
+    ///     ServiceError: The report is invalid.
+    fn report_engine(&self, py: Python<'_>, report_json: &str) -> PyResult<()> {
+        py.detach(|| self.inner.report_engine(report_json)).map_err(|error| errors::service(&error))
+    }
+
+    /// Stops reporting an engine, or a configured stream.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     rank: Data-parallel rank of the stream; None means an engine.
+    ///
+    /// Returns:
+    ///     bool: Whether it was reported.
+    #[pyo3(signature = (worker, rank=None))]
+    fn forget_engine(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> bool {
+        py.detach(|| self.inner.forget_engine(worker, rank))
+    }
+
+    /// The engines and configured streams that discovery follows.
+    ///
+    /// Returns:
+    ///     str: The answer of GET /engines, JSON.
+    fn engines(&self, py: Python<'_>) -> String {
+        py.detach(|| self.inner.engines().to_string())
     }
 
     /// The workers and their streams.
@@ -92,24 +152,36 @@ impl Service {
         self.inner.fleet().release(hold)
     }
 
-    /// Accepts no more connections, finishes open requests, and closes. Draining again does nothing.
+    /// Reports not ready from now on, while requests are still answered.
+    fn leave(&self) {
+        self.inner.leave();
+    }
+
+    /// Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+    ///
+    /// Draining again does nothing.
     ///
     /// Args:
-    ///     timeout: Time limit in seconds, at least 0.
+    ///     timeout: Time limit in seconds for open requests, at least 0.
+    ///     delay: Time in seconds before the listener closes, at least 0.
     ///
     /// Returns:
     ///     bool: False if the time limit passed and requests were cut off.
     ///
     /// Raises:
-    ///     InvalidArgumentError: timeout is negative or not a number.
-    fn drain(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
-        let timeout = Duration::try_from_secs_f64(timeout)
-            .map_err(|_| errors::argument("out_of_range", "timeout must be at least 0 seconds"))?;
-        Ok(py.detach(|| self.inner.drain(timeout)))
+    ///     InvalidArgumentError: timeout or delay is negative or not a number.
+    #[pyo3(signature = (timeout, delay=0.0))]
+    fn drain(&self, py: Python<'_>, timeout: f64, delay: f64) -> PyResult<bool> {
+        let seconds = |name: &str, seconds| {
+            let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
+            Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
+        };
+        let (timeout, delay) = (seconds("timeout", timeout)?, seconds("delay", delay)?);
+        Ok(py.detach(|| self.inner.drain(timeout, delay)))
     }
 
     /// Closes at once. Closing again does nothing.
     fn close(&self, py: Python<'_>) {
-        py.detach(|| self.inner.drain(Duration::ZERO));
+        py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
 }

@@ -24,6 +24,7 @@ async fn follow(arguments: Vec<String>) -> Result<(), Failure> {
         for _ in 0..count.parse::<u32>()? {
             let registration = Registration {
                 worker: format!("engine-{}", fleet.workers().len()),
+                names: None,
                 model: "model".to_owned(),
                 routing_group: "default".to_owned(),
                 block_size: 16,
@@ -31,6 +32,7 @@ async fn follow(arguments: Vec<String>) -> Result<(), Failure> {
                 endpoint: events.parse()?,
                 replay_endpoint: replay.map(str::parse).transpose()?,
                 topic: String::new(),
+                count_copies: true,
                 source: "example".to_owned(),
             };
             fleet.register(registration).await?;

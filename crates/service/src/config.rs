@@ -3,12 +3,15 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::error::Error;
+use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
+use crate::secret::Secret;
 
 /// Everything.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -31,10 +34,21 @@ pub struct Config {
 pub struct HttpConfig {
     /// Where to listen; port 0 lets the system choose.
     pub bind: SocketAddr,
+    /// Where to listen besides, for health, readiness and metrics only: without TLS and without a key.
+    pub admin_bind: Option<SocketAddr>,
     /// Threads that answer; 0 for one a core.
     pub threads: usize,
-    /// The bearer key that clients must show; none for no check.
-    pub key: Option<String>,
+    /// The bearer key that clients must show to ask; none for no check.
+    pub key: Option<Secret>,
+    /// A file with that key instead, read again when it changes.
+    pub key_file: Option<PathBuf>,
+    /// The bearer key that clients must show to register, unregister and dump; none if `key` is enough for that.
+    pub admin_key: Option<Secret>,
+    /// A file with that key instead, read again when it changes.
+    pub admin_key_file: Option<PathBuf>,
+    /// Host names that requests may name, besides this machine's own, where the service listens on loopback and asks
+    /// for no key.
+    pub hosts: Vec<String>,
     /// Certificate and key of the server; none for plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Bytes of a request's body at most.
@@ -47,6 +61,8 @@ pub struct HttpConfig {
     /// Without a request, until a connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
+    /// Whether each request is logged.
+    pub access_log: bool,
     /// Whether answers leave out workers that are not trusted, or only list them.
     pub untrusted: UntrustedPolicy,
 }
@@ -59,6 +75,9 @@ pub struct TlsConfig {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// Authorities one of which must have signed the certificate of a client; none if clients need no certificate.
+    #[serde(default)]
+    pub client_ca: Option<PathBuf>,
 }
 
 /// What answers do with workers whose holdings may not be what the engine holds.
@@ -76,6 +95,11 @@ pub enum UntrustedPolicy {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct StreamConfig {
+    /// Networks, patterns of host names and of `ipc://` paths that may be registered over HTTP or by discovery. If empty:
+    /// everything where registering needs a key, else loopback.
+    pub allow: Vec<String>,
+    /// Where engines may connect to that do not listen themselves.
+    pub bind: Vec<SocketAddr>,
     /// Threads that apply events.
     pub threads: usize,
     /// Silence, without an answer from the replay socket either, after which a stream is not trusted any more.
@@ -87,6 +111,9 @@ pub struct StreamConfig {
     /// Within which a replay must bring its next batch.
     #[serde(with = "seconds")]
     pub replay_timeout: Duration,
+    /// Within which all that is asked for one purpose must have come, however often something of it comes.
+    #[serde(with = "seconds")]
+    pub replay_total_timeout: Duration,
     /// Replays asked for one gap before it is given up.
     pub replay_attempts: u32,
     /// Without a replay socket: how long to wait for batches that arrive out of order.
@@ -105,19 +132,30 @@ pub struct StreamConfig {
     pub buffer_batches: usize,
     /// Bytes of them.
     pub buffer_bytes: usize,
+    /// On what others can make grow.
+    pub limits: LimitsConfig,
+    /// What all streams share that have this configuration.
+    #[serde(skip)]
+    pub shared: Arc<Shared>,
 }
 
 impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             bind: SocketAddr::from(([127, 0, 0, 1], 8090)),
+            admin_bind: None,
             threads: 0,
             key: None,
+            key_file: None,
+            admin_key: None,
+            admin_key_file: None,
+            hosts: Vec::new(),
             tls: None,
             max_body: 8 << 20,
             max_connections: 4096,
             request_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
+            access_log: false,
             untrusted: UntrustedPolicy::LeaveOut,
         }
     }
@@ -126,10 +164,13 @@ impl Default for HttpConfig {
 impl Default for StreamConfig {
     fn default() -> Self {
         Self {
+            allow: Vec::new(),
+            bind: Vec::new(),
             threads: 2,
             stale_after: Duration::from_secs(30),
             probe_interval: Duration::from_secs(5),
             replay_timeout: Duration::from_secs(2),
+            replay_total_timeout: Duration::from_secs(300),
             replay_attempts: 3,
             reorder_grace: Duration::from_millis(100),
             reconnect_min: Duration::from_millis(100),
@@ -137,6 +178,8 @@ impl Default for StreamConfig {
             settle_timeout: Duration::from_secs(30),
             buffer_batches: 100_000,
             buffer_bytes: 256 << 20,
+            limits: LimitsConfig::default(),
+            shared: Arc::default(),
         }
     }
 }
@@ -155,6 +198,7 @@ impl Config {
             ("streams.threads", config.streams.threads == 0),
             ("streams.replay_attempts", config.streams.replay_attempts == 0),
             ("streams.replay_timeout", config.streams.replay_timeout.is_zero()),
+            ("streams.replay_total_timeout", config.streams.replay_total_timeout.is_zero()),
             ("streams.probe_interval", config.streams.probe_interval.is_zero()),
             ("streams.buffer_batches", config.streams.buffer_batches == 0),
         ] {

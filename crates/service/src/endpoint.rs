@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use crate::error::Error;
 
-/// A ZMQ address that another process can be reached at: `tcp://host:port` or `ipc://path`.
+/// A ZMQ address that another process can be reached at: `tcp://host:port` or `ipc://path`. Or a port of ours that the other
+/// process connects to: `bind://port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint(Box<str>);
 
@@ -14,6 +15,19 @@ impl Endpoint {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The port of ours that the engine connects to, if it is one that does.
+    #[must_use]
+    pub fn bound_port(&self) -> Option<u16> {
+        self.0.strip_prefix("bind://")?.parse().ok()
+    }
+
+    /// The host, without brackets; none for paths and ports of ours.
+    #[must_use]
+    pub fn host(&self) -> Option<&str> {
+        let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;
+        Some(host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host))
     }
 }
 
@@ -28,7 +42,7 @@ impl FromStr for Endpoint {
 
     fn from_str(address: &str) -> Result<Self, Error> {
         let bad = |why: &str| {
-            let wanted = "an endpoint is tcp://HOST:PORT or ipc://PATH";
+            let wanted = "an endpoint is tcp://HOST:PORT, ipc://PATH, or bind://PORT for an engine that connects to us";
             Error::invalid("invalid_endpoint", format!("{address:?}: {why}; {wanted}"))
         };
         if address.chars().any(|c| c.is_whitespace() || c.is_control()) {
@@ -37,6 +51,12 @@ impl FromStr for Endpoint {
         if let Some(path) = address.strip_prefix("ipc://") {
             return if path.is_empty() { Err(bad("the path is missing")) } else { Ok(Self(address.into())) };
         }
+        if let Some(port) = address.strip_prefix("bind://") {
+            return match port.parse::<u16>() {
+                Ok(port) if port > 0 => Ok(Self(format!("bind://{port}").into())),
+                _ => Err(bad("the port is not a number from 1 to 65535")),
+            };
+        }
         if address.starts_with("inproc://") {
             return Err(bad("inproc is inside the engine's process and cannot be reached"));
         }
@@ -44,6 +64,12 @@ impl FromStr for Endpoint {
         let Some((host, port)) = rest.rsplit_once(':') else { return Err(bad("the port is missing")) };
         if host.is_empty() || (host.contains(':') && !(host.starts_with('[') && host.ends_with(']'))) {
             return Err(bad("the host is missing, or an IPv6 address without brackets"));
+        }
+        // ZMQ and the system's resolver read some of these in ways of their own.
+        if !host.starts_with('[')
+            && host.chars().any(|c| c.is_ascii_punctuation() && !matches!(c, '-' | '.' | '_' | '*'))
+        {
+            return Err(bad("the host has characters that no name has"));
         }
         if matches!(host, "*" | "[::]" | "0.0.0.0") {
             return Err(bad("that is where an engine listens, not where it is; name its host"));
@@ -67,6 +93,13 @@ mod tests {
     }
 
     #[test]
+    fn ports_of_ours() {
+        let bound: Endpoint = "bind://5557".parse().expect("an endpoint");
+        assert_eq!((bound.bound_port(), bound.host(), bound.as_str()), (Some(5557), None, "bind://5557"));
+        assert_eq!("tcp://host:1".parse::<Endpoint>().expect("an endpoint").bound_port(), None);
+    }
+
+    #[test]
     fn says_what_is_wrong_with_others() {
         for (bad, why) in [
             ("", "transport"),
@@ -80,8 +113,14 @@ mod tests {
             ("tcp://::1:5557", "without brackets"),
             ("tcp://*:5557", "name its host"),
             ("tcp://0.0.0.0:5557", "name its host"),
+            ("tcp://eth0;10.0.0.1:5557", "no name has"),
+            ("tcp://user@host:5557", "no name has"),
+            ("tcp://host/path:5557", "no name has"),
             ("ipc://", "path is missing"),
             ("inproc://events", "cannot be reached"),
+            ("bind://", "not a number"),
+            ("bind://0", "not a number"),
+            ("bind://host:5557", "not a number"),
             ("tcp://host :1", "white space"),
         ] {
             let error = bad.parse::<Endpoint>().expect_err(bad);

@@ -28,6 +28,14 @@ pub enum Error {
         /// What stands against it.
         message: String,
     },
+    /// It is not allowed by the configuration.
+    #[error("{message}")]
+    Forbidden {
+        /// A name for it that stays.
+        code: &'static str,
+        /// What is not allowed, and what to set.
+        message: String,
+    },
     /// It is not there.
     #[error("{message}")]
     Unknown {
@@ -36,6 +44,9 @@ pub enum Error {
         /// What is not there.
         message: String,
     },
+    /// A bug: what was asked for met a panic, and nothing of it was done.
+    #[error("internal error; the service's log has the details")]
+    Internal,
     /// The service has ended, or ended while it was at it.
     #[error("the service is closed")]
     Closed,
@@ -53,7 +64,11 @@ impl Error {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Config { .. } => "invalid_config",
-            Self::Invalid { code, .. } | Self::Conflict { code, .. } | Self::Unknown { code, .. } => code,
+            Self::Invalid { code, .. }
+            | Self::Conflict { code, .. }
+            | Self::Forbidden { code, .. }
+            | Self::Unknown { code, .. } => code,
+            Self::Internal => "internal",
             Self::Closed => "closed",
             Self::Start { .. } => "not_started",
         }

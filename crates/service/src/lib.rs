@@ -8,21 +8,25 @@
 //!
 //! * [`state`]: keyspaces with their indexes, and what is known about each stream. Below all others.
 //! * `stream`: a task for each engine rank: subscribes, replays, fills gaps, notices restarts and silence. In it:
-//!   sockets ▶ transport ▶ task ▶ machine (decides) and holdings (apply).
+//!   sockets (ZMTP) ▶ transport ▶ task ▶ machine (decides) and holdings (apply).
 //! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `log`. Streams
+//! Imports go one way: `service` ▶ `http` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
+//! `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
-#![deny(unsafe_code)]
+#![forbid(unsafe_code)]
 
+mod allow;
 pub mod config;
 pub mod endpoint;
 pub mod error;
 pub mod fleet;
 mod http;
+pub mod limits;
 pub mod log;
+pub mod secret;
 mod service;
 pub mod state;
 mod stream;

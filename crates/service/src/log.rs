@@ -1,5 +1,7 @@
 //! Logs on stderr: a line for each registration, change of a stream's state, and error.
 
+use std::any::Any;
+
 use serde::Deserialize;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -39,6 +41,12 @@ pub enum Level {
     Info,
     /// What a developer asks for.
     Debug,
+}
+
+/// What a panic says.
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it does not say what")
 }
 
 /// Starts to log, unless the process logs already: its first service decides.

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::config::Config;
+use crate::config::{Config, StreamConfig};
 use crate::error::Error;
-use crate::fleet::{Fleet, Registering};
+use crate::fleet::{EngineReport, Fleet, Registering};
 use crate::http::{self, App, Server};
 use crate::log;
 
@@ -20,6 +21,7 @@ const END: Duration = Duration::from_secs(2);
 pub struct Service {
     app: Arc<App>,
     address: SocketAddr,
+    admin_address: Option<SocketAddr>,
     running: Mutex<Option<Running>>,
 }
 
@@ -44,21 +46,36 @@ impl Service {
             .map_err(|error| Error::Start {
                 message: format!("cannot start the threads that follow streams: {error}"),
             })?;
+        let streams = config.streams.clone();
         let fleet = Fleet::new(config.streams, &config.holds, ingest.handle().clone());
-        let app = App::new(fleet, config.http);
+        let app = App::new(fleet, config.http, &streams.allow)?;
+        for at in &streams.bind {
+            listen_for_engines(*at, &streams, &app, &ingest)?;
+        }
         let beating = app.clone();
         ingest.spawn(async move { beating.pulses.ingest.beat().await });
         let server = http::start(&app)?;
         let address = server.address();
-        let (tls, key) = (app.config.tls.is_some(), app.config.key.is_some());
-        tracing::info!(%address, tls, key, threads = app.threads(), "listening");
-        Ok(Self { app, address, running: Mutex::new(Some(Running { server, ingest })) })
+        let (tls, key) = (app.config.tls.is_some(), app.trust.keys().asked_for());
+        let admin_key = app.trust.keys().asked_for_changes();
+        tracing::info!(%address, tls, key, admin_key, threads = app.threads(), "listening");
+        let admin_address = server.admin_address();
+        if let Some(address) = admin_address {
+            tracing::info!(%address, "listening for health, readiness and metrics");
+        }
+        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, ingest })) })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where it listens for administrators, if it does.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
     }
 
     /// Who is registered.
@@ -69,14 +86,28 @@ impl Service {
 
     /// Registers what a body of `/register` says, which may name its `source` too. True if that is new.
     ///
+    /// `announced_by`: the host of the engine that named the endpoints; they must be there or be allowed. None if the
+    /// operator named them: that is fine.
+    ///
     /// # Errors
     /// As `/register` has them.
-    pub fn register(&self, json: &str) -> Result<bool, Error> {
+    pub fn register(&self, json: &str, announced_by: Option<&str>) -> Result<bool, Error> {
         let registration = http::registration(json.as_bytes())
             .map_err(|refusal| Error::Invalid { code: refusal.code, message: refusal.message })?;
+        if announced_by.is_some() {
+            http::check_allowed(&self.app.allow, &registration, announced_by)?;
+        }
         let fleet = self.app.fleet.clone();
         let registering = self.wait(async move { fleet.register(registration).await })??;
         Ok(registering == Registering::New)
+    }
+
+    /// Whether an endpoint may be followed that the engine at `announced_by` named.
+    ///
+    /// # Errors
+    /// [`Error::Forbidden`] if it may not, [`Error::Invalid`] if it is none.
+    pub fn check_allowed(&self, endpoint: &str, announced_by: &str) -> Result<(), Error> {
+        self.app.allow.check(&endpoint.parse()?, Some(announced_by))
     }
 
     /// Unregisters a worker, or one rank of it. Returns the number of streams ended.
@@ -89,24 +120,65 @@ impl Service {
         self.wait(async move { fleet.unregister(&worker, None, rank).await })?
     }
 
+    /// Reads the keys and certificates from their files again, as it does by itself a few seconds after they change.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if one of them cannot be used: all stays as it was.
+    pub fn reload(&self) -> Result<(), Error> {
+        self.app.trust.reload().inspect_err(
+            |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay"),
+        )?;
+        tracing::info!("keys and certificates are read again");
+        Ok(())
+    }
+
     /// What `/workers` says.
     #[must_use]
     pub fn workers(&self) -> Value {
         http::workers(&self.app.fleet, None, None)
     }
 
-    /// What readiness waits for, as `/ready` says it; nothing if ready.
+    /// Discovery says how far it is with an engine: an [`EngineReport`] in JSON.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is none.
+    pub fn report_engine(&self, report: &str) -> Result<(), Error> {
+        let report: EngineReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
+        self.app.fleet.report(report);
+        Ok(())
+    }
+
+    /// Discovery follows an engine, or a configured stream, no more. False if it did not.
+    pub fn forget_engine(&self, worker: &str, rank: Option<u32>) -> bool {
+        self.app.fleet.forget(worker, rank)
+    }
+
+    /// What `/engines` says.
+    #[must_use]
+    pub fn engines(&self) -> Value {
+        http::engines(&self.app.fleet)
+    }
+
+    /// What answers wait for, as `/ready?strict=1` says it; nothing if they are whole.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         http::waiting(&self.app.fleet)
     }
 
-    /// Says that it is not ready, accepts no more connections, answers what was asked, ends all streams and threads.
-    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
-    pub fn drain(&self, timeout: Duration) -> bool {
-        let Some(Running { server, ingest }) = self.take() else { return true };
-        let until = Instant::now() + timeout;
+    /// Says from now on that it is not ready. All else goes on.
+    pub fn leave(&self) {
         self.app.fleet.drain();
+    }
+
+    /// Says that it is not ready, goes on for `delay`, so that whoever looks at readiness stops asking; then accepts no
+    /// more connections, answers what was asked, ends all streams and threads.
+    ///
+    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
+    pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
+        let Some(Running { server, ingest }) = self.take() else { return true };
+        self.leave();
+        std::thread::sleep(delay);
+        let until = Instant::now() + timeout;
         let fleet = self.app.fleet.clone();
         let in_time = ingest.block_on(async {
             let answered = server.drain(timeout).await;
@@ -136,8 +208,93 @@ impl Service {
     }
 }
 
+/// Accepts the connections of engines that do not listen themselves.
+fn listen_for_engines(at: SocketAddr, config: &StreamConfig, app: &Arc<App>, ingest: &Runtime) -> Result<(), Error> {
+    let listener = ingest
+        .block_on(TcpListener::bind(at))
+        .map_err(|error| Error::Start { message: format!("streams.bind: cannot listen at {at}: {error}") })?;
+    let port = listener.local_addr().map_or(at.port(), |at| at.port());
+    tracing::info!(address = %at, port, "listening for engines that connect");
+    let publishers = app.fleet.publishers().clone();
+    publishers.listens_at(port);
+    let app = app.clone();
+    let accept = publishers.accept(listener, port, config.clone(), move |peer| app.allow.has_peer(peer));
+    ingest.spawn(accept);
+    Ok(())
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
-        self.drain(Duration::ZERO);
+        self.drain(Duration::ZERO, Duration::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use kvatlas_index::{BlockHash, Tier};
+
+    use super::*;
+
+    fn start() -> Service {
+        let config = r#"{ "http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" } }"#;
+        Service::start(Config::from_json(config).expect("a configuration")).expect("a free port")
+    }
+
+    /// The answer, up to where the connection ends.
+    fn ask(service: &Service, method: &str, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(service.address()).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("an option");
+        let (more, length) = ("Host: localhost\r\nConnection: close\r\nContent-Type: application/json", body.len());
+        let request = format!("{method} {path} HTTP/1.1\r\n{more}\r\nContent-Length: {length}\r\n\r\n{body}");
+        stream.write_all(request.as_bytes()).expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer in UTF-8");
+        answer
+    }
+
+    const ENGINE: &str =
+        r#"{ "instance_id": "w", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4 }"#;
+
+    #[test]
+    fn a_panic_in_a_registration_is_an_internal_error_and_leaves_nothing() {
+        let service = start();
+        service.fleet().fail_next_registration();
+        let answer = ask(&service, "POST", "/register", ENGINE);
+        assert!(answer.starts_with("HTTP/1.1 500") && answer.contains(r#""code":"internal""#), "{answer}");
+        assert!(ask(&service, "GET", "/metrics", "").contains("kvatlas_http_panics_total 1\n"));
+        // As if nobody had asked.
+        assert!(ask(&service, "GET", "/workers", "").ends_with("\r\n\r\n[]"));
+        assert!(service.fleet().keyspace("m", "default").is_none_or(|keyspace| !keyspace.has_streams()));
+        let answer = ask(&service, "POST", "/register", ENGINE);
+        assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+        service.fleet().fail_next_registration();
+        let other = ENGINE.replace("\"w\"", "\"v\"");
+        assert_eq!(service.register(&other, None), Err(Error::Internal));
+        assert_eq!(service.unregister("w", None), Ok(1));
+    }
+
+    #[test]
+    fn a_dump_that_cannot_be_finished_is_cut_off_before_its_end() {
+        let service = start();
+        assert!(ask(&service, "POST", "/register", ENGINE).starts_with("HTTP/1.1 201"));
+        let keyspace = service.fleet().keyspace("m", "default").expect("registered");
+        keyspace.index().store("w", 0, Tier::Gpu, None, &[BlockHash(1)], &[1]).expect("lists of one length");
+        let whole = ask(&service, "GET", "/dump", "");
+        assert!(
+            whole.contains("Transfer-Encoding: chunked") || whole.contains("transfer-encoding: chunked"),
+            "{whole}"
+        );
+        assert!(whole.ends_with("\r\n0\r\n\r\n"), "{whole}");
+        keyspace.fail.store(true, Relaxed);
+        let cut = ask(&service, "GET", "/dump", "");
+        assert!(cut.starts_with("HTTP/1.1 200") && !cut.ends_with("0\r\n\r\n"), "{cut}");
+        assert!(ask(&service, "GET", "/metrics", "").contains("kvatlas_http_panics_total 1\n"));
+        // The next one has its turn.
+        let body = |answer: &str| answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
+        assert_eq!(body(&ask(&service, "GET", "/dump", "")), body(&whole));
     }
 }

@@ -8,6 +8,7 @@ use tokio::runtime::Handle;
 fn registration(worker: &str, model: &str) -> Registration {
     Registration {
         worker: worker.to_owned(),
+        names: None,
         model: model.to_owned(),
         routing_group: "default".to_owned(),
         block_size: 16,
@@ -15,6 +16,7 @@ fn registration(worker: &str, model: &str) -> Registration {
         endpoint: "ipc:///nowhere/kvatlas".parse().expect("an endpoint"),
         replay_endpoint: None,
         topic: String::new(),
+        count_copies: true,
         source: "test".to_owned(),
     }
 }

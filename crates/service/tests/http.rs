@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 use kvatlas_index::{BlockHash, BlockIndex, Event, Tier, View, hash};
 use kvatlas_service::{Config, Service};
@@ -20,15 +21,34 @@ fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspac
     let engine = json!({
         "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
     });
-    service.register(&engine.to_string()).expect("registered");
+    service.register(&engine.to_string(), None).expect("registered");
     service.fleet().keyspace("m", "default").expect("made by the registration")
+}
+
+/// Waits until it holds, within a time in which it must.
+fn until(mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(begin.elapsed() < Duration::from_secs(30), "it does not come about");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn get(service: &Service, path: &str) -> (u16, Value) {
+    let mut stream = TcpStream::connect(service.address()).expect("it listens");
+    let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head[9..12].parse().expect("a status"), serde_json::from_str(body).expect("JSON"))
 }
 
 fn post(service: &Service, path: &str, body: &Value) -> Value {
     let body = body.to_string();
     let mut stream = TcpStream::connect(service.address()).expect("it listens");
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + &body).as_bytes()).expect("sent");
@@ -87,14 +107,15 @@ fn best(depths: &BTreeMap<(String, u32), u64>, worker: &str) -> u64 {
 fn every_field_is_what_the_index_says() {
     let service = start();
     let keyspace = keyspace(&service);
-    let prompts = fill(&keyspace.index, &mut Random(1));
+    let prompts = fill(&keyspace.index(), &mut Random(1));
     let (mut told, mut tiers_differ) = (0, 0);
     for prompt in &prompts {
-        let [gpu, cpu, disk, any] = View::ALL.map(|view| depths(&keyspace.index, prompt, view));
+        let [gpu, cpu, disk, any] = View::ALL.map(|view| depths(&keyspace.index(), prompt, view));
         let answer = post(&service, "/query", &json!({ "model_name": "m", "token_ids": prompt, "levels": true }));
         let content = hash::content_hashes(prompt, BLOCK_SIZE, None, None);
-        let by_hash =
-            post(&service, "/query_by_hash", &json!({ "model_name": "m", "block_hashes": content, "levels": true }));
+        let tokens = prompt.len();
+        let asked = json!({ "model_name": "m", "block_hashes": content, "prompt_tokens": tokens, "levels": true });
+        let by_hash = post(&service, "/query_by_hash", &asked);
         assert_eq!(answer, by_hash);
 
         let mut ranks = BTreeMap::new();
@@ -110,6 +131,8 @@ fn every_field_is_what_the_index_says() {
             for (field, view) in [("gpu", &gpu), ("cpu", &cpu), ("disk", &disk), ("longest_matched", &any)] {
                 assert_eq!(instance[field], best(view, worker), "{field} of {worker}");
             }
+            let usable = best(&gpu, worker).min((tokens as u64 - 1) / 4 * 4);
+            assert_eq!(instance["usable"], usable, "of {worker}");
             told += 1;
             tiers_differ +=
                 u32::from(instance["cpu"] != instance["disk"] || instance["disk"] != instance["longest_matched"]);
@@ -129,7 +152,7 @@ fn every_field_is_what_the_index_says() {
 fn a_batch_answers_as_its_queries_would() {
     let service = start();
     let keyspace = keyspace(&service);
-    let prompts = fill(&keyspace.index, &mut Random(2));
+    let prompts = fill(&keyspace.index(), &mut Random(2));
     let queries: Vec<_> = prompts.iter().map(|prompt| json!({ "token_ids": prompt })).collect();
     let batch = post(&service, "/query_batch", &json!({ "model_name": "m", "queries": queries }));
     assert_eq!(batch["block_size"], BLOCK_SIZE);
@@ -150,8 +173,8 @@ fn a_batch_answers_as_its_queries_would() {
             };
             ranks.iter().map(name).zip(depths).filter(|(_, depth)| *depth > 0).collect()
         };
-        assert_eq!(named(tokens), depths(&keyspace.index, prompt, View::Device));
-        assert_eq!(named(any), depths(&keyspace.index, prompt, View::AnyTier));
+        assert_eq!(named(tokens), depths(&keyspace.index(), prompt, View::Device));
+        assert_eq!(named(any), depths(&keyspace.index(), prompt, View::AnyTier));
     }
 }
 
@@ -165,7 +188,7 @@ fn salts_and_adapters_are_part_of_the_hash() {
     {
         let content = hash::content_hashes(&tokens, BLOCK_SIZE, lora, salt);
         let names: Vec<_> = hash::prefix_hashes(&content).into_iter().map(BlockHash).collect();
-        keyspace.index.store(worker, 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
+        keyspace.index().store(worker, 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
         let query = json!({ "model_name": "m", "token_ids": tokens, "lora_name": lora, "cache_salt": salt });
         assert_eq!(post(&service, "/query", &query)["scores"], json!({ worker: { "0": 8 } }));
         let batch =
@@ -178,10 +201,53 @@ fn salts_and_adapters_are_part_of_the_hash() {
 }
 
 #[test]
+fn a_dump_that_waits_its_turn_is_not_cut_off() {
+    let config = json!({
+        "http": { "bind": "127.0.0.1:0", "idle_timeout": 0.6, "request_timeout": 0.6 }, "log": { "level": "off" },
+    });
+    let service =
+        Service::start(Config::from_json(&config.to_string()).expect("a configuration")).expect("a free port");
+    let keyspace = keyspace(&service);
+    let content: Vec<u64> = (1..=300_000).collect();
+    let names: Vec<_> = hash::prefix_hashes(&content).into_iter().map(BlockHash).collect();
+    keyspace.index().store("w", 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
+    let dump = || {
+        // Little room in between, so that the service notices each read.
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+        socket.set_recv_buffer_size(64 << 10).expect("an option");
+        socket.connect(&service.address().into()).expect("it listens");
+        let mut stream = TcpStream::from(socket);
+        stream.write_all(b"GET /dump HTTP/1.0\r\n\r\n").expect("sent");
+        stream
+    };
+    let mut first = dump();
+    let mut piece = vec![0; 64 << 10];
+    first.read_exact(&mut piece).expect("it begins");
+    let mut second = dump();
+    // The first one reads slowly, which is fine, for longer than anybody may be idle.
+    let start = std::time::Instant::now();
+    while start.elapsed() < std::time::Duration::from_secs(2) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        first.read_exact(&mut piece).expect("it goes on");
+    }
+    let mut rest = Vec::new();
+    first.read_to_end(&mut rest).expect("an answer");
+    assert!(rest.ends_with(b"]}]}"));
+    let mut answer = String::new();
+    second.read_to_string(&mut answer).expect("an answer in UTF-8");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(body.starts_with('\n'), "it waited");
+    let dump: Value = serde_json::from_str(body).expect("JSON");
+    let events = dump["keyspaces"][0]["events"].as_array().expect("a list");
+    let blocks = |event: &Value| event["event"]["data"]["stored"]["blocks"].as_array().map_or(0, Vec::len);
+    assert_eq!(events.iter().map(blocks).sum::<usize>(), 300_000);
+}
+
+#[test]
 fn a_dump_is_all_there_is() {
     let service = start();
     let keyspace = keyspace(&service);
-    fill(&keyspace.index, &mut Random(3));
+    fill(&keyspace.index(), &mut Random(3));
     let mut stream = TcpStream::connect(service.address()).expect("it listens");
     stream.write_all(b"GET /dump HTTP/1.0\r\n\r\n").expect("sent");
     let mut answer = String::new();
@@ -189,7 +255,7 @@ fn a_dump_is_all_there_is() {
     let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
     let dump: Value = serde_json::from_str(body).expect("JSON");
     let events = dump["keyspaces"][0]["events"].as_array().expect("a list");
-    let expected = keyspace.index.dump();
+    let expected = keyspace.index().dump();
     assert_eq!(events.len(), expected.len());
     assert!(events.len() > 20);
     for (event, expected) in events.iter().zip(expected) {
@@ -208,5 +274,58 @@ fn a_dump_is_all_there_is() {
         let blocks = blocks
             .map(|(block, content)| json!({ "block_hash": block.0, "tokens_hash": content, "mm_extra_info": null }));
         assert_eq!(stored["blocks"], blocks.collect::<Value>());
+    }
+}
+
+#[test]
+fn an_engine_that_is_registered_later_takes_nothing_from_readiness() {
+    let service = start();
+    // Somebody who publishes nothing is an engine whose events are known.
+    let context = zmq::Context::new();
+    let publisher = context.socket(zmq::PUB).expect("a socket");
+    publisher.bind("tcp://127.0.0.1:*").expect("a free port");
+    let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
+    let register = |name: &str, endpoint: &str| {
+        let engine = json!({ "instance_id": name, "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
+        service.register(&engine.to_string(), None).expect("registered");
+    };
+    register("first", &endpoint);
+    until(|| get(&service, "/ready").0 == 200);
+    register("later", "tcp://127.0.0.1:9");
+    let (status, body) = get(&service, "/ready");
+    assert_eq!((status, &body["ready"]), (200, &json!(true)));
+    assert_eq!(body["waiting"]["streams"][0]["instance_id"], "later");
+    assert!(service.waiting().is_some());
+    let (status, body) = get(&service, "/ready?strict=1");
+    assert_eq!((status, &body["ready"]), (503, &json!(false)));
+    assert_eq!(body["waiting"]["streams"][0]["instance_id"], "later");
+    assert_eq!(get(&service, "/ready?strict=0").0, 200);
+    service.fleet().drain();
+    let (status, body) = get(&service, "/ready");
+    assert_eq!((status, &body["waiting"]["draining"]), (503, &json!(true)));
+}
+
+#[test]
+fn answers_say_of_whom_something_is_missing() {
+    let service = start();
+    keyspace(&service);
+    let tokens: Vec<u32> = (0..8).collect();
+    let queries = [
+        ("/query", json!({ "model_name": "m", "token_ids": tokens })),
+        ("/query_batch", json!({ "model_name": "m", "queries": [{ "token_ids": tokens }] })),
+    ];
+    for (path, query) in &queries {
+        assert_eq!(post(&service, path, query).get("partial"), None);
+    }
+    // What it published before, nobody can say.
+    let publisher = zmq::Context::new().socket(zmq::PUB).expect("a socket");
+    publisher.bind("tcp://127.0.0.1:*").expect("a free port");
+    let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
+    let engine = json!({ "instance_id": "late", "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
+    service.register(&engine.to_string(), None).expect("registered");
+    for (path, query) in &queries {
+        let partial = || post(&service, path, query).get("partial").cloned();
+        until(|| partial().is_some());
+        assert_eq!(partial(), Some(json!([{ "instance_id": "late", "dp_rank": 0 }])), "{path}");
     }
 }

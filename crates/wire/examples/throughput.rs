@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use kvatlas_index::{BlockIndex, Config};
 use kvatlas_wire::encode::{Dialect, encode};
-use kvatlas_wire::{Batch, Event, Name, Reader, Removed, Stored, Tally, decode};
+use kvatlas_wire::{Batch, Decoder, Event, Name, Reader, Removed, Stored, Tally};
 
 const BLOCK: u32 = 16;
 /// Blocks that the simulated engine has room for.
@@ -53,16 +53,18 @@ fn main() {
         let payloads = payloads(&load);
         let stored = payloads.len() * load.blocks;
         let decoding = best(seconds, || {
-            let events: usize = payloads.iter().map(|payload| decode(payload).map_or(0, |it| it.events.len())).sum();
+            let mut decoder = Decoder::default();
+            let events: usize =
+                payloads.iter().map(|payload| decoder.decode(payload).map_or(0, |it| it.events.len())).sum();
             assert!(events >= payloads.len());
         });
         let all = best(seconds, || {
             let config = Config { block_size: BLOCK, ..Config::default() };
             let Ok(index) = BlockIndex::new(config) else { return };
-            let (mut reader, mut tally) = (Reader::new(BLOCK), Tally::default());
+            let (mut decoder, mut reader, mut tally) = (Decoder::default(), Reader::new(BLOCK), Tally::default());
             for payload in &payloads {
-                if let Ok(batch) = decode(payload) {
-                    reader.apply(&batch, &index, "engine", 0, &mut tally);
+                if let Ok(batch) = decoder.decode(payload) {
+                    reader.apply(batch, &index, "engine", 0, &mut tally);
                 }
             }
             assert_eq!(tally.stored_blocks, stored as u64);

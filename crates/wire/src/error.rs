@@ -110,6 +110,8 @@ pub struct Refused {
     pub events: u64,
     /// Why.
     pub reason: Reason,
+    /// Whether it may have removed blocks: all but a single store may.
+    pub may_remove: bool,
     /// What was found, for people.
     pub detail: String,
 }

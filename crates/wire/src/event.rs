@@ -9,55 +9,103 @@ use crate::keys::Key;
 use crate::medium;
 use crate::name::Name;
 
-/// What an engine publishes at once: the events of one step, in order.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Batch {
+/// A batch with names in the form they were sent in.
+pub type Batch = BatchOf<Name>;
+/// An event with names in the form they were sent in.
+pub type Event = EventOf<Name>;
+/// A store with names in the form they were sent in.
+pub type Stored = StoredOf<Name>;
+/// A removal with names in the form they were sent in.
+pub type Removed = RemovedOf<Name>;
+
+/// What an engine publishes at once: the events of one step, in order. `N`: what its names are read as.
+#[derive(Clone, PartialEq, Debug)]
+pub struct BatchOf<N> {
     /// The engine's clock in seconds, as sent. Which clock is the engine's affair.
     pub timestamp: f64,
     /// The data-parallel rank that the engine gives, if it gives one.
     pub rank: Option<u32>,
     /// What could be decoded, in order.
-    pub events: Vec<Event>,
+    pub events: Vec<EventOf<N>>,
     /// What could not.
     pub refused: Vec<Refused>,
 }
 
 /// One event.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Event {
+pub enum EventOf<N> {
     /// Blocks were cached. Boxed, because it is many times as large as the others.
-    Stored(Box<Stored>),
+    Stored(Box<StoredOf<N>>),
     /// Blocks were evicted.
-    Removed(Removed),
+    Removed(RemovedOf<N>),
     /// Everything was evicted at once.
     Cleared(Cleared),
 }
 
-impl From<Stored> for Event {
-    fn from(stored: Stored) -> Self {
+// Not derived: names themselves have no default.
+
+impl<N> Default for BatchOf<N> {
+    fn default() -> Self {
+        Self { timestamp: 0.0, rank: None, events: Vec::new(), refused: Vec::new() }
+    }
+}
+
+impl<N> Default for StoredOf<N> {
+    fn default() -> Self {
+        Self {
+            block_hashes: Vec::new(),
+            parent: None,
+            tokens: Vec::new(),
+            bigrams: None,
+            block_size: 0,
+            medium: None,
+            lora: None,
+            lora_id: None,
+            salt: None,
+            bare: false,
+            extra_keys: Vec::new(),
+            group: None,
+            kind: None,
+            window: None,
+            locality: None,
+            ownership: None,
+            session_id: None,
+            lookahead: None,
+        }
+    }
+}
+
+impl<N> Default for RemovedOf<N> {
+    fn default() -> Self {
+        Self { block_hashes: Vec::new(), medium: None, group: None, locality: None, ownership: None }
+    }
+}
+
+impl<N> From<StoredOf<N>> for EventOf<N> {
+    fn from(stored: StoredOf<N>) -> Self {
         Self::Stored(Box::new(stored))
     }
 }
 
-impl From<Removed> for Event {
-    fn from(removed: Removed) -> Self {
+impl<N> From<RemovedOf<N>> for EventOf<N> {
+    fn from(removed: RemovedOf<N>) -> Self {
         Self::Removed(removed)
     }
 }
 
-impl From<Cleared> for Event {
+impl<N> From<Cleared> for EventOf<N> {
     fn from(cleared: Cleared) -> Self {
         Self::Cleared(cleared)
     }
 }
 
 /// Consecutive blocks of one chain were cached; one copy of each.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Stored {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoredOf<N> {
     /// The engine's names of the blocks, parents first. May be empty.
-    pub block_hashes: Vec<Name>,
+    pub block_hashes: Vec<N>,
     /// The name of the block before the first; `None` at the beginning of a prompt.
-    pub parent: Option<Name>,
+    pub parent: Option<N>,
     /// The tokens of the blocks; of each bigram the first.
     pub tokens: Vec<u32>,
     /// The second token of each bigram, where an engine with speculative decoding sends pairs.
@@ -72,6 +120,9 @@ pub struct Stored {
     pub lora_id: Option<i64>,
     /// The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
     pub salt: Option<Box<str>>,
+    /// Whether the form that it was sent in has no place for a salt and other keys, as with the first engines that
+    /// published events. Then nobody knows whether the blocks have any.
+    pub bare: bool,
     /// What else belongs to the blocks' contents: (number of the block in this event, key), in order of the blocks.
     pub extra_keys: Vec<(u32, Key)>,
     /// The cache group.
@@ -91,10 +142,10 @@ pub struct Stored {
 }
 
 /// Blocks were evicted; one copy of each.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Removed {
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RemovedOf<N> {
     /// The engine's names of the blocks, in any order.
-    pub block_hashes: Vec<Name>,
+    pub block_hashes: Vec<N>,
     /// The medium, as sent.
     pub medium: Option<Cow<'static, str>>,
     /// The cache group.
@@ -109,7 +160,7 @@ pub struct Removed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Cleared;
 
-impl Stored {
+impl<N> StoredOf<N> {
     /// Where the blocks are.
     #[must_use]
     pub fn tier(&self) -> Tier {
@@ -130,7 +181,7 @@ impl Stored {
     }
 }
 
-impl Removed {
+impl<N> RemovedOf<N> {
     /// Where the blocks were.
     #[must_use]
     pub fn tier(&self) -> Tier {

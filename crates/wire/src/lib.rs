@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   payload ──decode──▶ Batch ──Reader::apply──▶ BlockIndex
-//!      bytes             values      one Reader for each (worker, rank): inherited salts, kinds of cache groups
+//!      bytes             values      │  one Reader for each (worker, rank): inherited salts, kinds of cache groups
+//!                                    └▶ Hybrid: what the other groups of a hybrid model hold
 //! ```
 //!
 //! [`decode()`] knows MessagePack and the engines' fields and nothing of the index; a [`Reader`] knows what the fields
@@ -28,14 +29,16 @@ mod decode;
 pub mod encode;
 mod error;
 mod event;
+mod hybrid;
 pub mod keys;
 mod medium;
 mod name;
 mod reader;
 
-pub use decode::decode;
+pub use decode::{Decoder, decode};
 pub use error::{Error, Reason, Refused};
-pub use event::{Batch, Cleared, Event, Removed, Stored};
+pub use event::{Batch, BatchOf, Cleared, Event, EventOf, Removed, RemovedOf, Stored, StoredOf};
+pub use hybrid::Hybrid;
 pub use keys::Key;
-pub use name::Name;
+pub use name::{Name, Named};
 pub use reader::{Reader, Tally};

@@ -26,6 +26,59 @@ impl Name {
     }
 }
 
+/// What names of blocks are read as: [`Name`]s keep the form that they were sent in, [`BlockHash`]es are what the index
+/// wants.
+pub trait Named: Sized {
+    /// An integer of 0 or more.
+    fn unsigned(name: u64) -> Self;
+    /// An integer below 0.
+    fn signed(name: i64) -> Self;
+    /// A raw digest.
+    fn digest(name: &[u8]) -> Self;
+    /// The form that the index knows the block by.
+    fn block_hash(&self) -> BlockHash;
+    /// That of many; `room` is for those that have to be made.
+    fn block_hashes<'a>(names: &'a [Self], room: &'a mut Vec<BlockHash>) -> &'a [BlockHash];
+}
+
+impl Named for Name {
+    fn unsigned(name: u64) -> Self {
+        Self::Unsigned(name)
+    }
+    fn signed(name: i64) -> Self {
+        Self::Signed(name)
+    }
+    fn digest(name: &[u8]) -> Self {
+        Self::from(name)
+    }
+    fn block_hash(&self) -> BlockHash {
+        self.canonical()
+    }
+    fn block_hashes<'a>(names: &'a [Self], room: &'a mut Vec<BlockHash>) -> &'a [BlockHash] {
+        room.clear();
+        room.extend(names.iter().map(Self::canonical));
+        room
+    }
+}
+
+impl Named for BlockHash {
+    fn unsigned(name: u64) -> Self {
+        Self(name)
+    }
+    fn signed(name: i64) -> Self {
+        Self::from_i64(name)
+    }
+    fn digest(name: &[u8]) -> Self {
+        Self::from_bytes(name)
+    }
+    fn block_hash(&self) -> BlockHash {
+        *self
+    }
+    fn block_hashes<'a>(names: &'a [Self], _: &'a mut Vec<BlockHash>) -> &'a [BlockHash] {
+        names
+    }
+}
+
 impl From<u64> for Name {
     fn from(name: u64) -> Self {
         Self::Unsigned(name)

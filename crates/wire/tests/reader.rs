@@ -391,3 +391,32 @@ fn blocks_offloaded_by_name_alone_are_what_the_rank_holds_under_the_name() {
     stream.send(&json!([remove(&[11], &json!({"medium": "CPU"})), remove(&[12], &json!({}))]));
     assert_eq!((stream.held(), stream.reader.salted_blocks()), (0, 0));
 }
+
+/// vLLM 0.11 sends arrays of seven or eight elements: a salted prompt looks like one without a salt.
+#[test]
+fn stores_without_a_place_for_salts() {
+    let short = |name: u64| json!(["BlockStored", [name], null, [1, 2], BLOCK, null, "GPU", null]);
+    let mut stream = Stream::new();
+    assert_eq!(stream.reader.shows_salts(), None);
+    stream.send(&json!([short(10)]));
+    assert_eq!((stream.plain(&SIX), stream.reader.shows_salts()), (1, Some(false)));
+    stream.send(&json!([remove(&[10], &json!({}))]));
+    assert_eq!(stream.reader.shows_salts(), Some(false));
+    // Those of SGLang grow a map when there is a salt: then the others had none.
+    stream.send(&json!([["BlockStored", [11], null, [1, 2], BLOCK, null, "GPU", {"cache_salt": "s"}]]));
+    assert_eq!(stream.reader.shows_salts(), Some(true));
+    stream.send(&json!([short(12)]));
+    assert_eq!(stream.reader.shows_salts(), Some(true));
+    stream.reader.reset();
+    assert_eq!(stream.reader.shows_salts(), None);
+    // Later arrays have the place, empty or not, and maps need none.
+    for with_place in [
+        json!(["BlockStored", [10], null, [1, 2], BLOCK, null, "GPU", null, null]),
+        json!(["BlockStored", [10], null, [1, 2], BLOCK, null, "GPU", null, [["s"]], 0]),
+        plain(&[10], None, 1),
+    ] {
+        let mut stream = Stream::new();
+        stream.send(&json!([with_place]));
+        assert_eq!((stream.held(), stream.reader.shows_salts()), (1, Some(true)), "{with_place}");
+    }
+}

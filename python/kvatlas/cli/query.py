@@ -81,6 +81,8 @@ def query(
     Give the prompt with one of --text, --chat, --tokens, --tokens-file and --content-hashes. Text and chats are
     tokenized with --tokenizer or --tokenize-url, as the engine would.
 
+    usable: tokens that the engine can reuse; shown if fewer than it holds. It always computes a prompt's last token.
+
     Exit status: 0; 1 if the service does not respond or refuses; 2 if an argument is invalid; 130 after Ctrl-C.
     """
     with asking(url, key_file, ca, timeout, os.environ) as client:
@@ -189,7 +191,9 @@ def _keyspace(client: Client, model: str | None, routing_group: str | None) -> t
     fleet = client.workers(model=model, routing_group=routing_group if model is not None else None)
     found = {(worker.model, worker.routing_group) for worker in fleet if routing_group in (None, worker.routing_group)}
     if len(found) == 1:
-        return found.pop()
+        name, group = found.pop()
+        # What was asked for may be an alias, or an adapter of the model.
+        return model or name, group
     if found and model is None:
         names = ", ".join(sorted({name for name, _group in found}))
         raise InvalidArgumentError(f"{client.url} has several models: choose one with --model: {names}")
@@ -216,19 +220,29 @@ def _print(answer: Answer, model: str) -> None:
         out.print("The prompt is shorter than one block, and workers cache only whole blocks.")
     else:
         out.print(f"No {'trusted ' if answer.untrusted else ''}worker holds the first block.")
-    if answer.upper_bound:
-        out.print("Depths are upper bounds: the model has sliding-window or state-space layers.", highlight=False)
+    if answer.no_salts:
+        names = ", ".join(f"{worker} rank {rank}" for worker, rank in answer.no_salts)
+        words = "Depths are upper bounds without --salt and unknown with it, as the engine does not report salts"
+        out.print(f"{words}: {names}", highlight=False, markup=False, soft_wrap=True)
+    if answer.upper_bound and not {depth.worker for depth in answer.workers} <= {name for name, _ in answer.no_salts}:
+        out.print("Depths are upper bounds, as for some models with sliding-window layers.", highlight=False)
     if answer.untrusted:
         names = ", ".join(f"{each.worker} rank {each.rank} ({each.state})" for each in answer.untrusted)
         out.print(f"Untrusted: {names}", highlight=False, markup=False, soft_wrap=True)
+    if answer.partial:
+        names = ", ".join(f"{worker} rank {rank}" for worker, rank in answer.partial)
+        out.print(f"May hold more (events were missed): {names}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(answer: Answer, length: int, block_size: int, untrusted: set[tuple[str, int | None]]) -> Table:
+    usable = any(depth.usable not in (None, depth.tokens) for depth in answer.workers)
     tiers = any(depth.any_tier != depth.tokens for depth in answer.workers)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker")
     for name in ("rank", "tokens", "blocks", "prompt"):
         table.add_column(name, justify="right")
+    if usable:
+        table.add_column("usable", justify="right")
     if tiers:
         table.add_column("with host", justify="right")
         table.add_column("any tier", justify="right")
@@ -246,6 +260,8 @@ def _table(answer: Answer, length: int, block_size: int, untrusted: set[tuple[st
                 f"{tokens // block_size:,}",
                 percent(tokens / length) if length else "",
             ]
+            if usable:
+                row.append("" if at or depth.usable is None else f"{depth.usable:,}")
             if tiers:
                 row += [f"{depth.host:,}", f"{depth.any_tier:,}"] if at == 0 else ["", ""]
             state = (depth.state or "") if at == 0 else ""

@@ -40,7 +40,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
     help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other keys: "
-    "rank, topic, model, block_size, routing_group. Repeatable.",
+    "rank, topic, model, block_size, routing_group, count_copies, aliases, adapters. Repeatable.",
 )
 @click.option(
     "--config",

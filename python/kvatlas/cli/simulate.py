@@ -41,6 +41,9 @@ _CHANCES = {
     "duplicate": "Chance that a batch is sent twice.",
     "reorder": "Chance that a batch is sent after its successor.",
     "delay": "Chance that a batch is delayed, along with those behind it.",
+    "truncate": "Chance that only the beginning of a batch is sent live.",
+    "stray": "Chance that a batch is followed by one from another publisher.",
+    "corrupt": "Chance that only the beginning of a batch is published, in replays too.",
     "poison-event": "Chance that a batch contains an event that cannot be decoded.",
     "poison-type": "Chance that a batch contains an event of an unknown type.",
     "poison-payload": "Chance that a batch is followed by a message that is not a batch.",
@@ -53,8 +56,8 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     """The options that inject faults."""
     command = click.option(
         "--replay-socket-fault",
-        type=click.Choice(["closed", "silent"]),
-        help="Break the replay socket: closed, or open but silent.",
+        type=click.Choice(["closed", "silent", "slow"]),
+        help="Break the replay socket: closed, open but silent, or one batch every 0.1 s.",
     )(command)
     for name, default, text in (("pause", 1.0, "Length of a pause."), ("delay", 0.2, "Longest delay.")):
         command = click.option(f"--{name}-seconds", type=_SECONDS, default=default, show_default=True, help=text)(

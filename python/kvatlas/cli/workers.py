@@ -20,11 +20,20 @@ from kvatlas._text import counted, milliseconds
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console
 from kvatlas.cli.service_options import asking, asks, no_workers
-from kvatlas.client import Client, StreamStatus, WorkerStatus
+from kvatlas.client import EngineStatus, Readiness, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 
 _COUNTERS = ("gaps", "lost", "refused", "unlinked")
-_COLORS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow", "stale": "red"}
+_COLORS = {
+    "live": "green",
+    "replaying": "yellow",
+    "gap": "yellow",
+    "connecting": "yellow",
+    "stale": "red",
+    "conflict": "red",
+    "limited": "red",
+    "unreadable": "red",
+}
 
 
 @click.command(short_help="Show the workers of a running service and their streams.")
@@ -58,6 +67,8 @@ def workers(
     used. unlinked: blocks below a missing one. lag: time from the engine's timestamp until a batch is visible in
     answers.
 
+    Engines that the service was told to follow, but could not register, are listed below the table with the reason.
+
     Untrusted streams come first. If the table is too wide, columns among gaps, lost, refused and unlinked that are 0 in
     every row are left out.
 
@@ -70,7 +81,12 @@ def workers(
             return client.workers(model=model, routing_group=routing_group)
 
         def shown() -> RenderableType:
-            return _shown(out, client, look()) or Text(f"{client.url} has {no_workers(client, model, routing_group)}.")
+            fleet, ready = look(), client.ready()
+            table = _shown(out, fleet, ready)
+            if table is None:
+                state = "" if ready else f"; {ready}"
+                table = Text(f"{client.url} has {no_workers(client, model, routing_group)}{state}.")
+            return Group(table, *(Text(_engine(engine), "red") for engine in ready.engines))
 
         try:
             if as_json:
@@ -98,16 +114,23 @@ def workers(
             sys.exit(INTERRUPTED)
 
 
-def _shown(out: Console, client: Client, fleet: list[WorkerStatus]) -> RenderableType | None:
+def _engine(engine: EngineStatus) -> str:
+    """What is wrong with one that is not registered."""
+    which = engine.url if engine.rank is None else f"stream {engine.worker}, rank {engine.rank}, {engine.url}"
+    named = "" if engine.rank is not None or engine.worker in engine.url else f"{engine.worker}, "
+    state = engine.state.replace("_", " ")
+    why = f": {engine.reason}" if engine.reason else ""
+    return f"not registered: {named}{which}, {state} for {milliseconds(engine.since_ms)}{why}"
+
+
+def _shown(out: Console, fleet: list[WorkerStatus], ready: Readiness) -> RenderableType | None:
     """A summary line and a table of the fleet; None if there are no workers."""
     streams = [(worker, stream) for worker in fleet for stream in worker.streams]
     if not streams:
         return None
     streams.sort(key=lambda pair: pair[1].trusted)  # what needs a look stays on the screen
-    ready = client.ready()
     trusted = sum(stream.trusted for _worker, stream in streams)
-    state = "ready" if ready else f"not ready: {ready}"
-    words = f"{counted(len(fleet), 'worker')}, {counted(len(streams), 'stream')}, {trusted:,} trusted; {state}"
+    words = f"{counted(len(fleet), 'worker')}, {counted(len(streams), 'stream')}, {trusted:,} trusted; {ready}"
     with_model = len({(worker.model, worker.routing_group) for worker in fleet}) > 1
     table = _table(streams, _COUNTERS, with_model=with_model)
     if out.measure(table, options=out.options.update(max_width=1_000)).maximum > out.width:

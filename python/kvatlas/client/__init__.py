@@ -12,6 +12,7 @@ from kvatlas.client.aio import AsyncClient
 from kvatlas.client.answers import (
     Answer,
     BatchAnswer,
+    EngineStatus,
     KeyspaceDump,
     RankDepth,
     RankMatch,
@@ -32,6 +33,7 @@ __all__ = [
     "AsyncClient",
     "BatchAnswer",
     "Client",
+    "EngineStatus",
     "KeyspaceDump",
     "Query",
     "RankDepth",

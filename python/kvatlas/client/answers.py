@@ -21,6 +21,8 @@ class WorkerDepth:
         block_size: Tokens in a block.
         lag_ms: By how much the service was behind the engine, if asked for and known.
         state: The state of the stream, if asked for.
+        usable: Those of `tokens` that the engine can reuse: it always computes the last token of a prompt, and of a
+            hybrid model, all cache groups can serve them. None if the length of the prompt is not known.
     """
 
     worker: str
@@ -31,6 +33,7 @@ class WorkerDepth:
     block_size: int
     lag_ms: float | None = None
     state: str | None = None
+    usable: int | None = None
 
     @property
     def blocks(self) -> int:
@@ -106,7 +109,11 @@ class Answer(_Match):
         prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
         untrusted: Ranks that are untrusted now. The service's setting `http.untrusted` decides whether `workers`
             includes them.
-        upper_bound: Whether some depths are upper bounds only, as for hybrid models.
+        partial: Ranks that may hold more than their depths say, because events of theirs were lost.
+        upper_bound: Whether some depths are upper bounds only, as for hybrid models and for ranks in `no_salts`.
+        no_salts: Ranks whose engine does not report cache salts (vLLM before 0.17). A prompt without a salt may hit
+            less there than its depth says; of a prompt with a salt, the depth is unknown.
+        lora: The adapter that the model's name is the name of, if it is one: tokens were hashed for it.
     """
 
     workers: tuple[WorkerDepth, ...]
@@ -115,6 +122,9 @@ class Answer(_Match):
     prompt_tokens: int | None = None
     untrusted: tuple[Untrusted, ...] = ()
     upper_bound: bool = False
+    partial: tuple[tuple[str, int], ...] = ()
+    no_salts: tuple[tuple[str, int], ...] = ()
+    lora: str | None = None
 
     def token_scores(self) -> dict[str, int]:
         """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
@@ -123,12 +133,16 @@ class Answer(_Match):
 
 @dataclass(frozen=True, slots=True)
 class RankDepth:
-    """How many leading tokens of a prompt a rank holds, in the device's memory and in any tier."""
+    """How many leading tokens of a prompt a rank holds, in the device's memory and in any tier.
+
+    `usable` are those of `tokens` that the engine can reuse; None if the length of the prompt is not known.
+    """
 
     worker: str
     rank: int
     tokens: int
     any_tier: int
+    usable: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +178,9 @@ class BatchAnswer:
     block_size: int
     untrusted: tuple[Untrusted, ...] = ()
     upper_bound: bool = False
+    partial: tuple[tuple[str, int], ...] = ()
+    no_salts: tuple[tuple[str, int], ...] = ()
+    lora: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +192,14 @@ class StreamStatus:
         endpoint: The endpoint of the events.
         replay_endpoint: The endpoint of the replay socket.
         topic: The prefix of the topics subscribed to.
-        state: "connecting", "replaying", "live", "gap", "stale" or "stopped".
+        count_copies: Whether repeated announcements of a block are counted as copies.
+        state: "connecting", "replaying", "live", "gap", "stale", "conflict", "stopped", "limited" (a limit of the
+            service is reached, and nothing of the stream is held) or "unreadable" (events of unknown types keep
+            coming).
         trusted: Whether the known blocks are exactly those that the engine announced.
         partial: Whether the engine may hold more, because batches were lost that no replay recovered.
         upper_bound: Whether depths are upper bounds only.
+        no_salts: Whether the engine does not report cache salts (vLLM before 0.17).
         epoch: The number of the epoch: one more with each restart of the engine.
         seq: The number of the last batch applied.
         lag_ms: Time from the engine's timestamp in the last live batch until it was visible in answers.
@@ -190,7 +211,10 @@ class StreamStatus:
         ranks: Ranks that the stream feeds.
         counters: Counts by name: "gaps", "lost_batches", "resets" and so on.
         refused: Events that were refused, by reason.
-        last_error: The last error.
+        last_error: What is wrong, or what went wrong if the stream is partial; None if all is well.
+        previous_error: The last error that is over.
+        previous_error_ms: Time since that was noticed.
+        unverified: Whether, after a reconnection, only a sequence number shows that the engine has not restarted.
     """
 
     rank: int
@@ -213,11 +237,20 @@ class StreamStatus:
     counters: Mapping[str, int]
     refused: Mapping[str, int]
     last_error: str | None = None
+    count_copies: bool = True
+    previous_error: str | None = None
+    previous_error_ms: float | None = None
+    unverified: bool = False
+    no_salts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A registered worker. `source` is who registered it, `status` the worst status of its streams."""
+    """A registered worker.
+
+    `source` is who registered it, `status` the worst status of its streams. `aliases` are other names of its model, and
+    `adapters` the LoRA adapters that can be given as the model.
+    """
 
     worker: str
     source: str
@@ -226,6 +259,37 @@ class WorkerStatus:
     routing_group: str
     block_size: int
     streams: tuple[StreamStatus, ...]
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """An engine, or a configured stream, that the service is to follow.
+
+    Attributes:
+        worker: The worker's name.
+        url: The engine's URL, or the stream's endpoint.
+        state: "registered", or why it is not: "asking" (for the first time), "unreachable", "no_events", "unusable"
+            (what it reports cannot be used) or "refused" (by the service).
+        rank: The rank of a configured stream; None for an engine.
+        code: The code of the last problem, if there is one.
+        reason: The last problem in words.
+        since_ms: Milliseconds that it has been in this state.
+    """
+
+    worker: str
+    url: str
+    state: str
+    rank: int | None = None
+    code: str | None = None
+    reason: str | None = None
+    since_ms: int = 0
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether the service follows it."""
+        return self.state == "registered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,28 +316,36 @@ class KeyspaceDump:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether answers are complete, and if not, what the service is waiting for.
+    """Whether a service is ready to be asked, and what its answers are still incomplete for.
 
     Attributes:
-        ready: Whether answers are complete.
+        ready: Whether to ask: answers are complete, or were once. With `strict`, whether they are complete now.
         holds: What the service was configured to wait for, such as "discovery".
         streams: Ranks whose first replay is still running.
         draining: Whether the service is shutting down.
+        engines: Engines that are not registered, and why. They are not waited for, unless none is registered.
     """
 
     ready: bool
     holds: tuple[str, ...] = ()
     streams: tuple[Untrusted, ...] = ()
     draining: bool = False
+    engines: tuple[EngineStatus, ...] = ()
 
     def __bool__(self) -> bool:
         return self.ready
 
     def __str__(self) -> str:
-        if self.ready:
-            return "ready"
         if self.draining:
-            return "it is going down"
+            return "not ready: shutting down"
         waits = [*self.holds, *(f"{each.worker}, rank {each.rank} ({each.state})" for each in self.streams[:8])]
-        more = len(self.streams) - 8
-        return "it waits for " + "; ".join(waits) + (f"; {more} more" if more > 0 else "")
+        if len(self.streams) > 8:
+            waits.append(f"{len(self.streams) - 8} more")
+        state = "ready" if self.ready else "not ready"
+        if waits:
+            state += f", waiting for {'; '.join(waits)}"
+        if self.engines:
+            state += f"; not registered: {', '.join(f'{each.worker} ({each.state})' for each in self.engines[:8])}"
+        if len(self.engines) > 8:
+            state += f" and {len(self.engines) - 8} more"
+        return state

@@ -11,6 +11,7 @@ import httpx
 from kvatlas.client.answers import (
     Answer,
     BatchAnswer,
+    EngineStatus,
     KeyspaceDump,
     RankDepth,
     RankMatch,
@@ -27,7 +28,7 @@ from kvatlas.errors import ClientError
 T = TypeVar("T")
 
 
-def parsed(text: str | bytes, make: Callable[[Any], T], url: object) -> T:
+def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
     """`make` of an answer in JSON.
 
     Raises:
@@ -36,7 +37,12 @@ def parsed(text: str | bytes, make: Callable[[Any], T], url: object) -> T:
     try:
         return make(json.loads(text))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise ClientError(f"{url} returned an unexpected answer: {error!r}", "bad_answer") from error
+        raise ClientError(f"{_shown(url)} returned an unexpected answer: {error!r}", "bad_answer") from error
+
+
+def _shown(url: httpx.URL) -> httpx.URL:
+    """Without what was asked: that may be long, and is in the message already if it matters."""
+    return url.copy_with(query=None)
 
 
 def refused(answer: httpx.Response) -> ClientError:
@@ -47,15 +53,15 @@ def refused(answer: httpx.Response) -> ClientError:
         code, message = str(body["code"]), str(body["error"])
     except (ValueError, LookupError, TypeError):
         said = " ".join(answer.text.split())[:200] or answer.reason_phrase
-        words = f"{answer.request.url} returned status {status}, but not in the format of kvatlas: {said}"
+        words = f"{_shown(answer.request.url)} returned status {status}, but not in the format of kvatlas: {said}"
         return ClientError(words, f"http_{status}", status)
-    return ClientError(f"{answer.request.url}: {message} (status {status}, {code})", code, status)
+    return ClientError(f"{_shown(answer.request.url)}: {message} (status {status}, {code})", code, status)
 
 
 def answer(data: Any, asked: Length) -> Answer:
     """Of `/query` and `/query_by_hash`."""
     block_size = int(data["block_size"])
-    depths = [_depth(worker, about, block_size) for worker, about in data["instances"].items()]
+    depths = [_depth(worker, about, block_size, asked) for worker, about in data["instances"].items()]
     depths.sort(key=lambda depth: (-depth.tokens, -depth.host, -depth.any_tier))
     return Answer(
         workers=tuple(depths),
@@ -64,20 +70,34 @@ def answer(data: Any, asked: Length) -> Answer:
         prompt_tokens=asked.tokens,
         untrusted=_ranks(data.get("untrusted", ())),
         upper_bound=bool(data.get("upper_bound")),
+        partial=_listed(data, "partial"),
+        no_salts=_listed(data, "no_salts"),
+        lora=_optional(str, data.get("lora_name")),
     )
 
 
-def _depth(worker: str, about: Mapping[str, Any], block_size: int) -> WorkerDepth:
+def _depth(worker: str, about: Mapping[str, Any], block_size: int, asked: Length) -> WorkerDepth:
+    tokens = int(about["gpu"])
     return WorkerDepth(
         worker=str(worker),
-        tokens=int(about["gpu"]),
+        tokens=tokens,
         host=int(about["cpu"]),
         any_tier=int(about["longest_matched"]),
         ranks={int(rank): int(tokens) for rank, tokens in about["dp"].items()},
         block_size=block_size,
         lag_ms=_optional(float, about.get("lag_ms")),
         state=_optional(str, about.get("state")),
+        usable=_usable(about.get("usable"), tokens, block_size, asked),
     )
+
+
+def _usable(told: Any, tokens: int, block_size: int, asked: Length) -> int | None:
+    """Those of `tokens` that an engine can reuse: what the service says. Batches say it where it is not `tokens`."""
+    if told is not None:
+        return int(told)
+    if asked.tokens is None:
+        return None
+    return min(tokens, max(asked.tokens - 1, 0) // block_size * block_size)
 
 
 def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
@@ -87,9 +107,19 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
     answers = tuple(
         RankMatch(
             ranks=tuple(
-                RankDepth(ranks[rank][0], ranks[rank][1], int(tokens), int(any_tier))
-                for rank, tokens, any_tier in zip(
-                    each["ranks"], each["tokens"], each.get("any_tier", each["tokens"]), strict=True
+                RankDepth(
+                    ranks[rank][0],
+                    ranks[rank][1],
+                    int(tokens),
+                    int(any_tier),
+                    _usable(usable, int(tokens), block_size, length),
+                )
+                for rank, tokens, any_tier, usable in zip(
+                    each["ranks"],
+                    each["tokens"],
+                    each.get("any_tier", each["tokens"]),
+                    each.get("usable", [None] * len(each["ranks"])),
+                    strict=True,
                 )
             ),
             block_size=block_size,
@@ -98,7 +128,16 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
         )
         for each, length in zip(data["answers"], asked, strict=True)
     )
-    return BatchAnswer(answers, block_size, _ranks(data.get("untrusted", ())), bool(data.get("upper_bound")))
+    untrusted = _ranks(data.get("untrusted", ()))
+    return BatchAnswer(
+        answers,
+        block_size,
+        untrusted,
+        bool(data.get("upper_bound")),
+        _listed(data, "partial"),
+        _listed(data, "no_salts"),
+        _optional(str, data.get("lora_name")),
+    )
 
 
 def worker_statuses(data: Any) -> list[WorkerStatus]:
@@ -112,6 +151,8 @@ def worker_statuses(data: Any) -> list[WorkerStatus]:
             routing_group=str(each["routing_group"]),
             block_size=int(each["block_size"]),
             streams=tuple(_stream(int(rank), about) for rank, about in each["streams"].items()),
+            aliases=tuple(map(str, each.get("aliases", ()))),
+            adapters=tuple(map(str, each.get("adapters", ()))),
         )
         for each in data
     ]
@@ -139,7 +180,28 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
         counters={str(name): int(count) for name, count in about.get("counters", {}).items()},
         refused={str(name): int(count) for name, count in about.get("refused", {}).items()},
         last_error=_optional(str, about.get("last_error")),
+        previous_error=_optional(str, about.get("previous_error")),
+        previous_error_ms=_optional(float, about.get("previous_error_ms")),
+        unverified=bool(about.get("unverified")),
+        count_copies=bool(about.get("count_copies", True)),
+        no_salts=bool(about.get("no_salts")),
     )
+
+
+def engine_statuses(data: Any) -> list[EngineStatus]:
+    """Of `/engines`, and of what `/ready` names."""
+    return [
+        EngineStatus(
+            worker=str(each["instance_id"]),
+            url=str(each["url"]),
+            state=str(each["state"]),
+            rank=_optional(int, each.get("dp_rank")),
+            code=_optional(str, each.get("code")),
+            reason=_optional(str, each.get("reason")),
+            since_ms=int(each["since_ms"]),
+        )
+        for each in data
+    ]
 
 
 def dump(data: Any) -> list[KeyspaceDump]:
@@ -169,19 +231,22 @@ def _stored(event: Mapping[str, Any]) -> Stored:
 
 def readiness(data: Any) -> Readiness:
     """Of `/ready`."""
-    if data["ready"]:
-        return Readiness(ready=True)
-    waiting = data["waiting"]
+    waiting = data.get("waiting", {})
     return Readiness(
-        ready=False,
-        holds=tuple(map(str, waiting["holds"])),
-        streams=_ranks(waiting["streams"]),
-        draining=bool(waiting["draining"]),
+        ready=bool(data["ready"]),
+        holds=tuple(map(str, waiting.get("holds", ()))),
+        streams=_ranks(waiting.get("streams", ())),
+        draining=bool(waiting.get("draining")),
+        engines=tuple(engine_statuses(waiting.get("engines", ()))),
     )
 
 
 def _ranks(each: Iterable[Mapping[str, Any]]) -> tuple[Untrusted, ...]:
     return tuple(Untrusted(str(one["instance_id"]), int(one["dp_rank"]), str(one["state"])) for one in each)
+
+
+def _listed(data: Mapping[str, Any], name: str) -> tuple[tuple[str, int], ...]:
+    return tuple((str(one["instance_id"]), int(one["dp_rank"])) for one in data.get(name, ()))
 
 
 def _optional(kind: Callable[[Any], T], value: Any) -> T | None:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from kvatlas._native import content_hashes
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.tokenize import AnyTokenizer, AsyncTokenizer, Message, Tokenizer
 
@@ -80,24 +81,67 @@ class Query:
         if self.tools is not None and given != ["messages"]:
             raise InvalidArgumentError(f"{name}tools can only be used with messages", "conflicting_arguments")
 
-    def body(self, name: str = "") -> dict[str, Any]:
-        """Its fields of a request; `check` and a tokenizer come first."""
-        body: dict[str, Any] = {}
-        if self.tokens is not None:
-            body["token_ids"] = _list(self.tokens, f"{name}tokens", 0, (1 << 32) - 1)
-        elif self.content_hashes is not None:
-            body["content_hashes"] = _list(self.content_hashes, f"{name}content_hashes", -(1 << 63), (1 << 64) - 1)
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt that can be sent: its numbers, checked.
+
+    Attributes:
+        numbers: Token ids as uint32, or content hashes as uint64.
+        is_hashed: Whether they are content hashes.
+        length: How long the prompt is.
+        lora: The LoRA adapter; None if it is in the hashes.
+        salt: The cache salt; None if it is in the hashes.
+    """
+
+    numbers: npt.NDArray[np.uint32] | npt.NDArray[np.uint64]
+    is_hashed: bool
+    length: Length
+    lora: str | None = None
+    salt: str | None = None
+
+    @classmethod
+    def of(cls, query: Query, name: str = "") -> Prompt:
+        """Of a query that `prepare` has returned.
+
+        Raises:
+            InvalidArgumentError: A number is out of range (code "out_of_range").
+            InvalidTypeError: The prompt is not numbers, or the adapter or the salt is not a string.
+        """
+        for each, text in (("lora", query.lora), ("salt", query.salt)):
+            if text is not None and not isinstance(text, str):
+                raise InvalidTypeError(f"{name}{each} must be a str, got {type(text).__name__}")
+        if query.content_hashes is not None:
+            hashes = _array(query.content_hashes, f"{name}content_hashes", -(1 << 63), (1 << 64) - 1)
+            return cls(hashes.astype(np.uint64, copy=False), True, Length(None, len(hashes)))
+        tokens = _array(() if query.tokens is None else query.tokens, f"{name}tokens", 0, (1 << 32) - 1)
+        return cls(tokens.astype(np.uint32, copy=False), False, Length(len(tokens)), query.lora, query.salt)
+
+    def hashed(self, block_size: int | None) -> Prompt:
+        """The same in content hashes of its whole blocks; itself if the block size is not known."""
+        if block_size is None or self.is_hashed:
+            return self
+        return Prompt(content_hashes(self.numbers, block_size, self.lora, self.salt), True, self.length)
+
+    @property
+    def hashed_tokens(self) -> int | None:
+        """How many tokens were hashed, which hashes do not tell. None if they are tokens still, or if nobody knows."""
+        return self.length.tokens if self.is_hashed else None
+
+    def body(self) -> dict[str, Any]:
+        """Its fields of a request in JSON."""
+        body: dict[str, Any] = {"content_hashes" if self.is_hashed else "token_ids": self.numbers.tolist()}
+        if self.hashed_tokens is not None:
+            body["prompt_tokens"] = self.hashed_tokens
         if self.lora is not None:
             body["lora_name"] = self.lora
         if self.salt is not None:
             body["cache_salt"] = self.salt
         return body
 
-    def length(self) -> Length:
-        """How long it is. `body` comes first: it refuses what has no length."""
-        if self.content_hashes is not None:
-            return Length(None, len(self.content_hashes))
-        return Length(0 if self.tokens is None else len(self.tokens))
+    def content(self) -> bytes:
+        """Its numbers as the body of a request: 4 bytes a token or 8 a hash, little-endian on every machine."""
+        return self.numbers.astype("<u8" if self.is_hashed else "<u4", copy=False).tobytes()
 
 
 def prepare(query: Query, tokenizer: Tokenizer | None, name: str = "") -> Query:
@@ -146,25 +190,35 @@ def _with_tokens(query: Query, tokens: Sequence[int]) -> Query:
     return dataclasses.replace(query, tokens=tokens, text=None, messages=None, tools=None)
 
 
-def _list(numbers: Numbers, name: str, low: int, high: int) -> list[int]:
-    """The numbers as JSON takes them, checked here: a float or a bool would be refused there in other words."""
+def _array(numbers: Numbers, name: str, low: int, high: int) -> npt.NDArray[np.integer[Any]]:
+    """The numbers, checked here: floats and bools are no tokens. What is negative is given in two's complement."""
     if isinstance(numbers, np.ndarray):
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise InvalidTypeError(
                 f"{name} must be a one-dimensional array of integers, got {numbers.dtype}, shape {numbers.shape}"
             )
-        listed: list[int] = numbers.tolist()
-    elif isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence):
+        if numbers.size:
+            _check_range(int(numbers.min()), int(numbers.max()), numbers, name, low, high)
+        return numbers
+    if isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence):
         raise InvalidTypeError(f"{name} must be a list or an array of ints, got {type(numbers).__name__}")
-    else:
-        listed = list(numbers)
-        if not all(type(number) is int for number in listed):
-            # NumPy's integers are fine, too; bools are none.
-            listed = [_int(number, f"{name}[{at}]") for at, number in enumerate(listed)]
-    if listed and (min(listed) < low or max(listed) > high):
-        at, wrong = next((at, number) for at, number in enumerate(listed) if not low <= number <= high)
+    listed = list(numbers)
+    if not set(map(type, listed)) <= {int}:
+        # NumPy's integers are fine, too; bools are none.
+        listed = [_int(number, f"{name}[{at}]") for at, number in enumerate(listed)]
+    least = min(listed, default=low)
+    _check_range(least, max(listed, default=low), listed, name, low, high)
+    if least < 0:
+        listed = [number & ((1 << 64) - 1) for number in listed]
+    return np.array(listed, np.uint64)
+
+
+def _check_range(
+    least: int, most: int, numbers: Sequence[int] | npt.NDArray[Any], name: str, low: int, high: int
+) -> None:
+    if least < low or most > high:
+        at, wrong = next((at, int(number)) for at, number in enumerate(numbers) if not low <= int(number) <= high)
         raise InvalidArgumentError(f"{name}[{at}] must be from {low} to {high}, got {wrong}", "out_of_range")
-    return listed
 
 
 def _int(number: object, name: str) -> int:

@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -17,7 +18,8 @@ import httpx
 
 from kvatlas._http import failure
 from kvatlas.client import answers, parse
-from kvatlas.client.prompts import Query
+from kvatlas.client.learnt import Keyspace, Way
+from kvatlas.client.prompts import Prompt
 from kvatlas.errors import ClientError, InvalidTypeError, UnreachableError
 
 T = TypeVar("T")
@@ -25,6 +27,7 @@ T = TypeVar("T")
 DEFAULT_GROUP = "default"
 DEFAULT_URL = "http://127.0.0.1:8090"
 _MAX_ID = (1 << 64) - 1
+_MAX_SEARCH = 2000  # bytes of a query string: longer ones do not get through every proxy
 
 
 @contextmanager
@@ -58,13 +61,14 @@ class Deadline:
 
 
 class Call(Generic[T]):
-    """A request: its method, its path, its body in JSON."""
+    """A request: its method, its path, its body as bytes or to be sent in JSON."""
 
-    def __init__(self, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    def __init__(self, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> None:
         self.method = method
         self.path = path
-        self.content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
-        self.headers = {} if body is None else {"Content-Type": "application/json"}
+        self.content = json.dumps(body, separators=(",", ":")).encode() if isinstance(body, dict) else body
+        kind = "application/json" if isinstance(body, dict) else "application/octet-stream"
+        self.headers = {} if body is None else {"Content-Type": kind}
 
     def finish(self, answer: httpx.Response) -> T:
         """What the answer says.
@@ -82,7 +86,7 @@ class Call(Generic[T]):
 
 
 class _Json(Call[T]):
-    def __init__(self, make: Any, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    def __init__(self, make: Any, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> None:
         super().__init__(method, path, body)
         self._make = make
 
@@ -91,47 +95,78 @@ class _Json(Call[T]):
         return value
 
 
-def query(
-    prompt: Query,
-    *,
-    model: str,
-    routing_group: str,
-    top_k: int | None,
-    among: Iterable[str] | None,
-    age: bool,
-) -> Call[answers.Answer]:
-    """POST /query, or /query_by_hash for content hashes."""
-    body = prompt.body() | _scope(model, routing_group, top_k, among)
-    if age:
-        body["age"] = True
-    path = "/query" if prompt.content_hashes is None else "/query_by_hash"
-    return _Json(partial(parse.answer, asked=prompt.length()), "POST", path, body)
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Where a query looks, and what it wants to be told."""
 
+    keyspace: Keyspace
+    top_k: int | None
+    among: list[str | int] | None
+    age: bool = False
 
-def query_batch(
-    prompts: list[Query],
-    *,
-    model: str,
-    routing_group: str,
-    top_k: int | None,
-    among: Iterable[str] | None,
-) -> Call[answers.BatchAnswer]:
-    """POST /query_batch."""
-    body: dict[str, Any] = {"queries": [prompt.body(f"queries[{at}].") for at, prompt in enumerate(prompts)]}
-    body |= _scope(model, routing_group, top_k, among)
-    asked = [prompt.length() for prompt in prompts]
-    return _Json(partial(parse.batch_answer, asked=asked), "POST", "/query_batch", body)
+    @classmethod
+    def of(
+        cls, model: str, routing_group: str, top_k: int | None, among: Iterable[str] | None, *, age: bool = False
+    ) -> Scope:
+        """Checked: in a URL, any value would look like a string.
 
-
-def _scope(model: str, routing_group: str, top_k: int | None, among: Iterable[str] | None) -> dict[str, Any]:
-    scope: dict[str, Any] = {"model_name": model, "routing_group": routing_group}
-    if top_k is not None:
-        scope["top_k"] = top_k
-    if among is not None:
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+        """
+        for name, text in (("model", model), ("routing_group", routing_group)):
+            if not isinstance(text, str):
+                raise InvalidTypeError(f"{name} must be a str, got {type(text).__name__}")
         if isinstance(among, str):
             raise InvalidTypeError("among must be a list of names, got str")
-        scope["among"] = [worker_id(worker) for worker in among]
-    return scope
+        workers = None if among is None else [worker_id(worker) for worker in among]
+        return cls(Keyspace(model, routing_group), top_k, workers, age)
+
+    def body(self) -> dict[str, Any]:
+        """Its fields of a request in JSON."""
+        body: dict[str, Any] = {"model_name": self.keyspace.model, "routing_group": self.keyspace.routing_group}
+        if self.top_k is not None:
+            body["top_k"] = self.top_k
+        if self.among is not None:
+            body["among"] = self.among
+        if self.age:
+            body["age"] = True
+        return body
+
+    def search(self, prompt: Prompt) -> str | None:
+        """The same as the query string of a URL, with the rest of the prompt; None if it has no place there."""
+        body = self.body()
+        among = body.pop("among", None)
+        if among is not None:
+            body["among"] = among or [""]
+        if self.age:
+            body["age"] = "true"
+        if prompt.lora is not None:
+            body["lora_name"] = prompt.lora
+        if prompt.hashed_tokens is not None:
+            body["prompt_tokens"] = prompt.hashed_tokens
+        try:
+            search = urlencode(body, doseq=True)
+        except UnicodeEncodeError:  # half a surrogate pair: no UTF-8, as the service will say
+            return None
+        return None if "" in (among or ()) or len(search) > _MAX_SEARCH else search
+
+
+def query(prompt: Prompt, scope: Scope, way: Way) -> Call[answers.Answer]:
+    """POST /query, or /query_by_hash for content hashes: as bytes, if there is nothing that a URL should not have."""
+    prompt = prompt.hashed(way.block_size)
+    path = "/query_by_hash" if prompt.is_hashed else "/query"
+    make = partial(parse.answer, asked=prompt.length)
+    # URLs are written to the logs of proxies, where a salt is nobody's business.
+    if way.as_bytes and not prompt.salt and (search := scope.search(prompt)) is not None:
+        return _Json(make, "POST", f"{path}?{search}", prompt.content())
+    return _Json(make, "POST", path, prompt.body() | scope.body())
+
+
+def query_batch(prompts: list[Prompt], scope: Scope, way: Way) -> Call[answers.BatchAnswer]:
+    """POST /query_batch."""
+    body = {"queries": [prompt.hashed(way.block_size).body() for prompt in prompts]} | scope.body()
+    asked = [prompt.length for prompt in prompts]
+    return _Json(partial(parse.batch_answer, asked=asked), "POST", "/query_batch", body)
 
 
 def registration(
@@ -144,6 +179,9 @@ def registration(
     rank: int,
     replay_endpoint: str | None,
     topic: str,
+    count_copies: bool,
+    aliases: Iterable[str] | None = None,
+    adapters: Iterable[str] | None = None,
 ) -> dict[str, Any]:
     """One stream, as the service registers it."""
     body: dict[str, Any] = {
@@ -158,6 +196,13 @@ def registration(
         body["replay_endpoint"] = replay_endpoint
     if topic:
         body["topic"] = topic
+    if not count_copies:
+        body["count_copies"] = False
+    for name, names in (("aliases", aliases), ("adapters", adapters)):
+        if names is not None:
+            if isinstance(names, str):
+                raise InvalidTypeError(f"{name} must be a list of names, got str")
+            body[name] = list(names)
     return body
 
 
@@ -188,6 +233,11 @@ def workers(*, model: str | None, routing_group: str | None) -> Call[list[answer
     given = {"model_name": model, "routing_group": routing_group}
     search = urlencode({name: value for name, value in given.items() if value is not None})
     return _Json(parse.worker_statuses, "GET", "/workers" + (f"?{search}" if search else ""))
+
+
+def engines() -> Call[list[answers.EngineStatus]]:
+    """GET /engines."""
+    return _Json(parse.engine_statuses, "GET", "/engines")
 
 
 def dump() -> Call[list[answers.KeyspaceDump]]:
@@ -222,9 +272,9 @@ class _Ready(Call[answers.Readiness]):
         return parse.parsed(answer.content, parse.readiness, answer.request.url)
 
 
-def ready() -> Call[answers.Readiness]:
-    """GET /ready: whether answers are whole."""
-    return _Ready("GET", "/ready")
+def ready(*, strict: bool) -> Call[answers.Readiness]:
+    """GET /ready: whether queries can be asked, or, with `strict`, whether answers are whole."""
+    return _Ready("GET", "/ready?strict=1" if strict else "/ready")
 
 
 def worker_id(worker: str) -> str | int:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 
-from kvatlas._http import options
+from kvatlas._http import ClientCert, options
 from kvatlas.client import requests
-from kvatlas.client.answers import Answer, BatchAnswer, KeyspaceDump, Readiness, WorkerStatus
-from kvatlas.client.prompts import Numbers, Query, prepare
-from kvatlas.client.requests import DEFAULT_GROUP, DEFAULT_URL, Call, Deadline, errors
-from kvatlas.errors import UnreachableError
+from kvatlas.client.answers import Answer, BatchAnswer, EngineStatus, KeyspaceDump, Readiness, WorkerStatus
+from kvatlas.client.learnt import Keyspace, Learnt, Way
+from kvatlas.client.prompts import Numbers, Prompt, Query, prepare
+from kvatlas.client.requests import DEFAULT_GROUP, DEFAULT_URL, Call, Deadline, Scope, errors
+from kvatlas.errors import ClientError, UnreachableError
 from kvatlas.tokenize import Message, Tokenizer
 
 T = TypeVar("T")
+A = TypeVar("A", Answer, BatchAnswer)
 _POLL = 0.1  # seconds between looks at readiness
 
 
@@ -36,7 +38,9 @@ class Client:
         timeout: float = 30.0,
         *,
         ssl_context: ssl.SSLContext | None = None,
+        client_cert: ClientCert | None = None,
         tokenizer: Tokenizer | None = None,
+        local_hashing: bool = True,
     ) -> None:
         """Create a client. Nothing is sent yet.
 
@@ -45,14 +49,20 @@ class Client:
             key: Its bearer key.
             timeout: Seconds that connecting, sending and each part of an answer may take.
             ssl_context: What certificates to trust; those of the system if not given.
+            client_cert: The PEM files of a certificate and of its key, to show to a service that asks for one
+                (`http.tls_client_ca`). With a context of your own, load them into that.
             tokenizer: Makes tokens of `text=` and `messages=`: one of `kvatlas.tokenize`, or of your own. Closing it
                 is up to you.
+            local_hashing: Whether to hash tokens here once the service's block size is known, from an answer or from
+                `workers()`, and to send the hashes: 8 bytes a block instead of 4 a token. Answers are the same. False
+                to send all tokens.
 
         Raises:
-            InvalidArgumentError: The URL, the key or the timeout cannot be used.
+            InvalidArgumentError: The URL, the key, the timeout or the certificate cannot be used.
         """
-        self._http = httpx.Client(**options(url, key, timeout, ssl_context))
+        self._http = httpx.Client(**options(url, key, timeout, ssl_context, client_cert))
         self._tokenizer = tokenizer
+        self._learnt = Learnt(local_hashing=local_hashing)
         self.url = url.strip().rstrip("/")
 
     def __repr__(self) -> str:
@@ -96,10 +106,9 @@ class Client:
             TokenizerError: The tokenizer failed.
         """
         query = Query(tokens, content_hashes, text, messages, tools, lora, salt)
-        prompt = prepare(query, self._tokenizer)
-        return self._send(
-            requests.query(prompt, model=model, routing_group=routing_group, top_k=top_k, among=among, age=age)
-        )
+        prompt = Prompt.of(prepare(query, self._tokenizer))
+        scope = Scope.of(model, routing_group, top_k, among, age=age)
+        return self._ask(lambda way: requests.query(prompt, scope, way), scope.keyspace, [prompt])
 
     def query_batch(
         self,
@@ -126,10 +135,10 @@ class Client:
         prompts = []
         for at, each in enumerate(queries):
             query = each if isinstance(each, Query) else Query(tokens=each)
-            prompts.append(prepare(query, self._tokenizer, f"queries[{at}]."))
-        return self._send(
-            requests.query_batch(prompts, model=model, routing_group=routing_group, top_k=top_k, among=among)
-        )
+            name = f"queries[{at}]."
+            prompts.append(Prompt.of(prepare(query, self._tokenizer, name), name))
+        scope = Scope.of(model, routing_group, top_k, among)
+        return self._ask(lambda way: requests.query_batch(prompts, scope, way), scope.keyspace, prompts)
 
     def register(
         self,
@@ -142,6 +151,9 @@ class Client:
         rank: int = 0,
         replay_endpoint: str | None = None,
         topic: str = "",
+        count_copies: bool = True,
+        aliases: Iterable[str] | None = None,
+        adapters: Iterable[str] | None = None,
     ) -> bool:
         """Register the stream of a worker's rank. Returns True if it is new; repeating it is allowed.
 
@@ -154,6 +166,10 @@ class Client:
             rank: Its data-parallel rank.
             replay_endpoint: The replay socket, which is asked for lost batches.
             topic: The prefix of the topics to subscribe to; empty for all.
+            count_copies: Whether a block announced n times is held until it is removed n times. False for engines that
+                announce blocks again without holding another copy of them.
+            aliases: Other names of the model that queries may give; those registered before if None.
+            adapters: LoRA adapters that queries may give as the model; those registered before if None.
         """
         stream = requests.registration(
             worker,
@@ -164,6 +180,9 @@ class Client:
             rank=rank,
             replay_endpoint=replay_endpoint,
             topic=topic,
+            count_copies=count_copies,
+            aliases=aliases,
+            adapters=adapters,
         )
         return self._send(requests.register(stream))
 
@@ -175,7 +194,13 @@ class Client:
 
     def workers(self, *, model: str | None = None, routing_group: str | None = None) -> list[WorkerStatus]:
         """The fleet: each worker and the status of its streams."""
-        return self._send(requests.workers(model=model, routing_group=routing_group))
+        fleet = self._send(requests.workers(model=model, routing_group=routing_group))
+        self._learnt.workers(fleet)
+        return fleet
+
+    def engines(self) -> list[EngineStatus]:
+        """The engines and streams that the service was told to follow, registered or not, and why not."""
+        return self._send(requests.engines())
 
     def dump(self) -> list[KeyspaceDump]:
         """All blocks held. The result may be large."""
@@ -185,9 +210,16 @@ class Client:
         """Whether the service is alive."""
         return self._send(requests.health())
 
-    def ready(self) -> Readiness:
-        """Whether answers are complete, and if not, what the service is waiting for."""
-        return self._send(requests.ready())
+    def ready(self, *, strict: bool = False) -> Readiness:
+        """Whether the service is ready to be asked, and what its answers are still incomplete for.
+
+        A service is ready from when its answers are first complete until it shuts down.
+
+        Args:
+            strict: Ready only while answers are complete: not while an engine registered later is read for the first
+                time.
+        """
+        return self._send(requests.ready(strict=strict))
 
     def metrics(self) -> str:
         """Metrics in Prometheus' text format."""
@@ -203,7 +235,7 @@ class Client:
         deadline = Deadline(self.url, timeout)
         while True:
             try:
-                ready = self.ready()
+                ready = self.ready(strict=True)
             except UnreachableError:
                 if deadline.passed():
                     raise
@@ -224,6 +256,22 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _ask(self, make: Callable[[Way], Call[A]], keyspace: Keyspace, prompts: list[Prompt]) -> A:
+        """Ask in the best way known, and again in another way if the service is not as it was."""
+        way = self._learnt.way(keyspace, has_tokens=not all(prompt.is_hashed for prompt in prompts))
+        while True:
+            try:
+                answer = self._send(make(way))
+            except ClientError as error:
+                other = self._learnt.refused(keyspace, way, error)
+                if other is None:
+                    raise
+            else:
+                other = self._learnt.answered(keyspace, way, answer.block_size, answer.lora)
+                if other is None:
+                    return answer
+            way = other
 
     def _send(self, call: Call[T]) -> T:
         with errors(self.url, closed=self._http.is_closed):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import json
 import logging
+import re
 import sys
 from typing import TextIO
 
 from kvatlas.service.config import LogConfig
 
 # Both as the native part writes them: it is one service.
+
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -32,7 +36,9 @@ class _Json(logging.Formatter):
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_time(record)} {_level(record):>5} {record.getMessage()}"
+        # What engines say is in messages too: one record is one line.
+        message = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", record.getMessage())
+        line = f"{_time(record)} {_level(record):>5} {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -10,6 +11,8 @@ import threading
 from types import FrameType
 
 from kvatlas._native import __version__
+from kvatlas._text import counted
+from kvatlas.errors import ServiceError
 from kvatlas.service import logs
 from kvatlas.service.config import Config
 from kvatlas.service.service import Service
@@ -17,6 +20,7 @@ from kvatlas.service.service import Service
 logger = logging.getLogger("kvatlas.service")
 
 _POLL = 0.1  # seconds between looks at readiness, until it is there
+_LOOK = 0.5  # and afterwards between looks at signals
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -25,6 +29,7 @@ class _Stop:
 
     def __init__(self) -> None:
         self.asked = threading.Event()
+        self.reload = threading.Event()
         self.number = 0
 
     def handle(self, number: int, _frame: FrameType | None) -> None:
@@ -34,9 +39,14 @@ class _Stop:
         self.number = number
         self.asked.set()
 
+    def handle_reload(self, _number: int, _frame: FrameType | None) -> None:
+        self.reload.set()
+
 
 def serve(config: Config | None = None) -> int:
     """Run a service until SIGTERM or SIGINT, then drain it. To be called in the main thread.
+
+    SIGHUP makes it read its keys and certificates again.
 
     Returns:
         The exit status: 0 if all requests were finished, 1 if some were cut off.
@@ -49,6 +59,7 @@ def serve(config: Config | None = None) -> int:
     handler = logs.configure(config.log)
     stop = _Stop()
     before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, stop.handle_reload)
     try:
         with Service(config=config, log=True) as service:
             _greet(service)
@@ -63,12 +74,14 @@ def serve(config: Config | None = None) -> int:
 def _greet(service: Service) -> None:
     config = service.config
     if config.log.format == "json":
-        logger.info("listening on %s, %d engines", service.address, len(service.entries))
+        logger.info("listening on %s, %s", service.address, counted(len(service.entries), "engine"))
     else:
         entries = [entry.show() for entry in service.entries]
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /register, or start with --engine URL"
         print(f"kvatlas {__version__} is listening at {service.url}", file=sys.stderr)
+        if service.admin_address:
+            print(f"health, readiness and metrics also at http://{service.admin_address}", file=sys.stderr)
         print(f"engines: {from_whom}", file=sys.stderr, flush=True)
     if not config.http.is_loopback() and config.http.bearer() is None:
         logger.warning(
@@ -79,15 +92,25 @@ def _greet(service: Service) -> None:
 
 
 def _until_stopped(service: Service, stop: _Stop) -> None:
-    while not stop.asked.wait(_POLL):
-        if service.waiting() is None:
+    ready = False
+    while not stop.asked.wait(_POLL if not ready else _LOOK):
+        if stop.reload.is_set():
+            stop.reload.clear()
+            with contextlib.suppress(ServiceError):  # the native part has logged it
+                service.reload()
+        if not ready and service.waiting() is None:
+            ready = True
             workers = service.workers()
             streams = sum(len(worker.streams) for worker in workers)
-            logger.info("ready: %d workers, %d streams", len(workers), streams)
-            stop.asked.wait()
+            left = [f"{engine.worker} ({engine.state})" for engine in service.engines() if not engine.is_registered]
+            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+            without = f"; not registered: {', '.join(left[:8])}{more}" if left else ""
+            logger.info("ready: %s, %s%s", counted(len(workers), "worker"), counted(streams, "stream"), without)
 
 
 def _drain(service: Service) -> int:
+    if service.config.drain_delay:
+        logger.info("stopping: not ready, but accepting requests for %g s", service.config.drain_delay)
     logger.info("stopping: finishing open requests, for at most %g s", service.config.drain_timeout)
     done: list[bool] = []
     # In a thread, so that a second signal is handled meanwhile: by the main thread, between waits.

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from kvatlas.client import AsyncClient, Client, WorkerStatus
-from kvatlas.client.parse import worker_statuses
+from kvatlas._http import ClientCert, tls_context
+from kvatlas.client import AsyncClient, Client, EngineStatus, WorkerStatus
+from kvatlas.client.parse import engine_statuses, worker_statuses
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import native
 from kvatlas.service.config import Config, Engine, Stream
@@ -102,6 +103,11 @@ class Service:
         return self._native.address
 
     @property
+    def admin_address(self) -> str | None:
+        """Where it listens for health, readiness and metrics only: the IP address and port; None if it does not."""
+        return self._native.admin_address
+
+    @property
     def config(self) -> Config:
         """Its configuration."""
         return self._config
@@ -111,17 +117,21 @@ class Service:
         """The engines and streams from its configuration and its engines file."""
         return self._discovery.entries
 
-    def client(self, *, timeout: float = 30.0, tokenizer: Tokenizer | None = None) -> Client:
+    def client(
+        self, *, timeout: float = 30.0, tokenizer: Tokenizer | None = None, client_cert: ClientCert | None = None
+    ) -> Client:
         """A client of the service, closed together with it.
 
         Args:
             timeout: Seconds that an answer may take.
             tokenizer: Makes tokens of text and messages.
+            client_cert: The PEM files of a certificate and of its key; needed if the service has `http.tls_client_ca`.
 
         Raises:
+            InvalidArgumentError: The certificate cannot be used (code "invalid_certificate").
             ServiceError: The service is closed (code "closed").
         """
-        made = Client(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust())
+        made = Client(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust(client_cert))
         with self._lock:
             if not self._closed:
                 self._clients.append(made)
@@ -129,27 +139,32 @@ class Service:
         made.close()
         raise ServiceError("the service is closed", "closed")
 
-    def async_client(self, *, timeout: float = 30.0, tokenizer: AnyTokenizer | None = None) -> AsyncClient:
+    def async_client(
+        self, *, timeout: float = 30.0, tokenizer: AnyTokenizer | None = None, client_cert: ClientCert | None = None
+    ) -> AsyncClient:
         """A client of the service for asyncio. Close it yourself: `async with service.async_client() as client`.
 
         Args:
             timeout: Seconds that an answer may take.
             tokenizer: Makes tokens of text and messages.
+            client_cert: The PEM files of a certificate and of its key; needed if the service has `http.tls_client_ca`.
 
         Raises:
+            InvalidArgumentError: The certificate cannot be used (code "invalid_certificate").
             ServiceError: The service is closed (code "closed").
         """
         if self._closed:
             raise ServiceError("the service is closed", "closed")
-        return AsyncClient(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust())
+        return AsyncClient(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust(client_cert))
 
-    def _trust(self) -> dict[str, Any]:
-        """What a client needs: the key, and a context that trusts the certificate."""
+    def _trust(self, client_cert: ClientCert | None) -> dict[str, Any]:
+        """What a client needs: the key, and a context that trusts the certificate and shows the client's own."""
         context: ssl.SSLContext | None = None
         if self._config.http.tls_cert is not None:
-            context = ssl.create_default_context(cafile=str(self._config.http.tls_cert))
+            context = tls_context(client_cert, str(self._config.http.tls_cert))
             context.check_hostname = False  # it is asked by its address; the certificate is its own
-        return {"key": self._config.http.bearer(), "ssl_context": context}
+        http = self._config.http
+        return {"key": http.admin_bearer() or http.bearer(), "ssl_context": context}
 
     def register(
         self,
@@ -162,14 +177,29 @@ class Service:
         rank: int = 0,
         replay_endpoint: str | None = None,
         topic: str = "",
+        count_copies: bool = True,
+        aliases: Iterable[str] | None = None,
+        adapters: Iterable[str] | None = None,
     ) -> bool:
-        """Register a rank of a worker. Returns True if it is new.
+        """Register a rank of a worker. Returns True if it is new. The arguments are those of `Client.register`.
 
         Raises:
             ConfigError: Something given cannot be used.
             ServiceError: It was refused; the code is that of the HTTP interface.
         """
-        entry = Stream(worker, endpoint, replay_endpoint, rank, topic, model, block_size, routing_group)
+        entry = Stream(
+            worker,
+            endpoint,
+            replay_endpoint,
+            rank,
+            topic,
+            model,
+            block_size,
+            routing_group,
+            count_copies,
+            None if aliases is None else tuple(aliases),
+            None if adapters is None else tuple(adapters),
+        )
         entry.check(model=self._config.model, block_size=self._config.block_size)
         return self._register(entry)
 
@@ -183,12 +213,24 @@ class Service:
         """
         return self._native.unregister(worker, rank)
 
+    def reload(self) -> None:
+        """Read keys and certificates from their files again, as it does by itself a few seconds after they change.
+
+        Raises:
+            ServiceError: One of them cannot be used; all stays as it was.
+        """
+        self._native.reload()
+
     def workers(self) -> list[WorkerStatus]:
         """The fleet: each worker and the status of its streams."""
         return worker_statuses(json.loads(self._native.workers()))
 
+    def engines(self) -> list[EngineStatus]:
+        """The engines and streams of the configuration and the engines file, registered or not, and why not."""
+        return engine_statuses(json.loads(self._native.engines()))
+
     def waiting(self) -> Any | None:
-        """What the service is waiting for, as in `GET /ready`; None if ready."""
+        """What complete answers are waiting for, as in `GET /ready?strict=1`; None if they are complete."""
         text = self._native.ready()
         return None if text is None else json.loads(text)
 
@@ -223,9 +265,18 @@ class Service:
         return False
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Accept no more connections, finish open requests, end the streams. True if all ended in time."""
+        """Stop in order. True if everything ended in time.
+
+        Reports not ready, continues for `config.drain_delay`, then accepts no more connections, finishes open requests
+        and ends the streams.
+
+        Args:
+            timeout: Time limit in seconds for open requests; `config.drain_timeout` if not given.
+        """
+        config = self._config
+        self._native.leave()
         self._stop_discovery()
-        return self._native.drain(self._config.drain_timeout if timeout is None else timeout)
+        return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
 
     def close(self) -> None:
         """Stop the service at once. Closing again does nothing."""
@@ -266,6 +317,9 @@ class Service:
                 rank=stream.rank,
                 replay_endpoint=stream.replay_endpoint,
                 topic=stream.topic,
+                count_copies=stream.count_copies,
+                aliases=stream.aliases,
+                adapters=stream.adapters,
                 source=f"stream of {stream.worker}",
             )
         )

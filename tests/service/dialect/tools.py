@@ -24,9 +24,9 @@ BLOCK_SIZE = 4
 
 
 @contextlib.contextmanager
-def running(**http: Any) -> Iterator[Service]:
+def running(streams: dict[str, Any] | None = None, **http: Any) -> Iterator[Service]:
     """A service on a port of its own."""
-    settings = {"http": {"bind": "127.0.0.1:0"} | http, "log": {"level": "off"}}
+    settings = {"http": {"bind": "127.0.0.1:0"} | http, "streams": streams or {}, "log": {"level": "off"}}
     service = Service(json.dumps(settings))
     try:
         yield service
@@ -73,7 +73,9 @@ class Connection:
 
     def ask(self, method: str, path: str, body: object = None, *, headers: dict[str, str] | None = None) -> Answer:
         data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = {"Host": "h", "Content-Length": str(len(data)), "Content-Type": "application/json"} | (headers or {})
+        lines = {"Host": "localhost", "Content-Length": str(len(data)), "Content-Type": "application/json"} | (
+            headers or {}
+        )
         head = f"{method} {path} HTTP/1.1\r\n" + "".join(f"{key}: {value}\r\n" for key, value in lines.items())
         self.send(head.encode() + b"\r\n" + data)
         return self.read(head=method == "HEAD")
@@ -194,7 +196,7 @@ class Publisher:
         assert self.socket.poll(int(DEADLINE * 1e3)), "nobody subscribed"
         assert self.socket.recv().startswith(b"\x01")
 
-    def publish(self, *events: dict[str, Any], rank: int | None = None) -> None:
+    def publish(self, *events: dict[str, Any] | list[Any], rank: int | None = None) -> None:
         """One batch."""
         payload = msgspec.msgpack.encode([time.time(), list(events), rank])
         self.socket.send_multipart([b"", struct.pack(">Q", self.seq), payload])

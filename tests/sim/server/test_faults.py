@@ -161,6 +161,48 @@ def test_a_payload_that_is_no_batch(engine: EngineHandle, live: Subscriber) -> N
     assert good.index.stats()["blocks"] == 5
 
 
+def test_a_truncated_batch_is_whole_in_the_replay(engine: EngineHandle, live: Subscriber) -> None:
+    engine.faults(truncate=1.0)
+    store(engine, 5)
+    last = last_seq(engine)
+    for one in live.until(last):
+        kept = replay(engine.replay_endpoint(), number(one))[0]
+        assert number(kept) == number(one)
+        assert kept[-1].startswith(one[-1])
+        assert len(kept[-1]) > len(one[-1])
+        assert msgspec.msgpack.decode(kept[-1])
+
+
+def test_a_corrupt_batch_is_so_in_the_replay(engine: EngineHandle, live: Subscriber) -> None:
+    engine.faults(corrupt=1.0)
+    store(engine)
+    one = live.until(last_seq(engine))[-1]
+    assert replay(engine.replay_endpoint(), number(one))[0][1:] == one
+    with pytest.raises(msgspec.DecodeError):
+        msgspec.msgpack.decode(one[-1])
+
+
+def test_strays_have_numbers_and_blocks_of_their_own(engine: EngineHandle, live: Subscriber) -> None:
+    engine.faults(stray=1.0)
+    before = engine.state()[0].counts.get("strays", 0)
+    first = last_seq(engine) + 1
+    store(engine, 5)
+    last = last_seq(engine)
+    seen = [number(one) for one in live.drain(0.5)]
+    own = list(range(first, last + 1))
+    assert sorted(seen) == sorted(own + list(range(before, before + len(own))))
+    assert replayed(engine, first) == own
+
+
+def test_a_slow_replay(engine: EngineHandle) -> None:
+    store(engine, 5)
+    last = last_seq(engine)
+    engine.faults(replay_socket="slow")
+    began = time.monotonic()
+    assert replayed(engine, last - 2) == [last - 2, last - 1, last]
+    assert time.monotonic() - began >= 0.3
+
+
 def test_restart(engine: EngineHandle, live: Subscriber) -> None:
     prompt = list(range(5000, 5020))
     engine.complete(prompt, 1, rank=0)

@@ -97,6 +97,7 @@ impl<T> Retired<T> {
         self.fresh.push(thing);
     }
 
+    #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.fresh.iter().chain(&self.waiting)
     }

@@ -15,23 +15,36 @@ impl Writer {
     pub(super) fn chains_of(&mut self, holder: u32) -> Vec<HeldChain> {
         let mut chains = Vec::new();
         for (run, cutoff) in self.runs_of(holder) {
-            let positions = (0..cutoff).map(|offset| Position { run, offset });
-            let it = &self.holders[holder as usize];
-            // Below the first position that only irregular blocks cover there is nothing regular.
-            let regular: Vec<_> = positions.take_while(|&at| !it.covers_irregularly(at)).collect();
-            let Some(&first) = regular.first() else { continue };
-            chains.push(HeldChain {
-                parent: self.block_at(holder, first).0,
-                names: regular.iter().map(|&at| self.name_of(holder, at)).collect(),
-                contents: regular.iter().map(|&at| self.runs.content(at)).collect(),
-            });
+            chains.extend(self.chain_in(holder, run, cutoff));
         }
-        let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| &irregular.blocks);
-        chains.extend(irregular.map(|(&name, block)| HeldChain {
+        let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
+        chains.extend(irregular.map(|(name, block)| HeldChain {
             parent: block.parent,
             names: vec![name],
             contents: vec![block.content],
         }));
         chains
+    }
+
+    /// The regular blocks of a holder in a run of which it covers the first `cutoff`.
+    pub(super) fn chain_in(&self, holder: u32, run: u32, cutoff: u32) -> Option<HeldChain> {
+        let first = Position { run, offset: 0 };
+        let it = &self.holders[holder as usize];
+        // Below the first position that only irregular blocks cover there is nothing regular.
+        let regular = match &it.irregular {
+            None => cutoff,
+            Some(_) => (0..cutoff).find(|&offset| it.covers_irregularly(Position { run, offset })).unwrap_or(cutoff),
+        };
+        let within = ..regular as usize;
+        let names = match &it.private {
+            None => &self.runs.get(run).names()[within],
+            Some(private) => &private.of_run(run)[within],
+        };
+        let contents = &self.runs.get(run).contents()[within];
+        (regular > 0).then(|| HeldChain {
+            parent: self.block_at(holder, first).0,
+            names: names.to_vec(),
+            contents: contents.to_vec(),
+        })
     }
 }

@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::state::Writer;
-use super::workers::shrink;
+use super::workers::{Copies, shrink};
 use crate::raw::Published;
 use crate::retire::Garbage;
 use crate::roster::Roster;
@@ -25,6 +25,8 @@ impl Writer {
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
         let ranks: SmallVec<[u32; 4]> = ranks.map(|(n, _)| *n).filter(|n| rank.is_none_or(|r| r == *n)).collect();
         for rank in ranks {
+            let device = self.rank_mut(worker, rank).device;
+            self.touch_all(device);
             match tier {
                 None => self.clear_rank(worker, rank, roster),
                 Some(Tier::Gpu) => self.clear_device(worker, rank),
@@ -35,7 +37,7 @@ impl Writer {
 
     fn clear_rank(&mut self, worker: &str, rank: u32, roster: &Published<Arc<Roster>>) {
         let books = self.rank_mut(worker, rank);
-        books.copies = HashMap::new();
+        books.copies = Copies::default();
         books.offloaded = HashMap::new();
         let (device, wider) = (books.device, std::mem::take(&mut books.wider));
         self.clear_holder(device);
@@ -52,7 +54,7 @@ impl Writer {
 
     fn clear_device(&mut self, worker: &str, rank: u32) {
         let books = self.rank_mut(worker, rank);
-        books.copies = HashMap::new();
+        books.copies = Copies::default();
         let device = books.device;
         if books.wider != [None; 3] {
             let chains = self.chains_of(device);

@@ -10,10 +10,7 @@ impl Writer {
     /// Takes an irregular block out; those below it stay, unreachable.
     pub(super) fn detach_irregular(&mut self, holder: u32, name: u64) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
-        let Some(block) = irregular.blocks.remove(&name) else { return };
-        if let Some(parent) = block.parent {
-            irregular.remove_child(parent, name);
-        }
+        let Some(block) = irregular.remove(name) else { return };
         if let Some(at) = block.at {
             let (mut left, mut bare) = (vec![at], Vec::new());
             irregular.unreach_below(name, &mut left);
@@ -29,27 +26,23 @@ impl Writer {
         let positions = self.regular_at_and_below(holder, at);
         let blocks: Vec<_> =
             positions.iter().skip(1).map(|&at| (self.name_of(holder, at), self.block_at(holder, at))).collect();
+        self.touch(holder, blocks.iter().map(|(name, _)| *name));
         let it = &mut self.holders[holder as usize];
         if let Some(private) = &mut it.private {
             positions.iter().for_each(|&at| private.unname(at, &self.runs));
         }
         let irregular = it.irregular.get_or_insert_default();
         for (name, (parent, content)) in blocks {
-            irregular.blocks.insert(name, IrregularBlock { parent, content, at: None });
-            if let Some(parent) = parent {
-                irregular.add_child(parent, name);
-            }
+            irregular.add(name, IrregularBlock { parent, content, at: None });
         }
         let (mut left, mut bare) = (Vec::new(), Vec::new());
         irregular.unreach_below(name, &mut left);
         for &at in &positions {
             // What is covered by irregular blocks besides stays covered, by them alone.
-            if let Some(cover) = irregular.at.get_mut(&at) {
-                cover.regular = false;
-            }
+            irregular.lose_regular(at);
         }
         irregular.leave(&left, &mut bare);
-        bare.extend(positions.iter().copied().filter(|at| !irregular.at.contains_key(at)));
+        bare.extend(positions.iter().copied().filter(|at| !irregular.covers(*at)));
         self.lower_all(holder, &bare);
         self.tidy_irregular(holder);
     }
@@ -94,12 +87,10 @@ impl Writer {
     pub(super) fn tidy_irregular(&mut self, holder: u32) {
         let it = &mut self.holders[holder as usize];
         let Some(irregular) = &mut it.irregular else { return };
-        if irregular.blocks.is_empty() {
+        if irregular.len() == 0 {
             it.irregular = None;
-        } else if irregular.blocks.capacity() > 64 && irregular.blocks.len() * 8 < irregular.blocks.capacity() {
-            irregular.blocks.shrink_to_fit();
-            irregular.children.shrink_to_fit();
-            irregular.at.shrink_to_fit();
+        } else {
+            irregular.shrink();
         }
     }
 }

@@ -27,27 +27,24 @@ impl Holder {
     /// Whether this position, which it covers, is covered by irregular blocks alone.
     #[inline]
     pub(crate) fn covers_irregularly(&self, at: Position) -> bool {
-        self.irregular.as_ref().is_some_and(|irregular| irregular.at.get(&at).is_some_and(|cover| !cover.regular))
+        self.irregular.as_ref().is_some_and(|irregular| irregular.covers_alone(at))
     }
 
     /// Parent and content hash of an irregular block.
     pub(crate) fn irregular_block(&self, name: u64) -> Option<(Option<u64>, u64)> {
-        let block = self.irregular.as_ref()?.blocks.get(&name)?;
+        let block = self.irregular.as_ref()?.block(name)?;
         Some((block.parent, block.content))
     }
 
     /// Blocks held whose chain to the root is not complete.
     pub(crate) fn unlinked(&self) -> usize {
-        self.irregular
-            .as_ref()
-            .map_or(0, |irregular| irregular.blocks.values().filter(|block| block.at.is_none()).count())
+        self.irregular.as_ref().map_or(0, |irregular| irregular.unlinked())
     }
 
     /// Names held.
     pub(crate) fn names(&self) -> u64 {
         let Some(irregular) = &self.irregular else { return self.blocks };
-        let irregularly = irregular.at.values().filter(|cover| !cover.regular).count();
-        self.blocks - irregularly as u64 + irregular.blocks.len() as u64
+        self.blocks - irregular.bare() as u64 + irregular.len() as u64
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -12,15 +12,23 @@
 use hashbrown::HashMap;
 
 use crate::position::Position;
+use crate::steps::step;
 
-/// A holder's blocks that are not regular, literally as announced.
+/// A holder's blocks that are not regular, literally as announced. It counts as it changes, so that nobody who asks for
+/// sizes has to walk over it.
 #[derive(Default)]
 pub(crate) struct Irregular {
-    pub(crate) blocks: HashMap<u64, IrregularBlock>,
+    blocks: HashMap<u64, IrregularBlock>,
     /// Parent's name → names. Parents may be regular, irregular or unknown.
-    pub(crate) children: HashMap<u64, Vec<u64>>,
+    children: HashMap<u64, Vec<u64>>,
     /// Positions at which reachable irregular blocks are.
-    pub(crate) at: HashMap<Position, IrregularCover>,
+    at: HashMap<Position, IrregularCover>,
+    /// Blocks that are not reachable.
+    unlinked: usize,
+    /// Positions of `at` without a regular block.
+    bare: usize,
+    /// Room in the lists of children, in names.
+    room: usize,
 }
 
 /// One of them.
@@ -32,11 +40,11 @@ pub(crate) struct IrregularBlock {
 }
 
 /// What covers a position besides or instead of a regular block.
-pub(crate) struct IrregularCover {
+struct IrregularCover {
     /// Irregular blocks there; at least 1.
-    pub(crate) blocks: u32,
+    blocks: u32,
     /// Whether a regular block is there too.
-    pub(crate) regular: bool,
+    regular: bool,
 }
 
 impl Irregular {
@@ -44,8 +52,120 @@ impl Irregular {
         size_of::<Self>()
             + self.blocks.allocation_size()
             + self.children.allocation_size()
-            + self.children.values().map(|c| c.capacity() * size_of::<u64>()).sum::<usize>()
+            + self.room * size_of::<u64>()
             + self.at.allocation_size()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that are not reachable.
+    pub(crate) fn unlinked(&self) -> usize {
+        self.unlinked
+    }
+
+    /// Positions that only irregular blocks cover.
+    pub(crate) fn bare(&self) -> usize {
+        self.bare
+    }
+
+    /// Every block with its name, in any order.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &IrregularBlock)> {
+        self.blocks.iter().inspect(|_| step()).map(|(name, block)| (*name, block))
+    }
+
+    #[inline]
+    pub(crate) fn block(&self, name: u64) -> Option<&IrregularBlock> {
+        self.blocks.get(&name)
+    }
+
+    /// Whether any of them is reachable.
+    #[inline]
+    pub(crate) fn is_reachable(&self) -> bool {
+        !self.at.is_empty()
+    }
+
+    /// Whether irregular blocks cover a position.
+    pub(crate) fn covers(&self, at: Position) -> bool {
+        self.at.contains_key(&at)
+    }
+
+    /// Whether irregular blocks alone cover a position.
+    #[inline]
+    pub(crate) fn covers_alone(&self, at: Position) -> bool {
+        self.at.get(&at).is_some_and(|cover| !cover.regular)
+    }
+
+    /// Adds a block of a name that is not here.
+    pub(crate) fn add(&mut self, name: u64, block: IrregularBlock) {
+        if let Some(parent) = block.parent {
+            let children = self.children.entry(parent).or_default();
+            let room = children.capacity();
+            children.push(name);
+            self.room += children.capacity() - room;
+        }
+        self.unlinked += usize::from(block.at.is_none());
+        let old = self.blocks.insert(name, block);
+        debug_assert!(old.is_none(), "a name is one block's");
+    }
+
+    /// Takes a block out; its parent still lists it.
+    fn take(&mut self, name: u64) -> Option<IrregularBlock> {
+        let block = self.blocks.remove(&name)?;
+        self.unlinked -= usize::from(block.at.is_none());
+        Some(block)
+    }
+
+    /// Takes a block out.
+    pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
+        let block = self.take(name)?;
+        if let Some(parent) = block.parent {
+            self.remove_child(parent, name);
+        }
+        Some(block)
+    }
+
+    /// Takes out the blocks that continue `name`, with their names.
+    pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
+        let Some(children) = self.children.remove(&name) else { return Vec::new() };
+        self.room -= children.capacity();
+        children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
+    }
+
+    /// An irregular block has come to a position. `regular`: whether a regular one is there.
+    pub(crate) fn cover(&mut self, at: Position, regular: bool) {
+        let cover = self.at.entry(at).or_insert_with(|| {
+            self.bare += usize::from(!regular);
+            IrregularCover { blocks: 0, regular }
+        });
+        cover.blocks += 1;
+    }
+
+    /// No regular block is at this position any more.
+    pub(crate) fn lose_regular(&mut self, at: Position) {
+        if let Some(cover) = self.at.get_mut(&at)
+            && std::mem::take(&mut cover.regular)
+        {
+            self.bare += 1;
+        }
+    }
+
+    /// Gives back room that has not been needed for long.
+    pub(crate) fn shrink(&mut self) {
+        if self.blocks.capacity() > 64 && self.blocks.len() * 8 < self.blocks.capacity() {
+            self.blocks.shrink_to_fit();
+            self.children.shrink_to_fit();
+            self.at.shrink_to_fit();
+        }
+    }
+
+    /// What [`Self::unlinked`], [`Self::bare`] and the room of the lists must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.unlinked == self.blocks.values().filter(|block| block.at.is_none()).count()
+            && self.bare == self.at.values().filter(|cover| !cover.regular).count()
+            && self.room == self.children.values().map(Vec::capacity).sum::<usize>()
     }
 
     /// Whether a name means nothing here, so that a regular block of that name concerns no irregular one.
@@ -54,14 +174,11 @@ impl Irregular {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
     }
 
-    pub(crate) fn add_child(&mut self, parent: u64, name: u64) {
-        self.children.entry(parent).or_default().push(name);
-    }
-
-    pub(crate) fn remove_child(&mut self, parent: u64, name: u64) {
+    fn remove_child(&mut self, parent: u64, name: u64) {
         if let Some(children) = self.children.get_mut(&parent) {
             children.retain(|&child| child != name);
             if children.is_empty() {
+                self.room -= children.capacity();
                 self.children.remove(&parent);
             }
         }
@@ -74,7 +191,10 @@ impl Irregular {
             let Some(children) = self.children.get(&name) else { continue };
             for child in children {
                 if let Some(block) = self.blocks.get_mut(child) {
-                    left.extend(block.at.take());
+                    if let Some(at) = block.at.take() {
+                        self.unlinked += 1;
+                        left.push(at);
+                    }
                     todo.push(*child);
                 }
             }
@@ -88,6 +208,7 @@ impl Irregular {
             cover.blocks -= 1;
             if cover.blocks == 0 {
                 if !cover.regular {
+                    self.bare -= 1;
                     bare.push(*at);
                 }
                 self.at.remove(at);

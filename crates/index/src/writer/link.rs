@@ -1,6 +1,6 @@
 //! A holder gains one block, whatever the circumstances, and with it those that have waited for it.
 
-use super::irregular::{IrregularBlock, IrregularCover};
+use super::irregular::IrregularBlock;
 use super::state::Writer;
 use crate::position::{Place, Position};
 
@@ -28,6 +28,7 @@ impl Writer {
         // The block, and then those that waited for it, and so on.
         let mut todo = vec![(parent, name, content)];
         while let Some((parent, name, content)) = todo.pop() {
+            self.touch(holder, [name]);
             self.link(holder, parent, name, content, &mut todo);
         }
         self.tidy_irregular(holder);
@@ -54,8 +55,7 @@ impl Writer {
         } else {
             let at = existing.unwrap_or_else(|| self.cover(holder, place, content, None));
             let irregular = self.holders[holder as usize].irregular.get_or_insert_default();
-            let cover = irregular.at.entry(at).or_insert(IrregularCover { blocks: 0, regular: existing.is_some() });
-            cover.blocks += 1;
+            irregular.cover(at, existing.is_some());
             self.add_irregular(holder, parent, name, content, Some(at));
         }
         self.take_waiting(holder, name, todo);
@@ -64,24 +64,17 @@ impl Writer {
     /// The place after an irregular block that is reachable.
     fn irregular_place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         let irregular = self.holders[holder as usize].irregular.as_ref()?;
-        irregular.blocks.get(&name?)?.at.map(Position::after)
+        irregular.block(name?)?.at.map(Position::after)
     }
 
     fn add_irregular(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64, at: Option<Position>) {
         let irregular = self.holders[holder as usize].irregular.get_or_insert_default();
-        irregular.blocks.insert(name, IrregularBlock { parent, content, at });
-        if let Some(parent) = parent {
-            irregular.add_child(parent, name);
-        }
+        irregular.add(name, IrregularBlock { parent, content, at });
     }
 
     /// Takes the blocks that wait for `name` out, to be stored again.
     fn take_waiting(&mut self, holder: u32, name: u64, todo: &mut Vec<(Option<u64>, u64, u64)>) {
         let Some(irregular) = &mut self.holders[holder as usize].irregular else { return };
-        for child in irregular.children.remove(&name).unwrap_or_default() {
-            if let Some(block) = irregular.blocks.remove(&child) {
-                todo.push((Some(name), child, block.content));
-            }
-        }
+        todo.extend(irregular.take_children(name).into_iter().map(|(child, block)| (Some(name), child, block.content)));
     }
 }

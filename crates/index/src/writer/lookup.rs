@@ -70,7 +70,7 @@ impl Writer {
     pub(super) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
         match &self.holders[holder as usize].irregular {
             None => names.len(),
-            Some(irregular) if !irregular.at.is_empty() => 0,
+            Some(irregular) if irregular.is_reachable() => 0,
             Some(irregular) => names.iter().take_while(|&&name| irregular.ignores(name)).count(),
         }
     }

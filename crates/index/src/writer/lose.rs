@@ -146,7 +146,7 @@ impl Writer {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
         let irregular_reachable =
-            self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| !irregular.at.is_empty());
+            self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_reachable());
         if is_leaf && !irregular_reachable {
             self.lower(holder, at.run, cutoff, at.offset);
         } else {

@@ -13,6 +13,7 @@
 //! |---|---|
 //! | `slots.rs`, `names.rs` | block hash to position: the hash table, the shared names and a holder's own |
 //! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
+//! | `watch.rs` | what a dump in slices must hear about |
 //! | `state.rs` | the writer: what it is made of, and when it frees |
 //! | `lookup.rs` | what a holder has, by name and by position |
 //! | `cover.rs` | how far a holder covers a run: levels and names change together |
@@ -21,7 +22,7 @@
 //! | `ranks.rs` | a rank of a worker becomes known |
 //! | `chains.rs`, `tiers.rs` | a holder's blocks as chains; the holders of the views beyond the device |
 //! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
-//! | `dump.rs`, `stats.rs` | everything held, and how much it is |
+//! | `dump.rs`, `slices.rs`, `stats.rs` | everything held, at once and in slices, and how much it is |
 
 mod chains;
 mod clear;
@@ -37,12 +38,17 @@ mod lose;
 mod names;
 mod ranks;
 mod remove;
+mod slices;
 mod slots;
 mod state;
 mod stats;
 mod store;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod tiers;
+mod watch;
 mod workers;
 
+pub(crate) use slices::{Large, Slice};
 pub(crate) use state::Writer;
 pub(crate) use store::Chain;

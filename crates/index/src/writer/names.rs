@@ -132,16 +132,23 @@ pub(crate) struct Private {
     table: NameTable,
     /// By run, for each position the holder covers; `NO_NAME` where it does so by irregular blocks alone.
     names: HashMap<u32, Vec<u64>>,
+    /// Room in these lists, in names.
+    room: usize,
 }
 
 impl Private {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { table: NameTable::new(secret), names: HashMap::new() }
+        Self { table: NameTable::new(secret), names: HashMap::new(), room: 0 }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let vectors: usize = self.names.values().map(|v| v.capacity() * size_of::<u64>()).sum();
-        self.table.bytes() + self.names.allocation_size() + vectors
+        self.table.bytes() + self.names.allocation_size() + self.room * size_of::<u64>()
+    }
+
+    /// Whether the room is what it must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.room == self.names.values().map(Vec::capacity).sum::<usize>()
     }
 
     #[inline]
@@ -159,7 +166,7 @@ impl Private {
     }
 
     pub(crate) fn reserve(&mut self, more: usize, runs: &Runs) {
-        let Self { table, names } = self;
+        let Self { table, names, .. } = self;
         table.reserve(more, || names.iter().flat_map(|(&run, names)| stretches(run, names, runs)));
     }
 
@@ -187,7 +194,7 @@ impl Private {
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         // Written before they are looked up: a name may come twice.
         self.extend(run, names);
-        let Self { table, names: all } = self;
+        let Self { table, names: all, .. } = self;
         let name_of = |number| {
             let at = runs.position(number);
             all.get(&at.run)?.get(at.offset as usize).copied()
@@ -208,10 +215,12 @@ impl Private {
 
     fn extend(&mut self, run: u32, more: &[u64]) {
         let names = self.names.entry(run).or_default();
+        let room = names.capacity();
         if names.capacity() < names.len() + more.len() {
             names.reserve_exact(more.len().max(names.len() / 8 + 1));
         }
         names.extend_from_slice(more);
+        self.room += names.capacity() - room;
     }
 
     /// Takes the name from a position, which stays covered.
@@ -234,14 +243,17 @@ impl Private {
 
     fn cut_off(&mut self, run: u32, len: usize) {
         let Some(names) = self.names.get_mut(&run) else { return };
+        let room = names.capacity();
         names.truncate(len);
         if names.is_empty() {
+            self.room -= room;
             self.names.remove(&run);
             if self.names.capacity() > 64 && self.names.len() * 4 < self.names.capacity() {
                 self.names.shrink_to(self.names.len() * 2);
             }
         } else if names.capacity() > 2 * names.len() + 8 {
             names.shrink_to(names.len() + 2);
+            self.room -= room - names.capacity();
         }
     }
 }

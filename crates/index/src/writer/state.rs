@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::holder::Holder;
 use super::names::NameTable;
+use super::watch::Watches;
 use super::workers::Workers;
 use crate::raw::{Published, Readers};
 use crate::retire::{Garbage, Trash};
@@ -11,6 +12,7 @@ use crate::roster::Roster;
 use crate::runs::Runs;
 use crate::sets::Sets;
 use crate::stats::Counters;
+use crate::steps::step;
 
 /// All there is to know about who holds what.
 pub(crate) struct Writer {
@@ -25,6 +27,8 @@ pub(crate) struct Writer {
     pub(super) roster: Roster,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
+    /// Ranks of which a dump has a part.
+    pub(super) watches: Watches,
     pub(super) secret: u64,
     pub(super) count_copies: bool,
 }
@@ -41,9 +45,18 @@ impl Writer {
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
+            watches: Watches::default(),
             secret,
             count_copies,
         }
+    }
+
+    /// Makes a change in which nothing gains a second copy.
+    pub(crate) fn without_copies<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        let counts = std::mem::replace(&mut self.count_copies, false);
+        let result = change(self);
+        self.count_copies = counts;
+        result
     }
 
     pub(super) fn new_holder(&mut self) -> u32 {
@@ -76,12 +89,12 @@ impl Writer {
         }
     }
 
-    /// Bytes of all this, as allocated.
+    /// Bytes of all this, as allocated. Walks over holders, and over nothing that they hold.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.bytes()
             + self.sets.bytes()
             + self.names.bytes()
-            + self.holders.iter().map(Holder::bytes).sum::<usize>()
+            + self.holders.iter().inspect(|_| step()).map(Holder::bytes).sum::<usize>()
             + self.holders.capacity() * size_of::<Holder>()
             + self.workers.bytes()
             + self.roster.bytes()

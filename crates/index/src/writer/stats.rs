@@ -22,22 +22,27 @@ impl Writer {
         out
     }
 
-    /// See [`crate::BlockIndex::ranks`].
+    /// See [`crate::BlockIndex::ranks`]; in no particular order.
     pub(crate) fn ranks(&self) -> Vec<RankStats> {
-        let numbers = |(worker, rank, books): (&Arc<str>, u32, &Rank)| {
-            let device = &self.holders[books.device as usize];
-            RankStats {
-                worker: worker.clone(),
-                rank,
-                device_blocks: device.names(),
-                offloaded_blocks: books.offloaded.len() as u64,
-                unlinked: device.unlinked() as u64,
-                copies: books.copies.values().map(|&extra| u64::from(extra)).sum(),
-            }
-        };
-        let mut ranks: Vec<RankStats> = self.workers.ranks().map(numbers).collect();
-        ranks.sort_unstable_by(|a, b| (&a.worker, a.rank).cmp(&(&b.worker, b.rank)));
-        ranks
+        self.workers.ranks().map(|(worker, rank, books)| self.rank_stats(worker, rank, books)).collect()
+    }
+
+    /// See [`crate::BlockIndex::ranks_of`].
+    pub(crate) fn ranks_of(&self, worker: &str) -> Vec<RankStats> {
+        let Some((name, ranks)) = self.workers.by_name.get_key_value(worker) else { return Vec::new() };
+        ranks.iter().map(|(rank, books)| self.rank_stats(name, *rank, books)).collect()
+    }
+
+    fn rank_stats(&self, worker: &Arc<str>, rank: u32, books: &Rank) -> RankStats {
+        let device = &self.holders[books.device as usize];
+        RankStats {
+            worker: worker.clone(),
+            rank,
+            device_blocks: device.names(),
+            offloaded_blocks: books.offloaded.len() as u64,
+            unlinked: device.unlinked() as u64,
+            copies: books.copies.sum(),
+        }
     }
 
     /// See [`crate::BlockIndex::stats`].
@@ -55,7 +60,7 @@ impl Writer {
             stats.holders += 1 + books.wider.iter().flatten().count() as u64;
             stats.blocks += device.names() + books.offloaded.len() as u64;
             stats.unlinked += device.unlinked() as u64;
-            stats.copies += books.copies.values().map(|&extra| u64::from(extra)).sum::<u64>();
+            stats.copies += books.copies.sum();
         }
         let Counters { stores, removes, clears, drops, replaced, unknown_removals, private_holders } = self.counters;
         Stats { stores, removes, clears, drops, replaced, unknown_removals, private_holders, ..stats }

@@ -18,6 +18,20 @@ pub(crate) struct Chain<'a> {
     pub(crate) content_hashes: &'a [u64],
 }
 
+impl<'a> Chain<'a> {
+    pub(crate) fn new(
+        parent: Option<BlockHash>,
+        block_hashes: &'a [BlockHash],
+        content_hashes: &'a [u64],
+    ) -> Result<Self, Error> {
+        if block_hashes.len() != content_hashes.len() {
+            let (block_hashes, content_hashes) = (block_hashes.len(), content_hashes.len());
+            return Err(Error::LengthMismatch { block_hashes, content_hashes });
+        }
+        Ok(Self { parent, block_hashes, content_hashes })
+    }
+}
+
 impl Writer {
     /// A rank holds consecutive blocks on a tier from now on.
     pub(crate) fn store(
@@ -40,6 +54,8 @@ impl Writer {
         let parent = chain.parent.map(inner);
         let names: SmallVec<[u64; 64]> = chain.block_hashes.iter().map(|&name| inner(name)).collect();
         self.add_rank(worker, rank, roster);
+        let device = self.rank_mut(worker, rank).device;
+        self.touch(device, names.iter().copied());
         match tier {
             Tier::Gpu => self.store_on_device(worker, rank, parent, &names, chain.content_hashes),
             tier => {
@@ -60,10 +76,7 @@ impl Writer {
         self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
         if self.count_copies && !same.is_empty() {
             let copies = &mut self.rank_mut(worker, rank).copies;
-            for &name in &same {
-                let extra = copies.entry(name).or_insert(0);
-                *extra = extra.saturating_add(1);
-            }
+            same.iter().for_each(|&name| copies.add(name));
         }
         self.widen(worker, rank, parent, names, contents);
     }
@@ -81,8 +94,8 @@ impl Writer {
             let parent = if i == 0 { parent } else { Some(names[i - 1]) };
             let books = self.rank_mut(worker, rank);
             let device = books.device;
-            if books.copies.contains_key(&name) && self.block(device, name) != Some((parent, content)) {
-                self.rank_mut(worker, rank).copies.remove(&name);
+            if books.copies.of(name) > 0 && self.block(device, name) != Some((parent, content)) {
+                self.rank_mut(worker, rank).copies.forget(name);
             }
         }
     }

@@ -31,6 +31,7 @@ impl Writer {
             return;
         }
         let (device, before) = (books.device, books.wider);
+        self.touch_all(device);
         let narrower = before[..number].iter().rev().find_map(|holder| *holder).unwrap_or(device);
         let holder = self.new_holder();
         for chain in self.chains_of(narrower) {

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::position::NO_NAME;
+use crate::steps::step;
 use crate::types::BlockHash;
 
 /// All workers.
@@ -22,22 +23,89 @@ pub(super) struct Rank {
     pub(super) device: u32,
     /// The holders of the wider views, up to cpu, disk and external: each there once that tier was used.
     pub(super) wider: [Option<u32>; 3],
-    /// Copies beyond the first, by name.
-    pub(super) copies: HashMap<u64, u32>,
+    /// Copies on the device beyond the first.
+    pub(super) copies: Copies,
     /// Copies on the other tiers, by name: cpu, disk, external.
     pub(super) offloaded: HashMap<u64, [u32; 3]>,
 }
 
+/// Copies beyond the first, by name, and how many they are.
+#[derive(Default)]
+pub(super) struct Copies {
+    by_name: HashMap<u64, u32>,
+    sum: u64,
+}
+
+impl Copies {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    /// Names that have any.
+    pub(super) fn names(&self) -> usize {
+        self.by_name.len()
+    }
+
+    pub(super) fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// Copies of one name beyond the first.
+    pub(super) fn of(&self, name: u64) -> u32 {
+        self.by_name.get(&name).copied().unwrap_or(0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.by_name.iter().inspect(|_| step()).map(|(&name, &extra)| (name, extra))
+    }
+
+    /// One copy more.
+    pub(super) fn add(&mut self, name: u64) {
+        let extra = self.by_name.entry(name).or_insert(0);
+        if *extra < u32::MAX {
+            *extra += 1;
+            self.sum += 1;
+        }
+    }
+
+    /// One copy less, if there is more than one.
+    pub(super) fn take(&mut self, name: u64) -> bool {
+        let Some(extra) = self.by_name.get_mut(&name) else { return false };
+        *extra -= 1;
+        self.sum -= 1;
+        if *extra == 0 {
+            self.by_name.remove(&name);
+        }
+        true
+    }
+
+    /// One copy is all there is.
+    pub(super) fn forget(&mut self, name: u64) {
+        self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
+    }
+
+    pub(super) fn shrink(&mut self) {
+        shrink(&mut self.by_name);
+    }
+
+    /// What [`Self::sum`] must be.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        self.sum == self.by_name.values().map(|&extra| u64::from(extra)).sum::<u64>()
+    }
+}
+
 impl Workers {
     pub(super) fn bytes(&self) -> usize {
-        let ranks = self.by_name.values().flatten();
-        let books = |(_, rank): &(u32, Rank)| rank.copies.allocation_size() + rank.offloaded.allocation_size();
+        let ranks = self.by_name.values().flatten().inspect(|_| step());
+        let books = |(_, rank): &(u32, Rank)| rank.copies.by_name.allocation_size() + rank.offloaded.allocation_size();
         self.by_name.allocation_size() + ranks.map(books).sum::<usize>()
     }
 
     /// Every rank with its worker's name and its number, in no particular order.
     pub(super) fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
-        self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, rank)))
+        let ranks = self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, rank)));
+        ranks.inspect(|_| step())
     }
 
     pub(super) fn len(&self) -> usize {

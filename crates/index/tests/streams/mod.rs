@@ -198,7 +198,7 @@ fn reference_workers(reference: &ReferenceIndex) -> Vec<(Box<str>, u64)> {
     workers
 }
 
-fn sorted(events: Vec<Event>) -> Vec<String> {
+pub fn sorted(events: Vec<Event>) -> Vec<String> {
     let mut blocks = Vec::new();
     for event in events {
         if let Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } = event {

@@ -95,6 +95,7 @@ impl Stored {
             ownership: optional_string(ownership, "ownership")?.map(Into::into),
             session_id: optional_string(session_id, "session_id")?.map(Into::into),
             lookahead: lookahead.map(token_lists).transpose()?,
+            bare: false,
         };
         if let Some((block, _)) = it.extra_keys.last().filter(|(block, _)| *block as usize >= it.block_hashes.len()) {
             let message = format!("extra_keys has keys for block {block}, but there are {}", it.block_hashes.len());

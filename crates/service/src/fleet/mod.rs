@@ -4,21 +4,29 @@
 //! unregistration ends when the stream's task has ended and its blocks are gone, even if whoever asked has left.
 //! Queries take none of these locks. `registry` has the changes themselves, `readiness` what the service waits for.
 
+mod engines;
+mod names;
 mod readiness;
 mod registry;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 
+use self::engines::Engines;
+pub use self::engines::{EngineReport, EngineState, EngineView};
 pub use self::readiness::Waiting;
 use self::registry::Registry;
-pub use self::registry::{Registering, WorkerView};
+pub use self::registry::{Found, Registering, WorkerView};
 use crate::config::StreamConfig;
 use crate::error::Error;
-use crate::state::{Keyspace, Registration, lock};
+use crate::limits::Shared;
+use crate::log::panic_text;
+use crate::state::{Keyspace, Registration, Stream, lock};
+use crate::stream::Publishers;
 
 /// All that is registered.
 pub struct Fleet {
@@ -26,8 +34,11 @@ pub struct Fleet {
     /// Held over a whole change.
     changing: tokio::sync::Mutex<()>,
     registry: Registry,
+    engines: Engines,
     holds: Mutex<BTreeSet<String>>,
     draining: AtomicBool,
+    /// Whether it was ready once, with an engine at least.
+    was_ready: AtomicBool,
 }
 
 impl Fleet {
@@ -37,9 +48,11 @@ impl Fleet {
         Arc::new(Self {
             registry: Registry::new(config, runtime.clone()),
             runtime,
+            engines: Engines::default(),
             changing: tokio::sync::Mutex::default(),
             holds: Mutex::new(holds.iter().cloned().collect()),
             draining: AtomicBool::new(false),
+            was_ready: AtomicBool::new(false),
         })
     }
 
@@ -47,6 +60,14 @@ impl Fleet {
     #[must_use]
     pub fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
         self.registry.keyspace(model, routing_group)
+    }
+
+    /// The keyspace of a model, given by its name, by another name that engines have for it, or by an adapter's.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if nobody knows the name, [`Error::Conflict`] if it stands for several models.
+    pub fn find(&self, model: &str, routing_group: &str) -> Result<Found, Error> {
+        self.registry.find(model, routing_group)
     }
 
     /// All keyspaces, by model and routing group.
@@ -61,10 +82,70 @@ impl Fleet {
         self.registry.workers()
     }
 
-    /// What readiness waits for.
+    /// Discovery says how far it is with an engine, or with a configured stream.
+    pub fn report(&self, report: EngineReport) {
+        self.engines.report(report);
+    }
+
+    /// Discovery follows it no more. False if it did not.
+    pub fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
+        self.engines.forget(worker, rank)
+    }
+
+    /// What discovery follows, registered or not.
+    #[must_use]
+    pub fn engines(&self) -> Vec<EngineView> {
+        self.engines.views()
+    }
+
+    /// How far a stream is behind its engine: the lag of the last live batch, or, if the engine should have answered
+    /// since and has not, the time for which it has been silent.
+    #[must_use]
+    pub fn lag(&self, stream: &Stream) -> Option<Duration> {
+        let (lag, silence) = (stream.status.lag(), stream.status.silence());
+        let is_asked = stream.registration.replay_endpoint.is_some();
+        let overdue = silence.filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval());
+        lag.max(overdue)
+    }
+
+    /// The engines that connect to this service.
+    pub(crate) fn publishers(&self) -> &Arc<Publishers> {
+        self.registry.publishers()
+    }
+
+    /// What all streams share, and how often each limit was reached.
+    #[must_use]
+    pub fn shared(&self) -> &Shared {
+        self.registry.shared()
+    }
+
+    /// Whether queries should come here: from when there is nothing to wait for until it shuts down. An engine registered
+    /// later does not take that back, because all that ask would then have nobody left to ask; answers say themselves
+    /// that they are without it. Engines that discovery cannot register do not hold it back, unless none can be.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        if self.draining.load(Relaxed) {
+            return false;
+        }
+        if self.was_ready.load(Relaxed) {
+            return true;
+        }
+        let is_over = self.waiting().is_over();
+        if is_over && self.registry.has_workers() {
+            self.was_ready.store(true, Relaxed);
+        }
+        is_over
+    }
+
+    /// What is not complete yet, be it ready or not.
     #[must_use]
     pub fn waiting(&self) -> Waiting {
+        let mut engines = self.engines();
+        let none_usable = !engines.is_empty() && !self.registry.has_workers();
+        engines.retain(|engine| engine.state != EngineState::Registered);
         Waiting {
+            engines,
+            none_usable,
             holds: lock(&self.holds).iter().cloned().collect(),
             streams: readiness::unsettled(self.workers()),
             draining: self.draining.load(Relaxed),
@@ -89,7 +170,12 @@ impl Fleet {
     /// block size.
     pub async fn register(self: &Arc<Self>, registration: Registration) -> Result<Registering, Error> {
         let fleet = self.clone();
-        self.whole(async move { fleet.registry.register(registration) }).await
+        self.whole(async move {
+            // Before there is another one to wait for.
+            let _ = fleet.is_ready();
+            fleet.registry.register(registration)
+        })
+        .await
     }
 
     /// Stops to follow a worker, or one rank of it, and forgets what it held. Returns the number of streams ended.
@@ -112,6 +198,12 @@ impl Fleet {
         .await
     }
 
+    /// The next registration panics.
+    #[cfg(test)]
+    pub(crate) fn fail_next_registration(&self) {
+        self.registry.fail.store(true, Relaxed);
+    }
+
     /// Ends all streams. Holdings stay, so that queries still running have their answers.
     pub async fn stop(self: &Arc<Self>) {
         self.drain();
@@ -129,6 +221,13 @@ impl Fleet {
             let _whole = fleet.changing.lock().await;
             change.await
         });
-        task.await.map_err(|_| Error::Closed)?
+        task.await.map_err(|error| match error.try_into_panic() {
+            Ok(panic) => {
+                tracing::error!(panic = panic_text(&*panic), "a change of the fleet caused a panic");
+                Error::Internal
+            }
+            // Its threads have ended.
+            Err(_) => Error::Closed,
+        })?
     }
 }

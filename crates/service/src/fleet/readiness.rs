@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::engines::EngineView;
 use super::registry::WorkerView;
 
 /// What readiness waits for; nothing if ready.
@@ -11,6 +12,10 @@ pub struct Waiting {
     pub holds: Vec<String>,
     /// Streams whose first replay is still running: worker, rank, state.
     pub streams: Vec<(Arc<str>, u32, &'static str)>,
+    /// What discovery has not registered. It is not waited for, unless nothing is registered.
+    pub engines: Vec<EngineView>,
+    /// Whether there are engines to be followed, and none is registered.
+    pub none_usable: bool,
     /// Whether the service is shutting down.
     pub draining: bool,
 }
@@ -19,7 +24,7 @@ impl Waiting {
     /// Whether there is nothing to wait for.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.holds.is_empty() && self.streams.is_empty() && !self.draining
+        self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining
     }
 }
 

@@ -2,17 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
 
+use super::names::{Names, Target};
 use crate::config::StreamConfig;
 use crate::error::Error;
-use crate::state::{Keyspace, Registration, Stream, lock};
-use crate::stream::{self, StreamHandle};
-
-/// So many keyspaces are kept although their last worker has left, so that queries for them are still answered.
-const KEPT_KEYSPACES: usize = 1024;
+use crate::limits::{Limit, Shared};
+use crate::state::{Keyspace, ModelNames, Registration, Stream, lock};
+use crate::stream::{self, Publishers, StreamHandle};
 
 /// Whether a registration changed anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,13 +29,24 @@ pub struct WorkerView {
     pub name: Arc<str>,
     /// Where its blocks go.
     pub keyspace: Arc<Keyspace>,
+    /// Other names of its model.
+    pub names: Arc<ModelNames>,
     /// By registered rank.
     pub streams: Vec<(u32, Arc<Stream>)>,
+}
+
+/// Where blocks of a model are, or of an adapter whose name was taken for a model's.
+pub struct Found {
+    /// Where.
+    pub keyspace: Arc<Keyspace>,
+    /// The adapter.
+    pub adapter: Option<Arc<str>>,
 }
 
 /// A registered worker. Its keyspace knows its streams.
 struct Worker {
     keyspace: Arc<Keyspace>,
+    names: Arc<ModelNames>,
     /// The tasks that follow its streams, by registered rank.
     tasks: BTreeMap<u32, StreamHandle>,
 }
@@ -53,14 +64,109 @@ type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
 /// Workers and keyspaces.
 pub(super) struct Registry {
     config: StreamConfig,
+    publishers: Arc<Publishers>,
     runtime: Handle,
     workers: Mutex<BTreeMap<Arc<str>, Worker>>,
     keyspaces: ArcSwap<Keyspaces>,
+    /// Changes only under the lock of `workers`.
+    names: ArcSwap<Names>,
+    /// Whether the next registration is to fail.
+    #[cfg(test)]
+    pub(super) fail: std::sync::atomic::AtomicBool,
 }
+
+/// A stream that its keyspace knows, and will not if this goes.
+struct Added<'a>(Option<(&'a Keyspace, &'a Stream)>);
+
+impl Added<'_> {
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Added<'_> {
+    fn drop(&mut self) {
+        if let Some((keyspace, stream)) = self.0 {
+            keyspace.remove(&stream.worker, &[stream.registration.rank]);
+        }
+    }
+}
+
+/// Names told in a message at most, and characters of each.
+const TOLD: usize = 8;
+const TOLD_CHARS: usize = 64;
 
 impl Registry {
     pub(super) fn new(config: StreamConfig, runtime: Handle) -> Self {
-        Self { config, runtime, workers: Mutex::default(), keyspaces: ArcSwap::default() }
+        Self {
+            publishers: Publishers::new(config.limits.streams),
+            config,
+            runtime,
+            workers: Mutex::default(),
+            keyspaces: ArcSwap::default(),
+            names: ArcSwap::default(),
+            #[cfg(test)]
+            fail: std::sync::atomic::AtomicBool::new(false),
+        }
+    }
+
+    /// The keyspace of a model, given by its name, by another name that engines have for it, or by an adapter's.
+    pub(super) fn find(&self, model: &str, routing_group: &str) -> Result<Found, Error> {
+        let exact = self.keyspace(model, routing_group);
+        let names = self.names.load();
+        let plain = |keyspace| Found { keyspace, adapter: None };
+        let Some(targets) = names.get(routing_group, model) else {
+            return exact.map(plain).ok_or_else(|| self.unknown(model, routing_group));
+        };
+        // A model's own name comes first, as long as anybody serves it.
+        if let Some(keyspace) = exact.as_ref().filter(|keyspace| keyspace.has_streams()) {
+            return Ok(plain(keyspace.clone()));
+        }
+        let mut targets = targets.iter();
+        let first = targets.next();
+        if let Some(second) = targets.next() {
+            let others = first.into_iter().chain([second]).chain(targets).map(Target::described);
+            let message =
+                format!("model {model:?} is another name of {}: ask for one of these", told(others.collect(), false));
+            return Err(Error::conflict("ambiguous_model", message));
+        }
+        let found = first.and_then(|target| {
+            let keyspace = self.keyspace(&target.model, routing_group)?;
+            Some(Found { keyspace, adapter: target.adapter.clone() })
+        });
+        found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
+    }
+
+    /// Nobody knows the model there, and which ones are known.
+    fn unknown(&self, model: &str, routing_group: &str) -> Error {
+        let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
+        let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);
+        let here = told(here.chain(names.all(routing_group)).map(str::to_owned).collect(), true);
+        let elsewhere = keyspaces.get(model).map(|groups| groups.keys().map(|group| group.to_string()).collect());
+        let known = match (elsewhere.map(|groups| told(groups, true)), here) {
+            (Some(groups), _) => format!("it is known in routing group {groups}"),
+            (None, here) if here.is_empty() => "no model is known there".to_owned(),
+            (None, here) => format!("known there: {here}"),
+        };
+        let message =
+            format!("no worker has been registered for model {model:?} in routing group {routing_group:?}; {known}");
+        Error::unknown("unknown_keyspace", message)
+    }
+
+    /// To be called when a worker has come or gone, or its names have changed.
+    fn refresh_names(&self, workers: &BTreeMap<Arc<str>, Worker>) {
+        let named =
+            workers.values().map(|worker| (&*worker.keyspace.routing_group, &*worker.keyspace.model, &*worker.names));
+        self.names.store(Arc::new(Names::of(named)));
+    }
+
+    /// A worker says which other names its model has.
+    fn rename(&self, workers: &mut BTreeMap<Arc<str>, Worker>, name: &str, names: Option<&ModelNames>) {
+        let (Some(worker), Some(names)) = (workers.get_mut(name), names) else { return };
+        if *worker.names != *names {
+            worker.names = Arc::new(names.clone());
+            self.refresh_names(workers);
+        }
     }
 
     pub(super) fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
@@ -73,13 +179,30 @@ impl Registry {
         all
     }
 
+    pub(super) fn has_workers(&self) -> bool {
+        !lock(&self.workers).is_empty()
+    }
+
     pub(super) fn workers(&self) -> Vec<WorkerView> {
         let view = |(name, worker): (&Arc<str>, &Worker)| WorkerView {
             name: name.clone(),
             keyspace: worker.keyspace.clone(),
+            names: worker.names.clone(),
             streams: worker.keyspace.streams_of(name),
         };
         lock(&self.workers).iter().map(view).collect()
+    }
+
+    pub(super) fn probe_interval(&self) -> Duration {
+        self.config.probe_interval
+    }
+
+    pub(super) fn publishers(&self) -> &Arc<Publishers> {
+        &self.publishers
+    }
+
+    pub(super) fn shared(&self) -> &Shared {
+        &self.config.shared
     }
 
     pub(super) fn register(&self, registration: Registration) -> Result<Registering, Error> {
@@ -90,21 +213,69 @@ impl Registry {
         if let Some((known, worker)) = workers.get_key_value(&name) {
             same_keyspace(&worker.keyspace, &registration)?;
             if let Some(feeder) = worker.keyspace.stream(known, rank) {
-                return already(&feeder, &registration);
+                let same = already(&feeder, &registration)?;
+                self.rename(&mut workers, &name, registration.names.as_ref());
+                return Ok(same);
             }
             name = known.clone();
+        } else if workers.len() >= self.config.limits.workers {
+            return Err(self.full(Limit::Workers, self.config.limits.workers));
         }
+        if workers.values().map(|worker| worker.tasks.len()).sum::<usize>() >= self.config.limits.streams {
+            return Err(self.full(Limit::Streams, self.config.limits.streams));
+        }
+        self.check_bound(&registration, &workers)?;
         let keyspace = self.keyspace_for(&registration)?;
         let stream = Arc::new(Stream::new(name.clone(), registration));
         // Another stream may have come to feed the rank just now.
         if let Err(feeder) = keyspace.add(&stream) {
             return already(&feeder, &stream.registration);
         }
-        let task = stream::spawn(&self.runtime, self.config.clone(), keyspace.clone(), stream.clone());
+        // Should anything fail from here on, nothing is left that nobody follows.
+        let added = Added(Some((&keyspace, &stream)));
+        #[cfg(test)]
+        assert!(!self.fail.swap(false, std::sync::atomic::Ordering::Relaxed), "as the test wants it");
+        let task = stream::spawn(
+            &self.runtime,
+            self.config.clone(),
+            self.publishers.clone(),
+            keyspace.clone(),
+            stream.clone(),
+        );
         let Registration { worker, model, routing_group, endpoint, source, .. } = &stream.registration;
         tracing::info!(worker, rank, model, routing_group, %endpoint, source, "registered");
-        workers.entry(name).or_insert_with(|| Worker { keyspace, tasks: BTreeMap::new() }).tasks.insert(rank, task);
+        added.keep();
+        let new = || Worker { keyspace, names: Arc::default(), tasks: BTreeMap::new() };
+        workers.entry(name.clone()).or_insert_with(new).tasks.insert(rank, task);
+        self.rename(&mut workers, &name, stream.registration.names.as_ref());
         Ok(Registering::New)
+    }
+
+    /// Whether an engine that connects to us can, and would be the only one with its topic.
+    fn check_bound(&self, registration: &Registration, workers: &BTreeMap<Arc<str>, Worker>) -> Result<(), Error> {
+        let Some(port) = registration.endpoint.bound_port() else { return Ok(()) };
+        let ports = self.publishers.ports();
+        if !ports.contains(&port) {
+            let message = format!(
+                "{} is for an engine that connects to port {port} of this service, which does not listen there: start it \
+                 with --streams-bind 0.0.0.0:{port} (streams.bind); it listens at {ports:?}",
+                registration.endpoint
+            );
+            return Err(Error::conflict("not_listening", message));
+        }
+        let has_topic = |stream: &Stream| {
+            let other = &stream.registration;
+            other.endpoint == registration.endpoint && other.topic == registration.topic
+        };
+        let taken = workers.iter().find_map(|(name, worker)| {
+            worker.keyspace.streams_of(name).into_iter().find(|(_, stream)| has_topic(stream))
+        });
+        let Some((rank, stream)) = taken else { return Ok(()) };
+        let message = format!(
+            "topic {:?} at {} is that of rank {rank} of worker {:?}: each engine that connects needs a topic of its own",
+            registration.topic, registration.endpoint, stream.worker
+        );
+        Err(Error::conflict("topic_taken", message))
     }
 
     /// The keyspace of a registration, made if it is not there.
@@ -116,7 +287,8 @@ impl Registry {
             }
             if keyspace.has_streams() {
                 let message = format!(
-                    "model {model:?} in routing group {routing_group:?} has blocks of {} tokens, not {block_size}",
+                    "model {model:?} in routing group {routing_group:?} has blocks of {} tokens, not {block_size}: \
+                     register engines with another block size in a routing group of their own (routing_group)",
                     keyspace.block_size
                 );
                 return Err(Error::conflict("block_size_mismatch", message));
@@ -124,15 +296,30 @@ impl Registry {
         }
         let keyspace = Arc::new(Keyspace::new(model, routing_group, *block_size)?);
         let mut keyspaces = Keyspaces::clone(&self.keyspaces.load());
-        if keyspaces.values().map(HashMap::len).sum::<usize>() >= KEPT_KEYSPACES {
+        // Keyspaces are kept when their last worker leaves, so that queries for them are still answered.
+        let count = |keyspaces: &Keyspaces| keyspaces.values().map(HashMap::len).sum::<usize>();
+        let most = self.config.limits.keyspaces;
+        if count(&keyspaces) >= most {
             keyspaces.retain(|_, groups| {
                 groups.retain(|_, keyspace| keyspace.has_streams());
                 !groups.is_empty()
             });
+            let takes_place =
+                keyspaces.get(model.as_str()).is_some_and(|groups| groups.contains_key(routing_group.as_str()));
+            if count(&keyspaces) >= most && !takes_place {
+                return Err(self.full(Limit::Keyspaces, most));
+            }
         }
         keyspaces.entry(model.as_str().into()).or_default().insert(routing_group.as_str().into(), keyspace.clone());
         self.keyspaces.store(Arc::new(keyspaces));
         Ok(keyspace)
+    }
+
+    fn full(&self, limit: Limit, most: usize) -> Error {
+        self.config.shared.count(limit);
+        let name = limit.name();
+        tracing::warn!(limit = name, most, "a registration is refused: a limit is reached");
+        Error::conflict("limit_reached", format!("there are {most} {name} already, the most that limits.{name} allows"))
     }
 
     pub(super) async fn unregister(
@@ -146,14 +333,18 @@ impl Registry {
         for task in tasks {
             task.stop().await;
         }
+        for stream in &streams {
+            keyspace.set_trusted(stream, &keyspace.index(), false);
+        }
         let ranks: Vec<u32> = streams.iter().map(|stream| stream.registration.rank).collect();
         let mut workers = lock(&self.workers);
         if keyspace.streams_of(name).len() == streams.len() {
-            keyspace.index.drop_worker(name);
+            keyspace.change(|index| index.drop_worker(name));
             workers.remove(name);
+            self.refresh_names(&workers);
         } else {
             for rank in streams.iter().flat_map(|stream| stream.ranks()) {
-                keyspace.index.clear(name, Some(rank), None);
+                keyspace.change(|index| index.clear(name, Some(rank), None));
             }
         }
         keyspace.remove(name, &ranks);
@@ -229,4 +420,20 @@ fn same_keyspace(keyspace: &Keyspace, registration: &Registration) -> Result<(),
         registration.worker
     );
     Err(Error::conflict(code, message))
+}
+
+/// Names in a message: in order, not too many, none too long, and if `quoted`, in quotes.
+fn told(mut names: Vec<String>, quoted: bool) -> String {
+    names.sort_unstable();
+    names.dedup();
+    let short = |name: &String| {
+        let short: String = name.chars().take(if quoted { TOLD_CHARS } else { 3 * TOLD_CHARS }).collect();
+        let more = if short.len() < name.len() { "…" } else { "" };
+        if quoted { format!("{:?}", short + more) } else { short + more }
+    };
+    let mut text = names.iter().take(TOLD).map(short).collect::<Vec<_>>().join(", ");
+    if names.len() > TOLD {
+        text.push_str(&format!(" and {} more", names.len() - TOLD));
+    }
+    text
 }

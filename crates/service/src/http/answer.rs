@@ -1,6 +1,6 @@
 //! Answers on their way out: whole, or in pieces as they are made.
 
-use std::convert::Infallible;
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -14,19 +14,44 @@ use tokio::sync::mpsc;
 pub(crate) enum Answer {
     /// All there is.
     Whole(Bytes),
-    /// Pieces, until the sender goes.
-    Pieces(mpsc::Receiver<Bytes>),
+    /// Pieces, until the one that says that it was the last. If the sender goes without, the connection is cut off: who
+    /// reads must not take what there is for all.
+    Pieces(mpsc::Receiver<Piece>),
 }
+
+/// A part of an answer.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    Bytes(Bytes),
+    /// There are no more.
+    End,
+}
+
+/// An answer could not be made to its end.
+#[derive(Debug)]
+pub(crate) struct Unfinished;
+
+impl fmt::Display for Unfinished {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the answer could not be finished")
+    }
+}
+
+impl std::error::Error for Unfinished {}
 
 impl Body for Answer {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Unfinished;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Unfinished>>> {
         match self.get_mut() {
             Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Self::Pieces(pieces) => pieces.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece)))),
+            Self::Pieces(pieces) => pieces.poll_recv(context).map(|piece| match piece {
+                Some(Piece::Bytes(bytes)) => Some(Ok(Frame::data(bytes))),
+                Some(Piece::End) => None,
+                None => Some(Err(Unfinished)),
+            }),
         }
     }
 
@@ -53,7 +78,7 @@ pub(crate) fn typed(status: StatusCode, content_type: &'static str, body: impl I
 }
 
 /// An answer in JSON that is made while it is sent.
-pub(crate) fn json_pieces(pieces: mpsc::Receiver<Bytes>) -> Response<Answer> {
+pub(crate) fn json_pieces(pieces: mpsc::Receiver<Piece>) -> Response<Answer> {
     with_type(StatusCode::OK, "application/json", Answer::Pieces(pieces))
 }
 

@@ -7,7 +7,12 @@ use tokio::sync::Semaphore;
 
 use super::counts::Counts;
 use super::health::Pulses;
+use super::places::Places;
+use super::routes::Door;
+use super::trust::Trust;
+use crate::allow::Allow;
 use crate::config::HttpConfig;
+use crate::error::Error;
 use crate::fleet::Fleet;
 
 /// What every request may need.
@@ -16,14 +21,30 @@ pub(crate) struct App {
     pub(crate) config: HttpConfig,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pulses: Pulses,
+    pub(crate) trust: Arc<Trust>,
+    /// Of the connections that all routes are for.
+    pub(crate) places: Arc<Places>,
+    /// Which endpoints may be registered.
+    pub(crate) allow: Allow,
     /// For the one dump that may run at a time.
     pub(super) dumps: Arc<Semaphore>,
 }
 
 impl App {
-    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig) -> Arc<Self> {
+    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig, allow: &[String]) -> Result<Arc<Self>, Error> {
         let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
-        Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), dumps })
+        let trust = Arc::new(Trust::new(&config)?);
+        let places = Places::new(config.max_connections);
+        let allow = Allow::new(allow, !trust.keys().asked_for_changes())?;
+        Ok(Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), trust, places, allow, dumps }))
+    }
+
+    /// Whether requests must name this machine: nothing else keeps other people's web pages out.
+    pub(crate) fn checks_hosts(&self, door: Door) -> bool {
+        match door {
+            Door::Main => self.config.bind.ip().is_loopback() && !self.trust.keys().asked_for(),
+            Door::Admin => self.config.admin_bind.is_some_and(|at| at.ip().is_loopback()),
+        }
     }
 
     /// How many threads answer.

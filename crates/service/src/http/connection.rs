@@ -22,7 +22,7 @@ use super::answer::Answer;
 /// What a connection is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// No request has begun.
+    /// No request has begun since the last one.
     Idle,
     /// The head of a request is coming.
     Head,
@@ -30,13 +30,19 @@ enum Phase {
     Handling,
     /// The answer goes out.
     Answering,
+    /// Nothing has come yet.
+    Fresh,
 }
+
+const PHASES: [Phase; 5] = [Phase::Idle, Phase::Head, Phase::Handling, Phase::Answering, Phase::Fresh];
 
 /// How long each may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) idle: Duration,
     pub(crate) request: Duration,
+    /// From the connection to the first byte.
+    pub(crate) first_byte: Duration,
 }
 
 /// The phase and since when, in one word: nobody else writes it, but the compiler cannot know.
@@ -48,19 +54,19 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 impl Note {
     fn new() -> Self {
         let note = Self(AtomicU64::new(0));
-        note.set(Phase::Idle);
+        note.set(Phase::Fresh);
         note
     }
 
     fn set(&self, phase: Phase) {
         let since = START.elapsed().as_millis() as u64;
-        self.0.store(since << 2 | phase as u64, Relaxed);
+        self.0.store(since << 3 | phase as u64, Relaxed);
     }
 
     fn get(&self) -> (Phase, Instant) {
         let word = self.0.load(Relaxed);
-        let phase = [Phase::Idle, Phase::Head, Phase::Handling, Phase::Answering][(word & 3) as usize];
-        (phase, *START + Duration::from_millis(word >> 2))
+        let phase = PHASES.get((word & 7) as usize).copied().unwrap_or(Phase::Idle);
+        (phase, *START + Duration::from_millis(word >> 3))
     }
 
     fn deadline(&self, limits: &Limits) -> Instant {
@@ -68,6 +74,7 @@ impl Note {
         since
             + match phase {
                 Phase::Idle => limits.idle,
+                Phase::Fresh => limits.first_byte,
                 Phase::Head | Phase::Answering => limits.request,
                 // The handler keeps the limit of the body itself, as it can say why it gave up.
                 Phase::Handling => limits.request * 2,
@@ -95,7 +102,7 @@ impl<S: Read + Unpin> Read for Noted<S> {
         buffer: ReadBufCursor<'_>,
     ) -> Poll<std::io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if read.is_ready() && self.note.get().0 == Phase::Idle {
+        if read.is_ready() && matches!(self.note.get().0, Phase::Idle | Phase::Fresh) {
             self.note.set(Phase::Head);
         }
         read
@@ -197,11 +204,16 @@ pub(crate) async fn serve<S, F>(
 mod tests {
     use super::*;
 
+    const LIMITS: Limits =
+        Limits { idle: Duration::from_secs(75), request: Duration::from_secs(10), first_byte: Duration::from_secs(5) };
+
     #[test]
     fn each_phase_has_its_limit() {
-        let limits = Limits { idle: Duration::from_secs(75), request: Duration::from_secs(10) };
+        let limits = LIMITS;
         let note = Note::new();
-        for (phase, seconds) in [(Phase::Idle, 75), (Phase::Head, 10), (Phase::Handling, 20), (Phase::Answering, 10)] {
+        for (phase, seconds) in
+            [(Phase::Fresh, 5), (Phase::Idle, 75), (Phase::Head, 10), (Phase::Handling, 20), (Phase::Answering, 10)]
+        {
             note.set(phase);
             let (got, since) = note.get();
             assert_eq!(got, phase);
@@ -211,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_body_has_what_the_head_left_of_the_time() {
-        let limits = Limits { idle: Duration::from_secs(75), request: Duration::from_secs(10) };
+        let limits = LIMITS;
         let note = Note::new();
         note.set(Phase::Head);
         let (_, since) = note.get();

@@ -33,6 +33,8 @@ pub(crate) struct Counts {
     pub(crate) queries: AtomicU64,
     /// Those that matched.
     pub(crate) queries_matched: AtomicU64,
+    /// Requests that met a panic.
+    pub(crate) panics: AtomicU64,
 }
 
 impl Counts {
@@ -42,6 +44,7 @@ impl Counts {
             connections: AtomicI64::new(0),
             queries: AtomicU64::new(0),
             queries_matched: AtomicU64::new(0),
+            panics: AtomicU64::new(0),
         }
     }
 

@@ -2,41 +2,65 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap};
+use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
-use subtle::ConstantTimeEq as _;
 
+use super::access::check_host;
 use super::answer::{Answer, json, json_pieces, typed};
 use super::app::App;
-use super::query::Kind;
+use super::places::Place;
+use super::query::{Body, Kind};
 use super::refusal::Refusal;
-use super::routes::{Route, WELCOME};
+use super::routes::{Door, Route, WELCOME};
+use super::trace::Trace;
 use super::{body, dump, exposition, health, queries, register, workers};
+use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Answers a request, whose body must be here by `until`.
-pub(crate) async fn answer(app: Arc<App>, request: Request<Incoming>, until: Instant) -> Response<Answer> {
+/// Which version this is.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Answers a request, whose body must be here by `until`. `place`: that of its connection, unless that came by the door
+/// for administrators.
+pub(crate) async fn answer(
+    app: Arc<App>,
+    place: Option<Arc<Place>>,
+    request: Request<Incoming>,
+    until: Instant,
+) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let response = dispatch(&app, route, request, until).await.unwrap_or_else(|refusal| refusal.response());
-    app.counts.answered(route, response.status().as_u16(), started.elapsed());
+    let trace = Trace::of(&request, app.config.access_log);
+    let mut response =
+        dispatch(&app, place.as_deref(), route, request, until).await.unwrap_or_else(|refusal| refusal.response());
+    let took = started.elapsed();
+    app.counts.answered(route, response.status().as_u16(), took);
+    trace.answered(route, &mut response, took);
     response
 }
 
 async fn dispatch(
     app: &Arc<App>,
+    place: Option<&Place>,
     route: Route,
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    if !route.is_open() && !is_authorized(app, request.headers()) {
-        return Err(Refusal::unauthorized());
+    let door = if place.is_some() { Door::Main } else { Door::Admin };
+    if app.checks_hosts(door) {
+        check_host(&request, &app.config.hosts)?;
     }
-    if route == Route::Unknown {
+    if let Some(place) = place
+        && app.trust.keys().check(&request, route.access())?
+    {
+        place.is_known();
+    }
+    if route == Route::Unknown || !route.is_at(door) {
         return Err(Refusal::unknown_path());
     }
     let head = request.method() == Method::HEAD && route.method() == Method::GET;
@@ -46,20 +70,26 @@ async fn dispatch(
     if route.method() == Method::POST {
         return post(app, route, request, until).await;
     }
+    let blank = app.config.request_timeout.min(app.config.idle_timeout) / 3;
     match route {
         Route::Workers => {
             let (model, routing_group) = workers_filter(request.uri().query().unwrap_or_default());
-            Ok(json(StatusCode::OK, workers::list(&app.fleet, model.as_deref(), routing_group.as_deref()).to_string()))
+            guarded(app, || {
+                let list = workers::list(&app.fleet, model.as_deref(), routing_group.as_deref());
+                Ok(json(StatusCode::OK, list.to_string()))
+            })
         }
+        Route::Engines => Ok(json(StatusCode::OK, health::engines(&app.fleet).to_string())),
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
-        Route::Dump => Ok(json_pieces(dump::start(&app.fleet, &app.dumps))),
+        Route::Dump => Ok(json_pieces(dump::start(app, blank))),
         Route::Health => Ok(health::health(&app.pulses)),
-        Route::Ready => Ok(health::ready(&app.fleet)),
-        Route::Metrics => {
-            let text = exposition::text(&app.counts, &app.fleet).map_err(|_| Refusal::internal())?;
+        Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
+        Route::Metrics => guarded(app, || {
+            let text = exposition::text(app).map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
-        }
+        }),
+        Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
         Route::OpenApi => Ok(json(StatusCode::OK, OPENAPI)),
         _ => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
     }
@@ -71,42 +101,62 @@ async fn post(
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let is_json = says_json(request.headers());
+    let (head, body) = request.into_parts();
     // Read also if it is refused anyway, so that the client reads why before the connection is closed.
-    let body = body::read(request.into_body(), app.config.max_body, until.into()).await?;
-    // A page in somebody's browser can send other types anywhere without asking; JSON it cannot.
-    if !is_json {
-        return Err(Refusal::wrong_content_type());
-    }
+    let body = body::read(body, app.config.max_body, until.into()).await?;
+    // A page in somebody's browser can send other types anywhere without asking; these two it cannot.
+    let parameters = head.uri.query().unwrap_or_default();
+    let sent = match Content::of(&head.headers) {
+        Some(Content::Json) => Body::Json(&body),
+        Some(Content::Bytes) if matches!(route, Route::Query | Route::QueryByHash) => {
+            Body::Bytes { parameters, blocks: &body }
+        }
+        _ => return Err(Refusal::wrong_content_type()),
+    };
     match route {
-        Route::Register => register::register(app, &body).await,
-        Route::Unregister => register::unregister(app, &body).await,
-        Route::Query => guarded(|| queries::single(app, &body, Kind::Tokens)),
-        Route::QueryByHash => guarded(|| queries::single(app, &body, Kind::Hashes)),
-        _ => guarded(|| queries::batch(app, &body)),
+        Route::Register => counted(app, register::register(app, &body).await),
+        Route::Unregister => counted(app, register::unregister(app, &body).await),
+        Route::Query => guarded(app, || queries::single(app, sent, Kind::Tokens)),
+        Route::QueryByHash => guarded(app, || queries::single(app, sent, Kind::Hashes)),
+        _ => guarded(app, || queries::batch(app, &body)),
     }
 }
 
 /// A panic is a bug, and costs the request that met it.
-fn guarded(work: impl FnOnce() -> Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
-        tracing::error!("a query caused a panic");
+fn guarded(app: &App, work: impl FnOnce() -> Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        app.counts.panics.fetch_add(1, Relaxed);
+        tracing::error!(panic = panic_text(&*panic), "a request caused a panic");
         Err(Refusal::internal())
     })
 }
 
-fn is_authorized(app: &App, headers: &HeaderMap) -> bool {
-    let Some(key) = &app.config.key else { return true };
-    let Some(shown) = headers.get(AUTHORIZATION) else { return false };
-    let Some((scheme, shown)) = shown.as_bytes().split_at_checked(7) else { return false };
-    scheme.eq_ignore_ascii_case(b"bearer ") && shown.trim_ascii().ct_eq(key.as_bytes()).into()
+/// A change that met a panic, which the fleet has caught and logged.
+fn counted(app: &App, done: Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
+    if done.as_ref().is_err_and(|refusal| refusal.status == StatusCode::INTERNAL_SERVER_ERROR) {
+        app.counts.panics.fetch_add(1, Relaxed);
+    }
+    done
 }
 
-fn says_json(headers: &HeaderMap) -> bool {
-    let Some(Ok(kind)) = headers.get(CONTENT_TYPE).map(|kind| kind.to_str()) else { return false };
-    let kind = kind.split(';').next().unwrap_or_default().trim();
-    let is_suffixed = |kind: &str| kind.len() > 5 && kind[kind.len() - 5..].eq_ignore_ascii_case("+json");
-    kind.eq_ignore_ascii_case("application/json") || (kind.starts_with("application/") && is_suffixed(kind))
+/// What a body is, as its header says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Json,
+    /// The numbers of a query, as bytes.
+    Bytes,
+}
+
+impl Content {
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        let is_suffixed = |kind: &str| kind.len() > 5 && kind[kind.len() - 5..].eq_ignore_ascii_case("+json");
+        if kind.eq_ignore_ascii_case("application/json") || (kind.starts_with("application/") && is_suffixed(kind)) {
+            return Some(Self::Json);
+        }
+        kind.eq_ignore_ascii_case("application/octet-stream").then_some(Self::Bytes)
+    }
 }
 
 fn workers_filter(query: &str) -> (Option<String>, Option<String>) {
@@ -127,7 +177,12 @@ mod tests {
 
     #[test]
     fn a_panic_costs_one_answer() {
-        let refusal = guarded(|| panic!("a bug")).err().expect("refused");
+        let runtime = tokio::runtime::Runtime::new().expect("threads");
+        let config = crate::config::Config::from_json("{}").expect("a configuration");
+        let fleet = crate::fleet::Fleet::new(config.streams, &[], runtime.handle().clone());
+        let app = App::new(fleet, config.http, &[]).expect("no files");
+        let refusal = guarded(&app, || panic!("a bug")).err().expect("refused");
+        assert_eq!(app.counts.panics.load(Relaxed), 1);
         assert_eq!((refusal.status, refusal.code), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));
     }
 
@@ -138,16 +193,27 @@ mod tests {
     }
 
     #[test]
-    fn content_types_that_are_json() {
-        let says =
-            |kind: &'static str| says_json(&HeaderMap::from_iter([(CONTENT_TYPE, kind.parse().expect("a header"))]));
+    fn content_types() {
+        let of =
+            |kind: &'static str| Content::of(&HeaderMap::from_iter([(CONTENT_TYPE, kind.parse().expect("a header"))]));
         for json in ["application/json", "Application/JSON; charset=utf-8", "application/problem+json"] {
-            assert!(says(json), "{json}");
+            assert_eq!(of(json), Some(Content::Json), "{json}");
         }
-        for other in ["", "text/plain", "application/x-www-form-urlencoded", "text/json", "application/jsonp", "+json"]
-        {
-            assert!(!says(other), "{other}");
+        for bytes in ["application/octet-stream", "Application/Octet-Stream ; type=u32"] {
+            assert_eq!(of(bytes), Some(Content::Bytes), "{bytes}");
         }
-        assert!(!says_json(&HeaderMap::new()));
+        for other in [
+            "",
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data",
+            "text/json",
+            "application/jsonp",
+            "application/octet-streams",
+            "+json",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+        assert_eq!(Content::of(&HeaderMap::new()), None);
     }
 }

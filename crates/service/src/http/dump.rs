@@ -1,13 +1,21 @@
 //! `/dump`: everything held, in the dialect's events, sent while it is written.
+//!
+//! It is read in slices, between which streams are followed: each rank of a worker as it was at one moment, different
+//! ranks at different moments. If it cannot be finished, the connection is cut off before the body's end.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use bytes::Bytes;
-use kvatlas_index::{BlockHash, Event, Tier};
-use tokio::sync::{Semaphore, mpsc};
+use kvatlas_index::{BlockHash, BlockIndex, Event, Tier};
+use tokio::sync::mpsc;
 
+use super::answer::Piece;
+use super::app::App;
 use super::writer::Writer;
-use crate::fleet::Fleet;
+use crate::log::panic_text;
 use crate::state::Keyspace;
 
 /// Bytes that are written before they are sent.
@@ -16,32 +24,59 @@ const PIECE: usize = 64 << 10;
 /// Pieces that wait for the client to read.
 const WAITING: usize = 4;
 
+/// Time for those who wait between two slices: a lock that is taken again at once is hard to get for others.
+const PAUSE: Duration = Duration::from_micros(100);
+
 /// The client has left.
 struct Gone;
 
 /// Writes on a thread that may wait, as the client may read slowly and an index may be large. One after the other: each
-/// copies an index before it is sent.
-pub(crate) fn start(fleet: &Arc<Fleet>, turns: &Arc<Semaphore>) -> mpsc::Receiver<Bytes> {
+/// copies what a rank holds before it is sent. Whoever waits gets white space every `blank`, or would be cut off as idle.
+pub(crate) fn start(app: &Arc<App>, blank: Duration) -> mpsc::Receiver<Piece> {
     let (sender, pieces) = mpsc::channel(WAITING);
-    let (fleet, turns) = (fleet.clone(), turns.clone());
+    let app = app.clone();
     tokio::spawn(async move {
-        let turn = tokio::select! {
-            turn = turns.acquire_owned() => turn,
-            () = sender.closed() => return,
+        let mut turn = pin!(app.dumps.clone().acquire_owned());
+        let turn = loop {
+            tokio::select! {
+                turn = &mut turn => break turn,
+                () = sender.closed() => return,
+                () = tokio::time::sleep(blank) => wait(&sender),
+            }
         };
-        tokio::task::spawn_blocking(move || {
-            let mut out = Pieces { writer: Writer::with_capacity(PIECE + 4096), sender };
+        let (pieces, fleet) = (sender.clone(), app.fleet.clone());
+        let mut writing = tokio::task::spawn_blocking(move || {
+            let mut out = Pieces { writer: Writer::with_capacity(PIECE + 4096), sender: pieces };
             // A client that has left wants no more.
             let _ = write(&mut out, &fleet.keyspaces());
             drop(turn);
         });
+        loop {
+            tokio::select! {
+                written = &mut writing => {
+                    if let Err(error) = written {
+                        app.counts.panics.fetch_add(1, Relaxed);
+                        let panic = error.try_into_panic();
+                        let panic = panic.as_ref().map_or("its thread ended", |panic| panic_text(&**panic));
+                        tracing::error!(panic, "a dump caused a panic and is cut off");
+                    }
+                    return;
+                }
+                () = tokio::time::sleep(blank) => wait(&sender),
+            }
+        }
     });
     pieces
 }
 
+/// White space, which means nothing between any two pieces. If many pieces wait, nobody reads.
+fn wait(sender: &mpsc::Sender<Piece>) {
+    let _ = sender.try_send(Piece::Bytes(Bytes::from_static(b"\n")));
+}
+
 struct Pieces {
     writer: Writer,
-    sender: mpsc::Sender<Bytes>,
+    sender: mpsc::Sender<Piece>,
 }
 
 impl Pieces {
@@ -50,7 +85,12 @@ impl Pieces {
             return Ok(());
         }
         let piece = std::mem::replace(&mut self.writer, Writer::with_capacity(PIECE + 4096)).done();
-        self.sender.blocking_send(piece.into()).map_err(|_| Gone)
+        self.sender.blocking_send(Piece::Bytes(piece.into())).map_err(|_| Gone)
+    }
+
+    fn end(&mut self) -> Result<(), Gone> {
+        self.send(0)?;
+        self.sender.blocking_send(Piece::End).map_err(|_| Gone)
     }
 }
 
@@ -66,19 +106,25 @@ fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), Gone> {
         writer.number(keyspace.block_size);
         writer.raw(",\"events\":[");
         let mut written = 0u64;
-        for event in keyspace.index.dump() {
-            let Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } = event else { continue };
-            if written > 0 {
-                out.writer.raw(",");
+        let index = keyspace.index().clone();
+        for events in index.dump_in_slices(BlockIndex::SLICE) {
+            for event in events {
+                let Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } = event else { continue };
+                if written > 0 {
+                    out.writer.raw(",");
+                }
+                let blocks = block_hashes.iter().copied().zip(content_hashes);
+                store(out, &worker, rank, tier, written, parent, blocks)?;
+                written += 1;
             }
-            let blocks = block_hashes.iter().copied().zip(content_hashes);
-            store(out, &worker, rank, tier, written, parent, blocks)?;
-            written += 1;
+            #[cfg(test)]
+            assert!(!keyspace.fail.swap(false, Relaxed), "as the test wants it");
+            std::thread::sleep(PAUSE);
         }
         out.writer.raw("]}");
     }
     out.writer.raw("]}");
-    out.send(0)
+    out.end()
 }
 
 fn store(

@@ -7,30 +7,37 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_index::Stats;
 use kvatlas_wire::Reason;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::counts::{CLASSES, Counts, SECONDS};
+use super::app::App;
+use super::counts::{CLASSES, SECONDS};
+use super::dispatch::VERSION;
+use super::process::Process;
 use super::routes::Route;
-use crate::fleet::Fleet;
+use crate::fleet::EngineState;
+use crate::limits::{LAG_SECONDS, Limit};
 use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
-pub(crate) fn text(counts: &Arc<Counts>, fleet: &Arc<Fleet>) -> Result<String, std::fmt::Error> {
+pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas");
-    registry.register_collector(Box::new(Scrape { counts: counts.clone(), fleet: fleet.clone() }));
+    registry.register_collector(Box::new(Scrape { app: app.clone() }));
+    let mut system = Registry::default();
+    system.register_collector(Box::new(Process));
     let mut out = String::with_capacity(16 << 10);
-    encode(&mut out, &registry)?;
+    encode_registry(&mut out, &registry)?;
+    encode_registry(&mut out, &system)?;
+    encode_eof(&mut out)?;
     Ok(out)
 }
 
 struct Scrape {
-    counts: Arc<Counts>,
-    fleet: Arc<Fleet>,
+    app: Arc<App>,
 }
 
 impl std::fmt::Debug for Scrape {
@@ -53,7 +60,7 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.counts.requests);
+        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.app.counts.requests);
         let mut family = describe(encoder, "http_requests", "HTTP requests answered", MetricType::Counter)?;
         for (route, requests) in routes() {
             for (class, count) in CLASSES.iter().zip(&requests.by_class) {
@@ -70,25 +77,59 @@ impl Scrape {
             let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
             family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
-        let open = self.counts.connections.load(Relaxed);
-        gauge(encoder, "http_connections", "Open HTTP connections", open)
+        let help = "HTTP requests that met an internal error: a bug, of which the log has more";
+        counter(encoder, "http_panics", help, self.app.counts.panics.load(Relaxed))?;
+        let open = self.app.counts.connections.load(Relaxed);
+        gauge(encoder, "http_connections", "Open HTTP connections", open)?;
+        let help = "HTTP connections without a key that were closed to make room for others";
+        counter(encoder, "http_connections_evicted", help, self.app.places.evicted.load(Relaxed))
     }
 
     fn queries(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let help = "Prompts looked up, each prompt of a batch counted";
-        counter(encoder, "queries", help, self.counts.queries.load(Relaxed))?;
+        counter(encoder, "queries", help, self.app.counts.queries.load(Relaxed))?;
         let help = "Prompts of which at least one eligible worker held at least one block";
-        counter(encoder, "queries_matched", help, self.counts.queries_matched.load(Relaxed))
+        counter(encoder, "queries_matched", help, self.app.counts.queries_matched.load(Relaxed))
     }
 
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        gauge(encoder, "ready", "1 if answers are complete, else 0", i64::from(self.fleet.waiting().is_over()))?;
-        gauge(encoder, "workers", "Registered workers", self.fleet.workers().len() as i64)
+        let mut family = describe(encoder, "build_info", "Always 1; the version is a label", MetricType::Gauge)?;
+        gauge_of(&mut family, &[("version", VERSION)], 1)?;
+        let fleet = &self.app.fleet;
+        gauge(encoder, "ready", "1 from when answers are first complete until shutdown", i64::from(fleet.is_ready()))?;
+        let unsettled = fleet.waiting().streams.len() as i64;
+        let help = "Streams whose first replay has neither finished nor been given up";
+        gauge(encoder, "streams_unsettled", help, unsettled)?;
+        gauge(encoder, "workers", "Registered workers", fleet.workers().len() as i64)?;
+        let engines = fleet.engines();
+        let help = "Engines and configured streams that are to be followed, by state";
+        let mut family = describe(encoder, "engines", help, MetricType::Gauge)?;
+        for state in EngineState::ALL {
+            let count = engines.iter().filter(|engine| engine.state == state).count();
+            gauge_of(&mut family, &[("state", state.name())], count as i64)?;
+        }
+        let shared = fleet.shared();
+        gauge(encoder, "buffered_bytes", "Bytes waiting in the buffers of all streams", shared.buffered() as i64)?;
+        let help = "Times that something was refused or forgotten because a limit was reached, by limit";
+        let mut family = describe(encoder, "limits_reached", help, MetricType::Counter)?;
+        for limit in Limit::ALL {
+            count_of(&mut family, &[("limit", limit.name())], shared.reached(limit))?;
+        }
+        let publishers = fleet.publishers();
+        let help = "Engines that have connected to an address of streams.bind";
+        gauge(encoder, "publishers", help, publishers.connections() as i64)?;
+        let help = "Connections of engines that were refused, by reason";
+        let mut family = describe(encoder, "publishers_refused", help, MetricType::Counter)?;
+        for (reason, count) in publishers.refused() {
+            count_of(&mut family, &[("reason", reason)], count)?;
+        }
+        let help = "Batches of connected engines with a topic that nobody has registered";
+        counter(encoder, "unknown_topic_batches", help, publishers.unknown_topics())
     }
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let all: Vec<_> =
-            self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index.stats(), keyspace)).collect();
+            self.app.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index().stats(), keyspace)).collect();
         type Read = fn(&Stats) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
             ("index_blocks", "Blocks held, on all tiers, summed over ranks", |stats| stats.blocks),
@@ -106,11 +147,18 @@ impl Scrape {
                 gauge_of(&mut family, &labels, read(stats) as i64)?;
             }
         }
+        let help = "Times that an index was built anew from its streams after an internal error";
+        let mut family = describe(encoder, "index_rebuilds", help, MetricType::Counter)?;
+        for (_, keyspace) in &all {
+            let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
+            count_of(&mut family, &labels, keyspace.rebuilds())?;
+        }
         Ok(())
     }
 
     fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let streams: Vec<(String, Arc<Stream>)> = self
+            .app
             .fleet
             .workers()
             .into_iter()
@@ -127,13 +175,28 @@ impl Scrape {
         let help = "Streams that may have missed blocks because batches could not be replayed";
         gauge(encoder, "streams_partial", help, partial as i64)?;
 
+        let no_salts = streams.iter().filter(|(_, stream)| stream.status.no_salts.load(Relaxed)).count();
+        let help = "Streams of engines that do not tell which blocks have a cache salt";
+        gauge(encoder, "streams_no_salts", help, no_salts as i64)?;
+
+        let help = "Seconds from the engine's timestamp in a live batch until the batch was visible to queries";
+        let mut family = describe(encoder, "event_lag_seconds", help, MetricType::Histogram)?;
+        let (counts, sum) = self.app.fleet.shared().lags();
+        let bounds = LAG_SECONDS.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+        family.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)?;
+
+        let help = "Seconds that the stream is behind: the lag of its last live batch, or the silence of an engine that should have answered";
+        let mut family = describe(encoder, "stream_lag_seconds", help, MetricType::Gauge)?;
+        for (rank, stream) in &streams {
+            if let Some(lag) = self.app.fleet.lag(stream) {
+                let labels = [("worker", &*stream.worker), ("rank", rank)];
+                family.encode_family(&labels)?.encode_gauge(&lag.as_secs_f64())?;
+            }
+        }
+
         type Read = fn(&Stream) -> Option<f64>;
-        let gauges: [(&str, &str, Read); 5] = [
-            (
-                "stream_lag_seconds",
-                "Seconds from the engine's timestamp in the last live batch until the batch was visible to queries",
-                |stream| stream.status.lag().map(|lag| lag.as_secs_f64()),
-            ),
+        let gauges: [(&str, &str, Read); 4] = [
             ("stream_lag_max_seconds", "Longest lag so far, in seconds", |stream| {
                 Some(stream.status.lag_max().as_secs_f64())
             }),

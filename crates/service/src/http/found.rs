@@ -2,10 +2,9 @@
 //! trusted, in the order in which it is told.
 
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
-use std::sync::Arc;
 
+use hashbrown::{HashMap, HashSet};
 use kvatlas_index::{Match, View};
 
 use crate::state::Untrusted;
@@ -30,12 +29,14 @@ impl Depths {
     }
 }
 
-/// A rank that matches.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Row {
-    pub(crate) worker: Arc<str>,
+/// A rank that matches. Its name is the match's: a count of who shares it would be written by all threads at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Row<'m> {
+    pub(crate) worker: &'m str,
     pub(crate) rank: u32,
     pub(crate) depths: Depths,
+    /// Those of the device's blocks that the engine can reuse; None if nobody has said how long the prompt is.
+    pub(crate) usable: Option<u32>,
 }
 
 /// A worker that matches, with the depths of its best ranks.
@@ -44,6 +45,8 @@ pub(crate) struct WorkerRow {
     /// Among the rows.
     pub(crate) ranks: Range<usize>,
     pub(crate) depths: Depths,
+    /// Those of the device's blocks that the best rank can reuse.
+    pub(crate) usable: Option<u32>,
 }
 
 /// Who counts.
@@ -58,13 +61,13 @@ impl Filter<'_> {
         self.among.as_ref().is_none_or(|workers| workers.contains(worker))
     }
 
-    fn counts(&self, row: &Row) -> bool {
-        self.allows(&row.worker) && self.without.is_none_or(|streams| !streams.contains(&row.worker, row.rank))
+    pub(crate) fn counts(&self, row: &Row<'_>) -> bool {
+        self.allows(row.worker) && self.without.is_none_or(|streams| !streams.contains(row.worker, row.rank))
     }
 }
 
 /// The ranks that match and count, by worker and rank.
-pub(crate) fn rows(found: &Match<'_>, filter: &Filter<'_>) -> Vec<Row> {
+pub(crate) fn rows<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     let mut rows = all(found);
     if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) {
         rows.retain(|row| filter.counts(row));
@@ -73,19 +76,19 @@ pub(crate) fn rows(found: &Match<'_>, filter: &Filter<'_>) -> Vec<Row> {
 }
 
 /// The ranks that match anywhere.
-fn all(found: &Match<'_>) -> Vec<Row> {
+fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     if found.is_plain() {
         let mut rows = Vec::new();
         found.for_each(View::Device, |worker, rank, depth| {
             let depths = Depths { gpu: depth, cpu: depth, disk: depth, any: depth };
-            rows.push(Row { worker: worker.clone(), rank, depths });
+            rows.push(Row { worker, rank, depths, usable: None });
         });
         return rows;
     }
-    let mut ranks: HashMap<(Arc<str>, u32), Depths> = HashMap::new();
+    let mut ranks: HashMap<(&str, u32), Depths> = HashMap::new();
     for view in View::ALL {
         found.for_each(view, |worker, rank, depth| {
-            let depths = ranks.entry((worker.clone(), rank)).or_default();
+            let depths = ranks.entry((&**worker, rank)).or_default();
             match view {
                 View::Device => depths.gpu = depth,
                 View::Host => depths.cpu = depth,
@@ -95,28 +98,30 @@ fn all(found: &Match<'_>) -> Vec<Row> {
         });
     }
     // What a view reaches, wider ones do too, even if a name means another block there.
-    let row = |((worker, rank), depths): ((Arc<str>, u32), Depths)| {
+    let row = |((worker, rank), depths): ((&'m str, u32), Depths)| {
         let cpu = depths.cpu.max(depths.gpu);
         let disk = depths.disk.max(cpu);
-        Row { worker, rank, depths: Depths { cpu, disk, any: depths.any.max(disk), ..depths } }
+        let depths = Depths { cpu, disk, any: depths.any.max(disk), ..depths };
+        Row { worker, rank, depths, usable: None }
     };
-    let mut rows: Vec<Row> = ranks.into_iter().map(row).collect();
-    rows.sort_unstable_by(|a, b| a.worker.cmp(&b.worker).then(a.rank.cmp(&b.rank)));
+    let mut rows: Vec<_> = ranks.into_iter().map(row).collect();
+    rows.sort_unstable_by(|a, b| a.worker.cmp(b.worker).then(a.rank.cmp(&b.rank)));
     rows
 }
 
 /// The workers of `rows`, whose order may change: who holds most on its device first, then who holds most anywhere;
 /// at most `top_k`.
-pub(crate) fn by_worker(rows: &mut [Row], top_k: Option<usize>) -> Vec<WorkerRow> {
+pub(crate) fn by_worker(rows: &mut [Row<'_>], top_k: Option<usize>) -> Vec<WorkerRow> {
     // Most fleets have one rank a worker: then there is nothing to bring together.
     if !rows.is_sorted_by(|a, b| a.rank == b.rank) {
-        rows.sort_unstable_by(|a, b| a.worker.cmp(&b.worker).then(a.rank.cmp(&b.rank)));
+        rows.sort_unstable_by(|a, b| a.worker.cmp(b.worker).then(a.rank.cmp(&b.rank)));
     }
     let mut workers = Vec::with_capacity(rows.len());
     let mut start = 0;
     for ranks in rows.chunk_by(|a, b| a.rank != b.rank && a.worker == b.worker) {
         let depths = ranks.iter().fold(Depths::default(), |most, row| most.most(row.depths));
-        workers.push(WorkerRow { ranks: start..start + ranks.len(), depths });
+        let usable = ranks.iter().filter_map(|row| row.usable).max();
+        workers.push(WorkerRow { ranks: start..start + ranks.len(), depths, usable });
         start += ranks.len();
     }
     workers.sort_by_key(|worker| Reverse(worker.depths));
@@ -141,7 +146,8 @@ mod tests {
 
     fn seen(index: &BlockIndex, filter: &Filter<'_>, top_k: Option<usize>) -> Vec<(String, Vec<u32>, Depths)> {
         let query: Vec<u64> = (1..20).collect();
-        let mut rows = rows(&index.find(&query), filter);
+        let found = index.find(&query);
+        let mut rows = rows(&found, filter);
         let workers = by_worker(&mut rows, top_k);
         let one = |worker: WorkerRow| {
             let ranks = &rows[worker.ranks];

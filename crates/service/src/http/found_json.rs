@@ -1,39 +1,71 @@
 //! Answers to queries as JSON, written by hand: a general serialiser would take longer than the lookup.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use super::found::{Row, WorkerRow};
 use super::writer::Writer;
-use crate::state::{Keyspace, Stream, Untrusted};
+use crate::state::{Stream, Untrusted};
 
-/// `,"untrusted":[…]`, if there are any.
-pub(crate) fn untrusted(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
-    let mut streams = streams.streams.iter().filter(|stream| allows(&stream.worker)).peekable();
+/// `,"lora_name":"…"`, if the model's name is that of an adapter.
+pub(crate) fn adapter(out: &mut Writer, name: Option<&str>) {
+    if let Some(name) = name {
+        out.raw(",\"lora_name\":");
+        out.string(name);
+    }
+}
+
+/// `,"untrusted":[…]`, `,"partial":[…]` and `,"no_salts":[…]`, each if there are any.
+pub(crate) fn doubts(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
+    let state = |out: &mut Writer, stream: &Stream| {
+        out.raw(",\"state\":\"");
+        out.raw(stream.status.state().name());
+        out.raw("\"");
+    };
+    ranks_of(out, ",\"untrusted\":[", streams.streams(), &allows, state);
+    ranks_of(out, ",\"partial\":[", streams.partial(), &allows, |_, _| {});
+    ranks_of(out, ",\"no_salts\":[", streams.no_salts(), &allows, |_, _| {});
+}
+
+/// A list of the streams' ranks, if there are any. `more`: what else is said of each.
+fn ranks_of<'a>(
+    out: &mut Writer,
+    member: &str,
+    streams: impl Iterator<Item = &'a Arc<Stream>>,
+    allows: impl Fn(&str) -> bool,
+    more: impl Fn(&mut Writer, &Stream),
+) {
+    let mut streams = streams.filter(|stream| allows(&stream.worker)).peekable();
     if streams.peek().is_none() {
         return;
     }
     let ranks = streams.flat_map(|stream| stream.ranks().into_iter().map(move |rank| (stream, rank)));
-    out.raw(",\"untrusted\":[");
+    out.raw(member);
     out.list(ranks, |out, (stream, rank)| {
         out.raw("{\"instance_id\":");
         out.id(&stream.worker);
         out.raw(",\"dp_rank\":");
         out.number(rank);
-        out.raw(",\"state\":\"");
-        out.raw(stream.status.state().name());
-        out.raw("\"}");
+        more(out, stream);
+        out.raw("}");
     });
     out.raw("]");
 }
 
-/// The members of an answer that the dialect has.
-pub(crate) fn answer(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], block_size: u64, ages: Option<&Keyspace>) {
+/// The members of an answer that the dialect has, and `usable` if that is known.
+pub(crate) fn answer(
+    out: &mut Writer,
+    rows: &[Row<'_>],
+    workers: &[WorkerRow],
+    block_size: u64,
+    ages: Option<&Untrusted>,
+) {
     out.raw("{\"scores\":{");
     let on_device = workers.iter().filter(|worker| worker.depths.gpu > 0);
     out.list(on_device, |out, worker| {
         let ranks = &rows[worker.ranks.clone()];
-        out.string(&ranks[0].worker);
+        out.string(ranks[0].worker);
         out.raw(":{");
         device_ranks(out, ranks, block_size);
         out.raw("}");
@@ -41,7 +73,7 @@ pub(crate) fn answer(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], bloc
     out.raw("},\"frequencies\":[],\"instances\":{");
     out.list(workers, |out, worker| {
         let ranks = &rows[worker.ranks.clone()];
-        out.string(&ranks[0].worker);
+        out.string(ranks[0].worker);
         out.raw(":{\"longest_matched\":");
         out.number(u64::from(worker.depths.any) * block_size);
         out.raw(",\"gpu\":");
@@ -52,8 +84,12 @@ pub(crate) fn answer(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], bloc
         out.number(u64::from(worker.depths.cpu) * block_size);
         out.raw(",\"disk\":");
         out.number(u64::from(worker.depths.disk) * block_size);
-        if let Some(keyspace) = ages {
-            age(out, ranks, keyspace);
+        if let Some(usable) = worker.usable {
+            out.raw(",\"usable\":");
+            out.number(u64::from(usable) * block_size);
+        }
+        if let Some(streams) = ages {
+            age(out, ranks, streams);
         }
         out.raw("}");
     });
@@ -61,7 +97,7 @@ pub(crate) fn answer(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], bloc
     out.number(block_size);
 }
 
-fn device_ranks(out: &mut Writer, ranks: &[Row], block_size: u64) {
+fn device_ranks(out: &mut Writer, ranks: &[Row<'_>], block_size: u64) {
     out.list(ranks.iter().filter(|row| row.depths.gpu > 0), |out, row| {
         out.key(row.rank);
         out.number(u64::from(row.depths.gpu) * block_size);
@@ -69,10 +105,10 @@ fn device_ranks(out: &mut Writer, ranks: &[Row], block_size: u64) {
 }
 
 /// How far the worker's matching ranks are behind their engine, at most, and the state of the stream that is.
-fn age(out: &mut Writer, ranks: &[Row], keyspace: &Keyspace) {
-    let streams: Vec<Arc<Stream>> = ranks.iter().filter_map(|row| keyspace.stream(&row.worker, row.rank)).collect();
+fn age(out: &mut Writer, ranks: &[Row<'_>], streams: &Untrusted) {
+    let streams = ranks.iter().filter_map(|row| streams.stream_of(row.worker, row.rank));
     // One whose lag nobody knows is worse than any that is known.
-    let worst = streams.iter().max_by_key(|stream| stream.status.lag().map_or(u128::MAX, |lag| lag.as_micros()));
+    let worst = streams.max_by_key(|stream| stream.status.lag().map_or(u128::MAX, |lag| lag.as_micros()));
     out.raw(",\"lag_ms\":");
     match worst.and_then(|stream| stream.status.lag()) {
         Some(lag) => out.raw(&format!("{:.3}", lag.as_secs_f64() * 1e3)),
@@ -86,14 +122,14 @@ fn age(out: &mut Writer, ranks: &[Row], keyspace: &Keyspace) {
 }
 
 /// `,"levels":[…]`: the workers by the depth that their devices reach.
-pub(crate) fn levels(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], block_size: u64) {
+pub(crate) fn levels(out: &mut Writer, rows: &[Row<'_>], workers: &[WorkerRow], block_size: u64) {
     out.raw(",\"levels\":[");
     let on_device = workers.iter().position(|worker| worker.depths.gpu == 0).unwrap_or(workers.len());
     out.list(workers[..on_device].chunk_by(|a, b| a.depths.gpu == b.depths.gpu), |out, level| {
         out.raw("{\"tokens\":");
         out.number(u64::from(level[0].depths.gpu) * block_size);
         out.raw(",\"workers\":[");
-        out.list(level, |out, worker| out.id(&rows[worker.ranks.start].worker));
+        out.list(level, |out, worker| out.id(rows[worker.ranks.start].worker));
         out.raw("]}");
     });
     out.raw("]");
@@ -102,18 +138,21 @@ pub(crate) fn levels(out: &mut Writer, rows: &[Row], workers: &[WorkerRow], bloc
 /// The answers to a batch: ranks are numbered in the order in which they first match.
 #[derive(Default)]
 pub(crate) struct Ranks {
-    numbers: HashMap<(Arc<str>, u32), u32>,
-    list: Vec<(Arc<str>, u32)>,
+    /// The numbers of a worker's ranks.
+    numbers: HashMap<String, Vec<(u32, u32)>>,
+    list: Vec<(String, u32)>,
 }
 
 impl Ranks {
-    fn number(&mut self, row: &Row) -> u32 {
+    fn number(&mut self, row: &Row<'_>) -> u32 {
+        let ranks = self.numbers.entry_ref(row.worker).or_default();
+        if let Some((_, number)) = ranks.iter().find(|(rank, _)| *rank == row.rank) {
+            return *number;
+        }
         let next = self.list.len() as u32;
-        let key = (row.worker.clone(), row.rank);
-        *self.numbers.entry(key).or_insert_with_key(|key| {
-            self.list.push(key.clone());
-            next
-        })
+        ranks.push((row.rank, next));
+        self.list.push((row.worker.to_owned(), row.rank));
+        next
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -121,11 +160,15 @@ impl Ranks {
     }
 
     /// One answer of the batch: rows with the deepest first.
-    pub(crate) fn answer(&mut self, out: &mut Writer, rows: &[Row], block_size: u64) {
+    pub(crate) fn answer(&mut self, out: &mut Writer, rows: &[Row<'_>], block_size: u64) {
         out.raw("{\"ranks\":[");
         out.list(rows, |out, row| out.number(self.number(row)));
         out.raw("],\"tokens\":[");
         out.list(rows, |out, row| out.number(u64::from(row.depths.gpu) * block_size));
+        if rows.iter().any(|row| row.usable.is_some_and(|usable| usable != row.depths.gpu)) {
+            out.raw("],\"usable\":[");
+            out.list(rows, |out, row| out.number(u64::from(row.usable.unwrap_or(row.depths.gpu)) * block_size));
+        }
         if rows.iter().any(|row| row.depths.any != row.depths.gpu) {
             out.raw("],\"any_tier\":[");
             out.list(rows, |out, row| out.number(u64::from(row.depths.any) * block_size));

@@ -1,4 +1,4 @@
-//! `/health`: whether the threads still run. `/ready`: whether answers are whole.
+//! `/health`: whether the threads still run. `/ready`: whether answers are whole. `/engines`: who is to be in them.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,7 +9,7 @@ use serde_json::{Value, json as value};
 
 use super::answer::{Answer, json};
 use super::writer::id_value;
-use crate::fleet::Fleet;
+use crate::fleet::{EngineView, Fleet, Waiting};
 
 /// How often each runtime says that it lives.
 const BEAT: Duration = Duration::from_secs(1);
@@ -70,26 +70,51 @@ pub(crate) fn health(pulses: &Pulses) -> Response<Answer> {
     json(StatusCode::SERVICE_UNAVAILABLE, value!({ "status": "stuck", "threads": stuck }).to_string())
 }
 
-/// Ready or not.
-pub(crate) fn ready(fleet: &Fleet) -> Response<Answer> {
-    match waiting(fleet) {
-        None => json(StatusCode::OK, &b"{\"ready\":true}"[..]),
-        Some(waiting) => {
-            let body = value!({ "ready": false, "waiting": waiting });
-            json(StatusCode::SERVICE_UNAVAILABLE, body.to_string())
-        }
+/// Ready or not. With `strict=1` in the query, only if nothing at all is waited for.
+pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
+    let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    let strict = pairs.any(|(key, value)| key == "strict" && value != "0");
+    let is_ready = fleet.is_ready();
+    let waiting = fleet.waiting();
+    let ready = waiting.is_over() || is_ready && !strict;
+    if ready && waiting.is_over() && waiting.engines.is_empty() {
+        return json(StatusCode::OK, &b"{\"ready\":true}"[..]);
     }
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(status, value!({ "ready": ready, "waiting": described(&waiting) }).to_string())
 }
 
-/// What readiness waits for; nothing if ready.
+/// What is not complete; nothing if all is.
 pub(crate) fn waiting(fleet: &Fleet) -> Option<Value> {
     let waiting = fleet.waiting();
-    if waiting.is_over() {
-        return None;
-    }
-    let stream = |(worker, rank, state): &(std::sync::Arc<str>, u32, &'static str)| value!({ "instance_id": id_value(worker), "dp_rank": rank, "state": state });
-    let streams: Vec<_> = waiting.streams.iter().map(stream).collect();
-    Some(value!({ "holds": waiting.holds, "streams": streams, "draining": waiting.draining }))
+    (!waiting.is_over()).then(|| described(&waiting))
+}
+
+fn described(waiting: &Waiting) -> Value {
+    let streams: Vec<_> = waiting
+        .streams
+        .iter()
+        .map(|(worker, rank, state)| value!({ "instance_id": id_value(worker), "dp_rank": rank, "state": state }))
+        .collect();
+    let engines: Vec<_> = waiting.engines.iter().map(engine).collect();
+    value!({ "holds": waiting.holds, "streams": streams, "engines": engines, "draining": waiting.draining })
+}
+
+/// `/engines`: what discovery follows, registered or not.
+pub(crate) fn engines(fleet: &Fleet) -> Value {
+    fleet.engines().iter().map(engine).collect()
+}
+
+fn engine(engine: &EngineView) -> Value {
+    value!({
+        "instance_id": id_value(&engine.worker),
+        "dp_rank": engine.rank,
+        "url": *engine.url,
+        "state": engine.state.name(),
+        "code": engine.code.as_deref(),
+        "reason": engine.reason.as_deref(),
+        "since_ms": engine.since.as_millis() as u64,
+    })
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 //!                                                           ──▶ register, workers, dump, health, exposition (counts)
 //! ```
 
+mod access;
 mod answer;
 mod app;
 mod body;
@@ -21,21 +22,26 @@ mod found;
 mod found_json;
 mod health;
 mod json;
+mod places;
+mod process;
 mod queries;
 mod query;
 mod refusal;
 mod register;
 mod routes;
+mod served;
 mod server;
 mod tls;
+mod trace;
+mod trust;
 mod workers;
 mod writer;
 
 use std::sync::Arc;
 
 pub(crate) use app::App;
-pub(crate) use health::waiting;
-pub(crate) use register::registration;
+pub(crate) use health::{engines, waiting};
+pub(crate) use register::{check_allowed, registration};
 pub(crate) use server::Server;
 pub(crate) use workers::list as workers;
 
@@ -43,6 +49,5 @@ use crate::error::Error;
 
 /// Starts to answer.
 pub(crate) fn start(app: &Arc<App>) -> Result<Server, Error> {
-    let tls = app.config.tls.as_ref().map(tls::acceptor).transpose()?;
-    Server::start(app.clone(), tls)
+    Server::start(app.clone())
 }

@@ -8,40 +8,46 @@ use super::answer::{Answer, json};
 use super::app::App;
 use super::found::{self, Filter, Row};
 use super::found_json::{self, Ranks};
-use super::query::{self, Asked, Kind, Scope, Scratch};
+use super::query::{self, Asked, Body, Kind, Scope, Scratch};
 use super::refusal::Refusal;
+use super::served;
 use super::writer::Writer;
 use crate::config::UntrustedPolicy;
-use crate::state::{Keyspace, Untrusted};
+use crate::fleet::Found;
+use crate::state::Untrusted;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
 /// Answers one query.
-pub(crate) fn single(app: &App, body: &[u8], kind: Kind) -> Result<Response<Answer>> {
+pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
-        let asked = query::single(body, kind, scratch)?;
+        let mut asked = query::single(body, kind, scratch)?;
+        let Found { keyspace, adapter } = find(app, &mut asked)?;
         let scope = &asked.scope;
-        let keyspace = keyspace(app, scope)?;
         let block_size = u64::from(keyspace.block_size);
+        let content = asked.content(0, keyspace.block_size, scratch);
+        let cap = asked.cap(0, keyspace.block_size);
         let mut matched = false;
         let answer = keyspace.steady(|untrusted| {
             let filter = filter(app, scope, untrusted);
-            let mut rows = Vec::new();
-            asked.each(keyspace.block_size, scratch, |content| {
-                rows = found::rows(&keyspace.index.find(content), &filter);
-            });
+            let (index, hybrids) = (keyspace.index(), keyspace.hybrids());
+            let found = index.find(content);
+            // After the index was asked, so that whoever is hybrid in what was found is known to be.
+            let hybrids = hybrids.load();
+            let mut rows = served::rows(&found, &hybrids, content, &filter, cap);
             matched = !rows.is_empty();
 
             let workers = found::by_worker(&mut rows, scope.top_k);
             let mut out = Writer::with_capacity(128 + 128 * workers.len());
-            found_json::answer(&mut out, &rows, &workers, block_size, scope.age.then_some(&*keyspace));
+            found_json::answer(&mut out, &rows, &workers, block_size, scope.age.then_some(untrusted));
             if scope.levels {
                 found_json::levels(&mut out, &rows, &workers, block_size);
             }
             if workers.iter().any(|worker| is_upper_bound(untrusted, &rows[worker.ranks.clone()])) {
                 out.raw(",\"upper_bound\":true");
             }
-            found_json::untrusted(&mut out, untrusted, |worker| filter.allows(worker));
+            found_json::adapter(&mut out, adapter.as_deref());
+            found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
             out.raw("}");
             out.done()
         });
@@ -53,12 +59,13 @@ pub(crate) fn single(app: &App, body: &[u8], kind: Kind) -> Result<Response<Answ
 /// Answers a batch.
 pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
-        let asked = query::batch(body, scratch)?;
-        let keyspace = keyspace(app, &asked.scope)?;
+        let mut asked = query::batch(body, scratch)?;
+        let found = find(app, &mut asked)?;
+        let keyspace = &found.keyspace;
         let mut matched = 0;
         let answer = keyspace.steady(|untrusted| {
             matched = 0;
-            answers(app, &asked, &keyspace, untrusted, scratch, &mut matched)
+            answers(app, &asked, &found, untrusted, scratch, &mut matched)
         });
         app.counts.queried(asked.len() as u64, matched);
         Ok(json(StatusCode::OK, answer))
@@ -69,7 +76,7 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
 fn answers(
     app: &App,
     asked: &Asked<'_>,
-    keyspace: &Keyspace,
+    Found { keyspace, adapter }: &Found,
     untrusted: &Untrusted,
     scratch: &mut Scratch,
     matched: &mut u64,
@@ -80,9 +87,13 @@ fn answers(
     let mut ranks = Ranks::default();
     let mut upper_bound = false;
     let mut answers = Writer::with_capacity(64 + 512 * asked.len());
-    let mut first = true;
+    let mut at = 0;
     asked.each(keyspace.block_size, scratch, |content| {
-        let mut rows = found::rows(&keyspace.index.find(content), &filter);
+        let (index, hybrids) = (keyspace.index(), keyspace.hybrids());
+        let found = index.find(content);
+        // After the index was asked, so that whoever is hybrid in what was found is known to be.
+        let hybrids = hybrids.load();
+        let mut rows = served::rows(&found, &hybrids, content, &filter, asked.cap(at, keyspace.block_size));
         *matched += u64::from(!rows.is_empty());
         if let Some(top_k) = scope.top_k {
             rows = best(rows, top_k);
@@ -90,10 +101,11 @@ fn answers(
             rows.sort_by_key(order);
         }
         upper_bound |= is_upper_bound(untrusted, &rows);
-        if !std::mem::take(&mut first) {
+        if at > 0 {
             answers.raw(",");
         }
         ranks.answer(&mut answers, &rows, block_size);
+        at += 1;
     });
 
     let answers = answers.done();
@@ -108,26 +120,31 @@ fn answers(
     if upper_bound {
         out.raw(",\"upper_bound\":true");
     }
-    found_json::untrusted(&mut out, untrusted, |worker| filter.allows(worker));
+    found_json::adapter(&mut out, adapter.as_deref());
+    found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
     out.raw("}");
     out.done()
 }
 
 /// All ranks of the `top_k` best workers, deepest first.
-fn best(mut rows: Vec<Row>, top_k: usize) -> Vec<Row> {
+fn best(mut rows: Vec<Row<'_>>, top_k: usize) -> Vec<Row<'_>> {
     let workers = found::by_worker(&mut rows, Some(top_k));
     let mut rows: Vec<_> = workers.into_iter().flat_map(|worker| rows[worker.ranks].to_vec()).collect();
     rows.sort_by_key(order);
     rows
 }
 
-fn order(row: &Row) -> impl Ord + use<> {
+fn order(row: &Row<'_>) -> impl Ord + use<> {
     Reverse(row.depths)
 }
 
-fn keyspace(app: &App, scope: &Scope<'_>) -> Result<std::sync::Arc<Keyspace>> {
-    let keyspace = app.fleet.keyspace(&scope.model, scope.routing_group());
-    keyspace.ok_or_else(|| Refusal::unknown_keyspace(&scope.model, scope.routing_group()))
+/// Where to look. If the model's name is an adapter's, the prompts are for that adapter.
+fn find(app: &App, asked: &mut Asked<'_>) -> Result<Found> {
+    let found = app.fleet.find(&asked.scope.model, asked.scope.routing_group())?;
+    if let Some(adapter) = &found.adapter {
+        asked.adapt(adapter)?;
+    }
+    Ok(found)
 }
 
 fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Untrusted) -> Filter<'a> {
@@ -137,6 +154,6 @@ fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Untrusted) -> Filt
     }
 }
 
-fn is_upper_bound(streams: &Untrusted, rows: &[Row]) -> bool {
-    streams.has_upper_bounds() && rows.iter().any(|row| streams.is_upper_bound(&row.worker, row.rank))
+fn is_upper_bound(streams: &Untrusted, rows: &[Row<'_>]) -> bool {
+    streams.has_upper_bounds() && rows.iter().any(|row| streams.is_upper_bound(row.worker, row.rank))
 }

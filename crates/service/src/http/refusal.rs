@@ -43,14 +43,26 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    pub(crate) fn unknown_keyspace(model: &str, group: &str) -> Self {
-        let message = format!("no worker has been registered for model {model:?} in routing group {group:?}");
-        Self::new(StatusCode::NOT_FOUND, "unknown_keyspace", message)
+    /// No key, or a wrong one.
+    pub(crate) fn unauthorized(admin: bool) -> Self {
+        let message = if admin {
+            "send the service's admin key in the header \"Authorization: Bearer KEY\""
+        } else {
+            "send the service's key in the header \"Authorization: Bearer KEY\""
+        };
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
     }
 
-    pub(crate) fn unauthorized() -> Self {
-        let message = "send the service's key in the header \"Authorization: Bearer KEY\"";
-        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+    /// A key that is right for other requests.
+    pub(crate) fn forbidden() -> Self {
+        let message = "this key may only ask; send the service's admin key";
+        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
+    }
+
+    pub(crate) fn wrong_host() -> Self {
+        let message = "the Host header names another machine; a service on loopback without a key answers to localhost \
+                       and loopback addresses only: add the name to http.hosts, or set a key";
+        Self::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
     }
 
     pub(crate) fn unknown_path() -> Self {
@@ -83,7 +95,8 @@ impl Refusal {
     }
 
     pub(crate) fn wrong_content_type() -> Self {
-        let message = "send a JSON body with the header \"Content-Type: application/json\"";
+        let message = "send a JSON body with the header \"Content-Type: application/json\"; /query and /query_by_hash \
+                       also take bytes, with application/octet-stream";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
@@ -125,8 +138,10 @@ impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let status = match &error {
             Error::Invalid { .. } => StatusCode::BAD_REQUEST,
+            Error::Forbidden { .. } => StatusCode::FORBIDDEN,
             Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::Unknown { .. } => StatusCode::NOT_FOUND,
+            Error::Internal => return Self::internal(),
             // A change that was cut off because the service is going down.
             Error::Config { .. } | Error::Start { .. } | Error::Closed => return Self::draining(),
         };

@@ -8,13 +8,12 @@ use serde::de::{Deserializer, Visitor};
 
 use super::answer::{Answer, json};
 use super::app::App;
-use super::query::{DEFAULT_ROUTING_GROUP, check_name};
+use super::query::{DEFAULT_ROUTING_GROUP, MAX_TEXT, check_name};
 use super::refusal::Refusal;
+use crate::allow::Allow;
+use crate::error::Error;
 use crate::fleet::Registering;
-use crate::state::Registration;
-
-/// Bytes of any other name, endpoint or topic at most.
-const MAX_TEXT: usize = 1024;
+use crate::state::{ModelNames, Registration};
 
 /// A worker's name: a number or a string.
 #[derive(Debug)]
@@ -64,7 +63,10 @@ struct Register {
     dp_rank: Option<u32>,
     replay_endpoint: Option<String>,
     topic: Option<String>,
+    count_copies: Option<bool>,
     source: Option<String>,
+    aliases: Option<Vec<String>>,
+    adapters: Option<Vec<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -87,14 +89,25 @@ pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
         ("topic", register.topic.as_ref()),
         ("source", register.source.as_ref()),
     ];
+    let names = |what, names| std::iter::repeat(what).zip(Option::into_iter(names).flatten().map(Some));
+    let aliases = names("a name in aliases", register.aliases.as_ref());
+    let adapters = names("a name in adapters", register.adapters.as_ref());
     // They are kept, and repeated in metrics and logs.
-    if let Some((what, text)) =
-        texts.iter().find_map(|(what, text)| Some((what, text.filter(|it| it.len() > MAX_TEXT)?)))
+    if let Some((what, text)) = texts
+        .into_iter()
+        .chain(aliases)
+        .chain(adapters)
+        .find_map(|(what, text)| Some((what, text.filter(|it| it.len() > MAX_TEXT)?)))
     {
         let message = format!("{what} must be a string of at most {MAX_TEXT} bytes, got {} bytes", text.len());
         return Err(Refusal::wrong_type(message));
     }
+    let names = (register.aliases.is_some() || register.adapters.is_some()).then(|| ModelNames {
+        aliases: register.aliases.unwrap_or_default(),
+        adapters: register.adapters.unwrap_or_default(),
+    });
     Ok(Registration {
+        names,
         worker: register.instance_id.0,
         model: register.model_name,
         routing_group: register.routing_group,
@@ -103,12 +116,21 @@ pub(crate) fn registration(body: &[u8]) -> Result<Registration, Refusal> {
         endpoint: register.endpoint.parse()?,
         replay_endpoint: register.replay_endpoint.map(|endpoint| endpoint.parse()).transpose()?,
         topic: register.topic.unwrap_or_default(),
+        count_copies: register.count_copies.unwrap_or(true),
         source: register.source.unwrap_or_else(|| "zmq".to_owned()),
     })
 }
 
+/// Whether the endpoints of a registration may be followed. `host`: one that the operator named otherwise.
+pub(crate) fn check_allowed(allow: &Allow, registration: &Registration, host: Option<&str>) -> Result<(), Error> {
+    let endpoints = std::iter::once(&registration.endpoint).chain(&registration.replay_endpoint);
+    endpoints.into_iter().try_for_each(|endpoint| allow.check(endpoint, host))
+}
+
 pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
-    let status = match app.fleet.register(registration(body)?).await? {
+    let registration = registration(body)?;
+    check_allowed(&app.allow, &registration, None)?;
+    let status = match app.fleet.register(registration).await? {
         Registering::New => StatusCode::CREATED,
         Registering::Already => StatusCode::OK,
     };
@@ -118,6 +140,11 @@ pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>,
 pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     let Unregister { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
     check_name(&instance_id.0)?;
+    for (what, text) in [("model_name", &model_name), ("routing_group", &routing_group)] {
+        if text.as_ref().is_some_and(|text| text.len() > MAX_TEXT) {
+            return Err(Refusal::wrong_type(format!("{what} must be a string of at most {MAX_TEXT} bytes")));
+        }
+    }
     if model_name.is_none() && routing_group.is_some() {
         let message = "routing_group needs model_name beside it";
         return Err(Refusal::invalid("missing_model_name", message));

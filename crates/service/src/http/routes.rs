@@ -12,15 +12,37 @@ POST /query_batch      many queries in one request
 POST /register         follow an engine's events
 POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
+GET  /engines          engines to be followed, and why some are not
 GET  /dump             every block held, as events
 GET  /health           200 while the service's threads are running
-GET  /ready            200 when answers are complete
+GET  /ready            200 from when answers are complete
 GET  /metrics          metrics for Prometheus
+GET  /version          which version this is
 GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";
 
+/// By which listener a request came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// That of everybody: all routes.
+    Main,
+    /// That of administrators: a few routes, without a key.
+    Admin,
+}
+
+/// Which key a route needs, where there are keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// None.
+    Open,
+    /// Either.
+    Ask,
+    /// The one that may change what is registered.
+    Admin,
+}
+
 macro_rules! routes {
-    ($($name:ident $path:literal $method:ident $open:literal,)*) => {
+    ($($name:ident $path:literal $method:ident $access:ident,)*) => {
         /// What can be asked.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Route {
@@ -55,11 +77,16 @@ macro_rules! routes {
                 }
             }
 
-            /// Whether it is answered without a key.
-            pub(crate) fn is_open(self) -> bool {
+            /// Whether it is answered at a door.
+            pub(crate) fn is_at(self, door: Door) -> bool {
+                door == Door::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics | Self::Version)
+            }
+
+            /// The key that it needs.
+            pub(crate) fn access(self) -> Access {
                 match self {
-                    $(Self::$name => $open,)*
-                    Self::Unknown => false,
+                    $(Self::$name => Access::$access,)*
+                    Self::Unknown => Access::Ask,
                 }
             }
         }
@@ -67,16 +94,18 @@ macro_rules! routes {
 }
 
 routes! {
-    Query "/query" POST false,
-    QueryByHash "/query_by_hash" POST false,
-    QueryBatch "/query_batch" POST false,
-    Register "/register" POST false,
-    Unregister "/unregister" POST false,
-    Workers "/workers" GET false,
-    Dump "/dump" GET false,
-    Health "/health" GET true,
-    Ready "/ready" GET true,
-    Metrics "/metrics" GET false,
-    OpenApi "/openapi.json" GET false,
-    Welcome "/" GET false,
+    Query "/query" POST Ask,
+    QueryByHash "/query_by_hash" POST Ask,
+    QueryBatch "/query_batch" POST Ask,
+    Register "/register" POST Admin,
+    Unregister "/unregister" POST Admin,
+    Workers "/workers" GET Ask,
+    Engines "/engines" GET Ask,
+    Dump "/dump" GET Admin,
+    Health "/health" GET Open,
+    Ready "/ready" GET Open,
+    Metrics "/metrics" GET Ask,
+    Version "/version" GET Open,
+    OpenApi "/openapi.json" GET Ask,
+    Welcome "/" GET Ask,
 }

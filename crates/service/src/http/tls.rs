@@ -4,15 +4,16 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use crate::config::TlsConfig;
 use crate::error::Error;
 
-/// From the two PEM files.
+/// From the PEM files.
 pub(crate) fn acceptor(config: &TlsConfig) -> Result<TlsAcceptor, Error> {
     let failed = |what: &str, path: &Path, why: &dyn std::fmt::Display| Error::Start {
         message: format!("TLS {what} {}: {why}", path.display()),
@@ -25,9 +26,24 @@ pub(crate) fn acceptor(config: &TlsConfig) -> Result<TlsAcceptor, Error> {
     }
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| failed("key", &config.key, &error))?;
     // The provider is named, because a process may have several and no default.
-    let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key))
+        .map_err(|error| failed("certificate", &config.cert, &error))?;
+    let builder = match &config.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let failed = |error: &dyn std::fmt::Display| failed("client authorities", path, error);
+            let mut roots = RootCertStore::empty();
+            for root in CertificateDer::pem_file_iter(path).map_err(|error| failed(&error))? {
+                roots.add(root.map_err(|error| failed(&error))?).map_err(|error| failed(&error))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
+            builder.with_client_cert_verifier(verifier.map_err(|error| failed(&error))?)
+        }
+    };
+    let mut config = builder
+        .with_single_cert(certificates, key)
         .map_err(|error| failed("certificate and key", &config.cert, &error))?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))

@@ -22,15 +22,16 @@ struct Held {
     unlinked: u64,
 }
 
-/// The workers of a model and routing group, or all.
+/// The workers of a model, by whatever name, and routing group, or all.
 pub(crate) fn list(fleet: &Fleet, model: Option<&str>, routing_group: Option<&str>) -> Value {
-    let wanted = |keyspace: &Keyspace| {
-        model.is_none_or(|model| *keyspace.model == *model)
-            && routing_group.is_none_or(|group| *keyspace.routing_group == *group)
+    let wanted = |worker: &WorkerView| {
+        let names = || worker.names.aliases.iter().chain(&worker.names.adapters);
+        model.is_none_or(|model| *worker.keyspace.model == *model || names().any(|name| name == model))
+            && routing_group.is_none_or(|group| *worker.keyspace.routing_group == *group)
     };
     // Counting takes the index's write lock: once for each keyspace, not for each worker.
     let mut held: HashMap<*const Keyspace, Blocks> = HashMap::new();
-    let workers = fleet.workers().into_iter().filter(|worker| wanted(&worker.keyspace));
+    let workers = fleet.workers().into_iter().filter(wanted);
     let one = |worker: WorkerView| {
         let key = &raw const *worker.keyspace;
         let blocks = held.entry(key).or_insert_with(|| blocks(&worker.keyspace));
@@ -44,7 +45,7 @@ fn blocks(keyspace: &Keyspace) -> Blocks {
         let held = Held { blocks: rank.device_blocks + rank.offloaded_blocks, unlinked: rank.unlinked };
         ((rank.worker, rank.rank), held)
     };
-    keyspace.index.ranks().into_iter().map(of).collect()
+    keyspace.index().ranks().into_iter().map(of).collect()
 }
 
 fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
@@ -69,6 +70,8 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
         "source": source,
         "status": states.max_by_key(|status| severity(status)).unwrap_or("pending"),
         "model_name": worker.keyspace.model,
+        "aliases": worker.names.aliases,
+        "adapters": worker.names.adapters,
         "routing_group": worker.keyspace.routing_group,
         "block_size": worker.keyspace.block_size,
         "endpoints": endpoints,
@@ -81,8 +84,8 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
 pub(crate) fn status(state: State) -> &'static str {
     match state {
         State::Connecting | State::Replaying => "pending",
-        State::Live | State::Gap => "active",
-        State::Stale => "failed",
+        State::Live | State::Gap | State::Conflict => "active",
+        State::Stale | State::Limited | State::Unreadable => "failed",
         State::Stopped => "paused",
     }
 }
@@ -114,10 +117,13 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         "endpoint": stream.registration.endpoint.as_str(),
         "replay_endpoint": stream.registration.replay_endpoint.as_ref().map(|endpoint| endpoint.as_str()),
         "topic": stream.registration.topic,
+        "count_copies": stream.registration.count_copies,
         "state": status.state().name(),
         "trusted": status.is_trusted(),
         "settled": status.is_settled(),
         "partial": status.partial.load(Relaxed),
+        "unverified": status.unverified.load(Relaxed),
+        "no_salts": status.no_salts.load(Relaxed),
         "upper_bound": status.upper_bound.load(Relaxed),
         "epoch": status.epoch.load(Relaxed),
         "seq": status.last_seq(),
@@ -131,8 +137,15 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         "refused": refused,
         "ranks": ranks,
     });
+    if let Some(limit) = status.limit() {
+        described["limit"] = limit.name().into();
+    }
     if let Some(error) = status.last_error() {
         described["last_error"] = error.into();
+    }
+    if let Some((error, ago)) = status.previous_error() {
+        described["previous_error"] = error.into();
+        described["previous_error_ms"] = millis(ago).into();
     }
     described
 }

@@ -1,22 +1,24 @@
 //! What may share blocks: a model under a routing group, with one block size, one index, and the streams that fill it.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
+use std::sync::atomic::{AtomicU64, fence};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use kvatlas_index::{BlockIndex, Config};
+use tokio::sync::watch;
 
+use super::hybrids::Hybrids;
 use super::lock;
+use super::members::Members;
 use super::stream::Stream;
 use super::untrusted::Untrusted;
 use crate::error::Error;
 
-/// How often a question is put again because streams came to be untrusted under it. Once in a while one does; if one
-/// did each time, the last answer would have to do.
+/// How often a question is put because streams came to be untrusted under it. Once in a while one does; if one did each
+/// time, they have to wait for the last.
 const TRIES: usize = 8;
-
-/// The streams of each worker, by registered rank.
-type Streams = BTreeMap<Arc<str>, BTreeMap<u32, Arc<Stream>>>;
 
 /// One index, who fills it, and who is not to be trusted in it.
 pub struct Keyspace {
@@ -26,58 +28,152 @@ pub struct Keyspace {
     pub routing_group: Box<str>,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Who holds what.
-    pub index: BlockIndex,
-    streams: Mutex<Streams>,
-    /// Changes only under the lock of `streams`; queries read it without.
-    untrusted: ArcSwap<Untrusted>,
+    /// Who holds what. Another one takes its place, under the lock, when a change of it has failed.
+    index: ArcSwap<BlockIndex>,
+    /// How often that has happened.
+    rebuilds: watch::Sender<u64>,
+    /// The streams, and whom not to trust. Changes only under the lock; queries read it without.
+    members: ArcSwap<Members>,
+    changes: Mutex<()>,
+    /// Goes up whenever there is more to be said against the answers.
+    losses: AtomicU64,
+    /// Whose depths are cut to what all cache groups can serve.
+    hybrids: Hybrids,
+    /// Whether the next change is to fail.
+    #[cfg(test)]
+    pub(crate) fail: std::sync::atomic::AtomicBool,
 }
 
 impl Keyspace {
     pub(crate) fn new(model: &str, routing_group: &str, block_size: u32) -> Result<Self, Error> {
-        let config = Config { block_size, count_copies: true };
-        let index = BlockIndex::new(config).map_err(|error| Error::invalid(error.code(), error.to_string()))?;
+        let index = new_index(block_size)?;
         Ok(Self {
             model: model.into(),
             routing_group: routing_group.into(),
             block_size,
-            index,
-            streams: Mutex::default(),
-            untrusted: ArcSwap::default(),
+            index: ArcSwap::from_pointee(index),
+            rebuilds: watch::Sender::default(),
+            #[cfg(test)]
+            fail: std::sync::atomic::AtomicBool::new(false),
+            members: ArcSwap::default(),
+            changes: Mutex::default(),
+            losses: AtomicU64::new(0),
+            hybrids: Hybrids::default(),
         })
+    }
+
+    /// Who holds what.
+    #[must_use]
+    pub fn index(&self) -> Guard<Arc<BlockIndex>> {
+        self.index.load()
+    }
+
+    /// The ranks of hybrid models.
+    pub(crate) fn hybrids(&self) -> &Hybrids {
+        &self.hybrids
+    }
+
+    /// How often the index was made anew.
+    #[must_use]
+    pub fn rebuilds(&self) -> u64 {
+        *self.rebuilds.borrow()
+    }
+
+    /// News of that.
+    pub(crate) fn watch_rebuilds(&self) -> watch::Receiver<u64> {
+        self.rebuilds.subscribe()
+    }
+
+    /// Changes the index. If that fails, the index is made anew, and there is nothing in it to be changed.
+    pub(crate) fn change(&self, change: impl FnOnce(&BlockIndex)) {
+        let index = self.index.load_full();
+        if self.try_change(&index, change).is_err() {
+            tracing::error!(model = %self.model, "a change of the index failed");
+        }
+    }
+
+    /// Changes an index that is or was this keyspace's. A failure inside leaves nobody's blocks certain in it. So an
+    /// empty one takes its place, no stream is trusted, and each begins anew.
+    ///
+    /// # Errors
+    /// What the change panicked with.
+    pub(crate) fn try_change<T>(
+        &self,
+        index: &Arc<BlockIndex>,
+        change: impl FnOnce(&BlockIndex) -> T,
+    ) -> std::thread::Result<T> {
+        let changed = catch_unwind(AssertUnwindSafe(|| {
+            #[cfg(test)]
+            assert!(!self.fail.swap(false, std::sync::atomic::Ordering::Relaxed), "as the test wants it");
+            change(index)
+        }));
+        if changed.is_err() {
+            self.rebuild(index);
+        }
+        changed
+    }
+
+    fn rebuild(&self, broken: &Arc<BlockIndex>) {
+        let _lock = self.lock();
+        // Those that were inside meanwhile fail as well, one after the other.
+        if !Arc::ptr_eq(broken, &self.index.load()) {
+            return;
+        }
+        let Ok(index) = new_index(self.block_size) else { return };
+        let members = self.members.load();
+        for stream in members.all() {
+            stream.status.set_trusted(false);
+            stream.status.set_error("an internal error: the index is built anew from its streams".to_owned());
+            self.update(&members, stream);
+        }
+        self.index.store(Arc::new(index));
+        self.hybrids.clear();
+        self.rebuilds.send_modify(|rebuilds| *rebuilds += 1);
+        let (model, routing_group) = (&*self.model, &*self.routing_group);
+        tracing::error!(model, routing_group, "the index failed and is built anew from its streams");
+    }
+
+    /// A stream, which feeds this index, came to be trusted or not to be. Whoever feeds one that is replaced is not.
+    pub(crate) fn set_trusted(&self, stream: &Stream, index: &Arc<BlockIndex>, trusted: bool) {
+        let _lock = self.lock();
+        stream.status.set_trusted(trusted && Arc::ptr_eq(index, &self.index.load()));
+        self.update(&self.members.load(), stream);
     }
 
     /// Looks into the index, and tells `look` whom not to trust in what it finds.
     ///
     /// A stream is untrusted before what it holds is cleared. So what `look` found is put down to the right streams if
-    /// none came to be untrusted meanwhile; else it is called again.
+    /// none came to be untrusted meanwhile; else it is called again. `look` must not change who is trusted.
     pub fn steady<T>(&self, mut look: impl FnMut(&Untrusted) -> T) -> T {
-        let mut tries = 0;
-        loop {
-            let untrusted = self.untrusted.load();
-            let found = look(&untrusted);
-            tries += 1;
-            if tries == TRIES || self.untrusted.load().is_as_good_as(&untrusted) {
+        for _ in 1..TRIES {
+            let losses = self.losses.load(Acquire);
+            let found = look(&Untrusted::among(self.members.load()));
+            // Not before what was looked at: the other side of the fence in `lose`.
+            fence(Acquire);
+            if self.losses.load(Acquire) == losses {
                 return found;
             }
         }
+        // Whoever is about to lose trust, and then its holdings, waits until this is over.
+        let _lock = self.lock();
+        look(&Untrusted::among(self.members.load()))
     }
 
     /// The streams of a worker, by registered rank.
     #[must_use]
     pub fn streams_of(&self, worker: &str) -> Vec<(u32, Arc<Stream>)> {
-        let streams = lock(&self.streams);
-        streams.get(worker).into_iter().flatten().map(|(rank, stream)| (*rank, stream.clone())).collect()
+        let members = self.members.load();
+        members.of_worker(worker).iter().map(|stream| (stream.registration.rank, stream.clone())).collect()
     }
 
     /// The stream that feeds a worker's rank: there is one at most.
     #[must_use]
     pub fn stream(&self, worker: &str, rank: u32) -> Option<Arc<Stream>> {
-        feeder(&lock(&self.streams), worker, rank).cloned()
+        self.members.load().feeder(worker, rank).cloned()
     }
 
     pub(crate) fn has_streams(&self) -> bool {
-        !lock(&self.streams).is_empty()
+        !self.members.load().all().is_empty()
     }
 
     /// Adds a stream.
@@ -85,79 +181,92 @@ impl Keyspace {
     /// # Errors
     /// The stream that feeds its rank already.
     pub(crate) fn add(&self, stream: &Arc<Stream>) -> Result<(), Arc<Stream>> {
-        let mut streams = lock(&self.streams);
-        let rank = stream.registration.rank;
-        if let Some(other) = feeder(&streams, &stream.worker, rank) {
+        let _lock = self.lock();
+        let members = self.members.load();
+        if let Some(other) = members.feeder(&stream.worker, stream.registration.rank) {
             return Err(other.clone());
         }
-        streams.entry(stream.worker.clone()).or_default().insert(rank, stream.clone());
-        self.refresh(&streams);
+        self.replace(members.with(stream));
         Ok(())
     }
 
     /// Removes a worker's streams with these registered ranks.
     pub(crate) fn remove(&self, worker: &str, ranks: &[u32]) {
-        let mut streams = lock(&self.streams);
-        if let Some(of_worker) = streams.get_mut(worker) {
-            of_worker.retain(|rank, _| !ranks.contains(rank));
-            if of_worker.is_empty() {
-                streams.remove(worker);
-            }
+        let _lock = self.lock();
+        let members = self.members.load();
+        for stream in members.of_worker(worker).iter().filter(|stream| ranks.contains(&stream.registration.rank)) {
+            stream.ranks().into_iter().for_each(|rank| self.hybrids.set(&stream.worker, rank, None));
         }
-        self.refresh(&streams);
+        self.replace(members.without(worker, ranks));
     }
 
     /// The rank to store a batch under that names `announced`: that one, unless another stream feeds it already or this
     /// one feeds too many; then the registered one.
     pub(crate) fn claim(&self, stream: &Stream, announced: u32) -> u32 {
-        let streams = lock(&self.streams);
+        let _lock = self.lock();
         if stream.feeds(announced) {
             return announced;
         }
-        if feeder(&streams, &stream.worker, announced).is_some() || !stream.feed(announced) {
+        if self.members.load().feeder(&stream.worker, announced).is_some() || !stream.feed(announced) {
             return stream.registration.rank;
         }
-        self.refresh(&streams);
         announced
     }
 
-    /// To be called when a stream came to be trusted, or not to be, or its depths came to be upper bounds.
-    pub(crate) fn trust_changed(&self) {
-        self.refresh(&lock(&self.streams));
+    /// To be called when a stream came not to be trusted, to be partial, or its depths came to be upper bounds.
+    pub(crate) fn trust_changed(&self, stream: &Stream) {
+        let _lock = self.lock();
+        self.update(&self.members.load(), stream);
     }
 
-    fn refresh(&self, streams: &Streams) {
-        self.set_untrusted(Untrusted::among(streams.values().flat_map(BTreeMap::values)));
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        lock(&self.changes)
     }
 
-    /// Calls come one after the other.
-    fn set_untrusted(&self, untrusted: Untrusted) {
-        let untrusted = untrusted.after(&self.untrusted.load());
-        self.untrusted.store(Arc::new(untrusted));
+    fn replace(&self, members: Members) {
+        self.members.store(Arc::new(members));
+        // What was said against a stream just now may be in them already, and is news to whoever looks at the old ones.
+        self.lose();
+    }
+
+    fn update(&self, members: &Members, stream: &Stream) {
+        if members.update(stream) {
+            self.lose();
+        }
+    }
+
+    /// There is more to be said against the answers: who finds what changes after this knows it.
+    fn lose(&self) {
+        self.losses.fetch_add(1, Release);
+        fence(SeqCst);
     }
 }
 
-fn feeder<'a>(streams: &'a Streams, worker: &str, rank: u32) -> Option<&'a Arc<Stream>> {
-    let of_worker = streams.get(worker)?;
-    of_worker.get(&rank).or_else(|| of_worker.values().find(|stream| stream.feeds(rank)))
+fn new_index(block_size: u32) -> Result<BlockIndex, Error> {
+    let config = Config { block_size, count_copies: true };
+    BlockIndex::new(config).map_err(|error| Error::invalid(error.code(), error.to_string()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn set(keyspace: &Keyspace, ranks: &[u32]) {
-        let ranks = ranks.iter().map(|rank| ("w".into(), *rank)).collect();
-        keyspace.set_untrusted(Untrusted::of(ranks));
+    fn set(keyspace: &Keyspace, untrusted: &[u32]) {
+        for (rank, stream) in keyspace.streams_of("w") {
+            keyspace.set_trusted(&stream, &keyspace.index(), !untrusted.contains(&rank));
+        }
     }
 
     /// What `steady` was told at each call, if this becomes untrusted during the first.
     fn told(before: &[u32], meanwhile: &[&[u32]]) -> Vec<Vec<u32>> {
         let keyspace = Keyspace::new("m", "g", 4).expect("a block size");
+        for rank in 0..9 {
+            assert!(keyspace.add(&Stream::for_test("w", rank)).is_ok());
+        }
         set(&keyspace, before);
         let mut told = Vec::new();
         keyspace.steady(|untrusted| {
-            told.push((0..9).filter(|rank| untrusted.contains(&"w".into(), *rank)).collect());
+            told.push((0..9).filter(|rank| untrusted.contains("w", *rank)).collect());
             if told.len() == 1 {
                 meanwhile.iter().for_each(|ranks| set(&keyspace, ranks));
             }
@@ -181,8 +290,75 @@ mod tests {
         let mut calls = 0;
         keyspace.steady(|_| {
             calls += 1;
-            set(&keyspace, &[calls]);
+            if (calls as usize) < TRIES {
+                assert!(keyspace.add(&Stream::for_test("w", calls)).is_ok());
+            }
         });
         assert_eq!(calls as usize, TRIES);
+    }
+
+    #[test]
+    fn the_last_look_is_as_sure_as_any() {
+        let keyspace = Arc::new(Keyspace::new("m", "g", 4).expect("a block size"));
+        assert!(keyspace.add(&Stream::for_test("w", 0)).is_ok());
+        set(&keyspace, &[]);
+        let mut calls = 0;
+        let found = keyspace.steady(|untrusted| {
+            calls += 1;
+            let (keyspace, cleared) = (keyspace.clone(), Arc::new(AtomicU64::new(0)));
+            let seen = cleared.clone();
+            std::thread::spawn(move || {
+                set(&keyspace, &[0]);
+                cleared.store(1, Release);
+                set(&keyspace, &[]);
+            });
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            (untrusted.contains("w", 0), seen.load(Acquire) == 1)
+        });
+        assert_eq!(calls, TRIES);
+        assert_eq!(found, (false, false), "trusted, and nothing was cleared");
+    }
+
+    #[test]
+    fn who_comes_while_somebody_looks_is_not_trusted_in_the_answer() {
+        let keyspace = Keyspace::new("m", "g", 4).expect("a block size");
+        let mut told = Vec::new();
+        keyspace.steady(|untrusted| {
+            told.push(untrusted.contains("new", 0));
+            if told.len() == 1 {
+                assert!(keyspace.add(&Stream::for_test("new", 0)).is_ok());
+            }
+        });
+        assert_eq!(told, [false, true]);
+    }
+
+    #[test]
+    fn a_rank_that_is_claimed_has_the_trust_of_its_stream() {
+        let keyspace = Keyspace::new("m", "g", 4).expect("a block size");
+        let streams = [Stream::for_test("w", 0), Stream::for_test("w", 1)];
+        for stream in &streams {
+            assert!(keyspace.add(stream).is_ok());
+        }
+        set(&keyspace, &[1]);
+        assert_eq!((keyspace.claim(&streams[1], 5), keyspace.claim(&streams[0], 5)), (5, 0));
+        let untrusted = |rank| keyspace.steady(|untrusted| untrusted.contains("w", rank));
+        assert_eq!([0, 1, 5].map(untrusted), [false, true, true]);
+        assert!(keyspace.add(&Stream::for_test("w", 5)).is_err());
+    }
+
+    #[test]
+    fn a_change_of_trust_touches_one_stream() {
+        let keyspace = Keyspace::new("m", "g", 4).expect("a block size");
+        for worker in 0..100 {
+            assert!(keyspace.add(&Stream::for_test(&worker.to_string(), 0)).is_ok());
+        }
+        let members = keyspace.members.load_full();
+        for (at, stream) in members.all().iter().enumerate() {
+            for trusted in [true, false, true] {
+                keyspace.set_trusted(stream, &keyspace.index(), trusted);
+            }
+            assert_eq!(keyspace.steady(|untrusted| untrusted.streams().count()), 99 - at);
+        }
+        assert!(Arc::ptr_eq(&members, &keyspace.members.load()), "nothing is made anew for it");
     }
 }

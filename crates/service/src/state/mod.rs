@@ -1,17 +1,20 @@
 //! What is known of the fleet: written by streams and registrations, read by queries. No sockets, no tasks.
 //!
 //! ```text
-//! Registration ──▶ Stream (with its StreamStatus) ──▶ Untrusted ──▶ Keyspace (with its index)
+//! Registration ──▶ Stream (with its StreamStatus) ──▶ Members ──▶ Untrusted ──▶ Keyspace (with its index, and Hybrids)
 //! ```
 
+mod hybrids;
 mod keyspace;
+mod members;
 mod registration;
 mod status;
 mod stream;
 mod untrusted;
 
+pub(crate) use hybrids::HybridRanks;
 pub use keyspace::Keyspace;
-pub use registration::Registration;
+pub use registration::{ModelNames, Registration};
 pub use status::{Counters, State, StreamStatus};
 pub use stream::Stream;
 pub use untrusted::Untrusted;

@@ -2,11 +2,13 @@
 //!
 //! Numbers are atomics without order among them: a reader may see one of them a batch ahead of another.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvatlas_wire::Reason;
+
+use crate::limits::Limit;
 
 /// Where a stream is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,13 +24,29 @@ pub enum State {
     Gap,
     /// Silent for too long.
     Stale,
+    /// Batches contradict each other, as if two engines published here.
+    Conflict,
     /// Being removed.
     Stopped,
+    /// A limit of this service is reached: nothing of the stream is held.
+    Limited,
+    /// Events of unknown types keep coming, which may have removed something.
+    Unreadable,
 }
 
 impl State {
     /// All, in order of their numbers.
-    pub const ALL: [Self; 6] = [Self::Connecting, Self::Replaying, Self::Live, Self::Gap, Self::Stale, Self::Stopped];
+    pub const ALL: [Self; 9] = [
+        Self::Connecting,
+        Self::Replaying,
+        Self::Live,
+        Self::Gap,
+        Self::Stale,
+        Self::Conflict,
+        Self::Stopped,
+        Self::Limited,
+        Self::Unreadable,
+    ];
 
     /// The name in answers and metrics.
     #[must_use]
@@ -39,7 +57,10 @@ impl State {
             Self::Live => "live",
             Self::Gap => "gap",
             Self::Stale => "stale",
+            Self::Conflict => "conflict",
             Self::Stopped => "stopped",
+            Self::Limited => "limited",
+            Self::Unreadable => "unreadable",
         }
     }
 }
@@ -76,6 +97,10 @@ counters! {
     stored_blocks,
     /// Blocks removed.
     removed_blocks,
+    /// Events applied of cache groups beside the indexed one, as hybrid models have them.
+    group_events,
+    /// Blocks stored in these groups.
+    group_blocks,
     /// Times that the engine announced that it had cleared its cache.
     clears,
     /// Times that one or more batches were missing.
@@ -100,6 +125,8 @@ counters! {
     reconnects,
     /// Reconnections without a replay to prove that the engine had not restarted.
     unverified_reconnects,
+    /// Times that batches of one connection contradicted each other.
+    contradictions,
     /// Messages that are not three frames: topic, 8-byte sequence number, payload.
     malformed_messages,
     /// Payloads that could not be decoded as a batch.
@@ -110,7 +137,16 @@ counters! {
     task_restarts,
 }
 
+/// What went wrong, and when.
+#[derive(Debug, Default)]
+struct Errors {
+    last: Option<(String, Instant)>,
+    /// That is over.
+    previous: Option<(String, Instant)>,
+}
+
 const NEVER: u64 = u64::MAX;
+const NO_LIMIT: u8 = u8::MAX;
 
 /// The status of a stream.
 #[derive(Debug)]
@@ -122,8 +158,12 @@ pub struct StreamStatus {
     settled: AtomicBool,
     /// Whether the engine may hold more than is known, because it began or lost something without a replay.
     pub partial: AtomicBool,
+    /// Whether nothing but a number says that the engine, connected anew, is the one whose blocks are held.
+    pub unverified: AtomicBool,
     /// Whether depths are upper bounds only, as for hybrid models.
     pub upper_bound: AtomicBool,
+    /// Whether the engine does not tell which blocks have a salt.
+    pub no_salts: AtomicBool,
     /// The number of the epoch: 0 at first, one more with each restart of the engine.
     pub epoch: AtomicU64,
     last_seq: AtomicU64,
@@ -135,7 +175,11 @@ pub struct StreamStatus {
     /// What happened how often.
     pub counters: Counters,
     refused: Vec<AtomicU64>,
-    last_error: Mutex<Option<String>>,
+    errors: Mutex<Errors>,
+    /// Whether there is an error that is not over.
+    failing: AtomicBool,
+    /// The number of the limit reached.
+    limit: AtomicU8,
 }
 
 impl Default for StreamStatus {
@@ -146,7 +190,9 @@ impl Default for StreamStatus {
             trusted: AtomicBool::new(false),
             settled: AtomicBool::new(false),
             partial: AtomicBool::new(false),
+            unverified: AtomicBool::new(false),
             upper_bound: AtomicBool::new(false),
+            no_salts: AtomicBool::new(false),
             epoch: AtomicU64::new(0),
             last_seq: AtomicU64::new(NEVER),
             heard: AtomicU64::new(NEVER),
@@ -155,7 +201,9 @@ impl Default for StreamStatus {
             buffered: AtomicU64::new(0),
             counters: Counters::default(),
             refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
-            last_error: Mutex::new(None),
+            errors: Mutex::default(),
+            failing: AtomicBool::new(false),
+            limit: AtomicU8::new(NO_LIMIT),
         }
     }
 }
@@ -228,7 +276,9 @@ impl StreamStatus {
     pub(crate) fn set_lag(&self, lag: Duration) {
         let micros = lag.as_micros() as u64;
         self.lag.store(micros, Relaxed);
-        self.lag_max.fetch_max(micros, Relaxed);
+        if micros > self.lag_max.load(Relaxed) {
+            self.lag_max.store(micros, Relaxed);
+        }
     }
 
     pub(crate) fn refuse(&self, reason: usize, count: u64) {
@@ -243,16 +293,50 @@ impl StreamStatus {
         self.refused.iter().map(|counter| counter.load(Relaxed)).collect()
     }
 
-    /// What went wrong last, in words.
+    /// The limit that the stream has reached: until it begins anew, nothing of it is held.
+    #[must_use]
+    pub fn limit(&self) -> Option<Limit> {
+        Limit::ALL.get(usize::from(self.limit.load(Relaxed))).copied()
+    }
+
+    pub(crate) fn set_limit(&self, limit: Option<Limit>) {
+        self.limit.store(limit.map_or(NO_LIMIT, |limit| limit as u8), Relaxed);
+    }
+
+    /// What is wrong, in words; none if all is well.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
-        self.last_error.lock().ok()?.clone()
+        Some(self.errors().last.as_ref()?.0.clone())
+    }
+
+    /// What was wrong last and is over, and how long ago it was noticed.
+    #[must_use]
+    pub fn previous_error(&self) -> Option<(String, Duration)> {
+        let errors = self.errors();
+        let (error, at) = errors.previous.as_ref()?;
+        Some((error.clone(), at.elapsed()))
     }
 
     pub(crate) fn set_error(&self, error: String) {
-        if let Ok(mut last) = self.last_error.lock() {
-            *last = Some(error);
+        self.errors().last = Some((error, Instant::now()));
+        self.failing.store(true, Relaxed);
+    }
+
+    /// Nothing is wrong any more.
+    pub(crate) fn recover(&self) {
+        if self.failing.load(Relaxed) && self.failing.swap(false, Relaxed) {
+            let mut errors = self.errors();
+            errors.previous = errors.last.take();
         }
+    }
+
+    /// Whether something is wrong that [`recover`](Self::recover) would end.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failing.load(Relaxed)
+    }
+
+    fn errors(&self) -> MutexGuard<'_, Errors> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -47,4 +47,23 @@ impl Stream {
         }
         room
     }
+
+    /// A stream that nobody follows.
+    #[cfg(test)]
+    pub(crate) fn for_test(worker: &str, rank: u32) -> Arc<Self> {
+        let registration = Registration {
+            names: None,
+            worker: worker.to_owned(),
+            model: "m".to_owned(),
+            routing_group: "g".to_owned(),
+            block_size: 4,
+            rank,
+            endpoint: "tcp://127.0.0.1:9".parse().expect("an endpoint"),
+            replay_endpoint: None,
+            topic: String::new(),
+            count_copies: true,
+            source: "zmq".to_owned(),
+        };
+        Arc::new(Self::new(worker.into(), registration))
+    }
 }

@@ -1,42 +1,41 @@
-//! Streams whose blocks may not be what the engine holds right now.
+//! Streams whose blocks may not be what the engine holds right now, or not all of it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
+use arc_swap::Guard;
+
+use super::members::{Members, Set};
 use super::stream::Stream;
 
-/// The streams of a keyspace that are not trusted, and the ranks whose depths are upper bounds.
-#[derive(Default)]
+/// What is to be said against the streams of a keyspace, as of one moment.
 pub struct Untrusted {
-    /// Each once, by worker and rank.
-    pub streams: Vec<Arc<Stream>>,
-    ranks: HashSet<(Arc<str>, u32)>,
-    upper_bounds: HashSet<(Arc<str>, u32)>,
-    /// Goes up whenever there is more to be said against the answers.
-    losses: u64,
+    members: Guard<Arc<Members>>,
+    untrusted: Set,
+    partial: Set,
+    no_salts: Set,
+    upper_bounds: Set,
 }
 
 impl Untrusted {
-    /// Of all streams of a keyspace, in order.
-    pub(super) fn among<'a>(streams: impl Iterator<Item = &'a Arc<Stream>>) -> Self {
-        let mut found = Self::default();
-        for stream in streams {
-            let ranks = || stream.ranks().into_iter().map(|rank| (stream.worker.clone(), rank));
-            if !stream.status.is_trusted() {
-                found.ranks.extend(ranks());
-                found.streams.push(stream.clone());
-            }
-            if stream.status.upper_bound.load(Relaxed) {
-                found.upper_bounds.extend(ranks());
-            }
-        }
-        found
+    pub(super) fn among(members: Guard<Arc<Members>>) -> Self {
+        let (untrusted, partial) = (members.untrusted.now(), members.partial.now());
+        let (no_salts, upper_bounds) = (members.no_salts.now(), members.upper_bounds.now());
+        Self { untrusted, partial, no_salts, upper_bounds, members }
     }
 
-    #[cfg(test)]
-    pub(super) fn of(ranks: HashSet<(Arc<str>, u32)>) -> Self {
-        Self { ranks, ..Self::default() }
+    /// The streams that are not trusted, by worker and rank.
+    pub fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.untrusted.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// Those, trusted or not, of which something was lost, so that the engine may hold more.
+    pub fn partial(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.partial.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// Those whose engine does not tell which blocks have a salt.
+    pub fn no_salts(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.no_salts.iter().map(|place| &self.members.all()[place])
     }
 
     /// Whether the depths of any rank, trusted or not, are upper bounds only.
@@ -47,31 +46,29 @@ impl Untrusted {
 
     /// Whether the depths of this rank are.
     #[must_use]
-    pub fn is_upper_bound(&self, worker: &Arc<str>, rank: u32) -> bool {
-        self.upper_bounds.contains(&(worker.clone(), rank))
+    pub fn is_upper_bound(&self, worker: &str, rank: u32) -> bool {
+        self.has_upper_bounds() && self.is_in(&self.upper_bounds, worker, rank)
     }
 
     /// Whether everybody is trusted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.streams.is_empty()
+        self.untrusted.is_empty()
     }
 
     /// Whether what is known of this rank comes from one of the streams.
     #[must_use]
-    pub fn contains(&self, worker: &Arc<str>, rank: u32) -> bool {
-        !self.ranks.is_empty() && self.ranks.contains(&(worker.clone(), rank))
+    pub fn contains(&self, worker: &str, rank: u32) -> bool {
+        !self.is_empty() && self.is_in(&self.untrusted, worker, rank)
     }
 
-    /// Takes the place of another: counts on if there is more to be said against the answers now.
-    pub(super) fn after(mut self, before: &Self) -> Self {
-        let lost = !self.ranks.is_subset(&before.ranks) || !self.upper_bounds.is_subset(&before.upper_bounds);
-        self.losses = before.losses + u64::from(lost);
-        self
+    /// The stream that what is known of a rank comes from.
+    #[must_use]
+    pub fn stream_of(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
+        Some(&self.members.all()[self.members.speaker(worker, rank)?])
     }
 
-    /// Whether nothing has been said against the answers since another.
-    pub(super) fn is_as_good_as(&self, before: &Self) -> bool {
-        self.losses == before.losses
+    fn is_in(&self, set: &Set, worker: &str, rank: u32) -> bool {
+        self.members.speaker(worker, rank).is_some_and(|place| set.contains(place))
     }
 }

@@ -32,6 +32,13 @@ impl Address {
         Self { endpoint: endpoint.clone(), name, lookup: None, turn: 0 }
     }
 
+    /// An address with the same host as another endpoint, which was found at `at`, if both have the same name.
+    pub(crate) fn beside(&self, other: &Self, at: &str) -> Option<String> {
+        let ((host, port), (other, _)) = (self.name.as_ref()?, other.name.as_ref()?);
+        let (found, _) = at.rsplit_once(':')?;
+        (host == other).then(|| format!("{found}:{port}"))
+    }
+
     /// An address as ZMQ takes it.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<String>> {
         let Some((host, port)) = &self.name else { return Poll::Ready(Ok(self.endpoint.to_string())) };
@@ -72,6 +79,17 @@ mod tests {
             let found = poll_fn(|cx| address.poll(cx)).await.expect("localhost is known");
             assert!(["tcp://127.0.0.1:5557", "tcp://[::1]:5557"].contains(&found.as_str()), "{found}");
         }
+    }
+
+    #[test]
+    fn one_name_is_one_host() {
+        let address = |text: &str| Address::new(&text.parse().expect("it is an endpoint"));
+        let (events, replay) = (address("tcp://engine:5557"), address("tcp://engine:5558"));
+        assert_eq!(replay.beside(&events, "tcp://10.0.0.7:5557").as_deref(), Some("tcp://10.0.0.7:5558"));
+        assert_eq!(replay.beside(&events, "tcp://[::1]:5557").as_deref(), Some("tcp://[::1]:5558"));
+        assert_eq!(replay.beside(&address("tcp://other:5557"), "tcp://10.0.0.7:5557"), None);
+        assert_eq!(address("tcp://10.0.0.9:5558").beside(&events, "tcp://10.0.0.7:5557"), None);
+        assert_eq!(replay.beside(&address("tcp://10.0.0.7:5557"), "tcp://10.0.0.7:5557"), None);
     }
 
     #[tokio::test]

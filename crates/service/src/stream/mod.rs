@@ -1,21 +1,27 @@
 //! One engine rank's events: in order, whole, once.
 //!
 //! `machine` decides, without sockets or clock; `task` runs it; `transport` is what it needs of sockets, and
-//! `zmq_transport` has real ones; `holdings` brings batches into the index.
+//! `zmq_transport` has real ones, which speak `zmtp`; `publishers` are engines that
+//! connect to us; `holdings` brings batches into the index.
 
 mod address;
-mod contexts;
+mod block_limits;
+mod bound;
+mod dialled;
+mod files;
 mod holdings;
 mod machine;
-mod monitor;
-#[allow(unsafe_code, reason = "a socket is polled by its file descriptor; the file says why that is sound")]
-mod polled;
+mod publishers;
+mod replay;
 mod task;
 #[cfg(test)]
 mod task_tests;
 mod transport;
 mod window;
 mod zmq_transport;
+#[cfg(test)]
+mod zmq_transport_tests;
+mod zmtp;
 
 use std::sync::Arc;
 
@@ -23,6 +29,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use self::publishers::Publishers;
 use self::task::follow;
 use self::zmq_transport::ZmqTransport;
 use crate::config::StreamConfig;
@@ -46,12 +53,14 @@ impl StreamHandle {
 pub(crate) fn spawn(
     runtime: &Handle,
     config: StreamConfig,
+    publishers: Arc<Publishers>,
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
 ) -> StreamHandle {
+    files::allow_many();
     let (stop, stopped) = oneshot::channel();
     let (registration, pauses) = (stream.registration.clone(), config.clone());
-    let transport = move || ZmqTransport::new(&registration, &pauses);
+    let transport = move || ZmqTransport::new(&registration, &pauses, &publishers);
     let task = runtime.spawn(follow(keyspace, stream, config, transport, stopped));
     StreamHandle { stop, task }
 }

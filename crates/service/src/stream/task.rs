@@ -12,12 +12,16 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::holdings::Holdings;
-use super::machine::{Counts, Effects, Machine};
+use super::machine::{Counts, Effects, Machine, Verdict};
 use super::transport::{Incoming, Transport};
 use crate::config::StreamConfig;
 use crate::state::{Counters, Keyspace, State, Stream, StreamStatus};
 
-/// After so many messages others have their turn.
+/// What is said of a stream whose batches keep contradicting each other.
+const MIXED: &str = "batches of two publishers come mixed: each rank of each engine needs an endpoint of its own";
+
+/// After so many messages others have their turn. Up to as many are taken in at once if they are there: the clock is
+/// read, and counts are told, once for all of them.
 const TURN: u32 = 128;
 /// Before a stream begins anew whose task has failed.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
@@ -41,16 +45,25 @@ pub(crate) async fn follow<T: Transport>(
             });
             caught.await
         };
-        let Err(panic) = ended else { break };
+        let panic = match ended {
+            Ok(End::Stopped) => break,
+            // All of its blocks are gone.
+            Ok(End::Rebuilt) => {
+                stream.status.set_state(State::Connecting);
+                continue;
+            }
+            Err(panic) => panic,
+        };
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        tracing::error!(worker = %stream.worker, panic = what, "a stream's task failed and starts again");
+        tracing::error!(worker = &*stream.worker, panic = what, "a stream's task failed and starts again");
         stream.status.counters.task_restarts.fetch_add(1, Relaxed);
         stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
         stream.status.set_state(State::Connecting);
-        set_trusted(&keyspace, &stream, false);
-        let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone()).clear());
+        stream.status.set_trusted(false);
+        keyspace.trust_changed(&stream);
+        let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone(), &config).clear());
         if catch_unwind(clear).is_err() {
-            tracing::error!(worker = %stream.worker, "the stream's blocks cannot be cleared");
+            tracing::error!(worker = &*stream.worker, "the stream's blocks cannot be cleared");
         }
         if tokio::time::timeout(AFTER_PANIC, &mut stop).await.is_ok() {
             break;
@@ -63,29 +76,51 @@ pub(crate) async fn follow<T: Transport>(
 struct Hands<'a, T> {
     holdings: &'a mut Holdings,
     transport: &'a mut T,
+    /// Whether they did anything but apply batches.
+    acted: bool,
+}
+
+impl<'a, T> Hands<'a, T> {
+    fn new(holdings: &'a mut Holdings, transport: &'a mut T) -> Self {
+        Self { holdings, transport, acted: false }
+    }
 }
 
 impl<T: Transport> Effects<T::Payload> for Hands<'_, T> {
-    fn apply(&mut self, _: u64, payload: &T::Payload, live: bool) {
-        self.holdings.apply(payload.as_ref(), live);
+    fn apply(&mut self, _: u64, payload: &T::Payload, live: bool) -> Verdict {
+        self.holdings.apply(payload.as_ref(), live)
     }
     fn clear(&mut self) {
+        self.acted = true;
         self.holdings.clear();
     }
     fn ask(&mut self, from: u64) {
+        self.acted = true;
         self.transport.ask(from);
     }
     fn cancel(&mut self) {
+        self.acted = true;
         self.transport.cancel();
     }
     fn reconnect(&mut self) {
+        self.acted = true;
         self.transport.reconnect();
     }
 }
 
-enum Event<P> {
-    Stop,
-    Incoming(Incoming<P>),
+/// Why a stream is not followed any more, or not with what was known.
+enum End {
+    Stopped,
+    /// The index that it fed was replaced by an empty one.
+    Rebuilt,
+}
+
+enum Woken {
+    End(End),
+    /// What there was to read is taken in. `speaks`: the last of it shows whether all is well.
+    Incoming {
+        speaks: bool,
+    },
     Time,
 }
 
@@ -95,126 +130,209 @@ async fn live<T: Transport>(
     config: &StreamConfig,
     transport: impl Fn() -> T,
     stop: &mut oneshot::Receiver<()>,
-) {
+) -> End {
     let start = Instant::now();
     let status = &stream.status;
     let can_replay = stream.registration.replay_endpoint.is_some();
     let mut machine = Machine::new(config, can_replay, counts(status), Duration::ZERO);
-    let mut holdings = Holdings::new(keyspace.clone(), stream.clone());
+    let mut rebuilds = keyspace.watch_rebuilds();
+    let mut rebuilt = pin!(rebuilds.changed());
+    let mut holdings = Holdings::new(keyspace.clone(), stream.clone(), config);
     let mut transport = transport();
     let mut timer = pin!(sleep_until(start));
     let mut turn = 0;
+    let mut now = Duration::ZERO;
     loop {
-        let event = poll_fn(|cx| {
+        let woken = poll_fn(|cx| {
             if Pin::new(&mut *stop).poll(cx).is_ready() {
-                Poll::Ready(Event::Stop)
-            } else if let Poll::Ready(incoming) = transport.poll_next(cx) {
-                Poll::Ready(Event::Incoming(incoming))
-            } else {
-                timer.as_mut().poll(cx).map(|()| Event::Time)
+                return Poll::Ready(Woken::End(End::Stopped));
             }
-        });
-        let event = event.await;
-        let now = start.elapsed();
-        let mut hands = Hands { holdings: &mut holdings, transport: &mut transport };
-        match event {
-            Event::Stop => return,
-            Event::Time => machine.tick(now, &mut hands),
-            Event::Incoming(incoming) => {
-                match incoming {
-                    Incoming::Live { seq, payload } => {
-                        machine.live(now, seq, payload, &mut hands);
-                        status.hear();
-                    }
-                    Incoming::Reply { seq, payload } => {
-                        machine.reply(now, seq, payload, &mut hands);
-                        status.hear();
-                    }
-                    Incoming::ReplyEnd => {
-                        machine.reply_end(now, &mut hands);
-                        status.hear();
-                    }
-                    Incoming::Connected => machine.connected(now, &mut hands),
-                    Incoming::Disconnected(why) => {
-                        machine.disconnected(&mut hands);
-                        tracing::info!(worker = %stream.worker, rank = stream.registration.rank, why, "disconnected");
-                        status.set_error(why);
-                    }
-                    Incoming::Unreachable(why) => status.set_error(why),
-                    Incoming::BadFrames => {
-                        status.counters.malformed_messages.fetch_add(1, Relaxed);
-                        status.set_error("a message is not topic, 8-byte sequence number and payload".to_owned());
-                    }
+            let mut taken = None;
+            while turn < TURN
+                && let Poll::Ready(incoming) = transport.poll_next(cx)
+            {
+                if taken.is_none() {
+                    now = start.elapsed();
                 }
                 turn += 1;
+                let speaks = speaks(&incoming, can_replay);
+                taken = Some(speaks);
+                let mut hands = Hands::new(&mut holdings, &mut transport);
+                take_in(incoming, now, stream, &mut machine, &mut hands);
+                if hands.acted || is_news(status, &machine, speaks) {
+                    break;
+                }
             }
-        }
-        report(keyspace, stream, config, &machine, now);
+            if let Some(speaks) = taken {
+                Poll::Ready(Woken::Incoming { speaks })
+            } else if rebuilt.as_mut().poll(cx).is_ready() {
+                Poll::Ready(Woken::End(End::Rebuilt))
+            } else {
+                timer.as_mut().poll(cx).map(|()| Woken::Time)
+            }
+        });
+        let speaks = match woken.await {
+            Woken::End(end) => return end,
+            Woken::Incoming { speaks } => speaks,
+            Woken::Time => {
+                now = start.elapsed();
+                machine.tick(now, &mut Hands::new(&mut holdings, &mut transport));
+                false
+            }
+        };
+        holdings.tell();
+        report(&mut holdings, config, &machine, now, speaks);
         // The timer may go off too early, never too late: it is set anew only then, not for each message.
         let mut wake = machine.wake(now).unwrap_or(LOOK + now);
         if !status.is_settled() {
             wake = wake.min(config.settle_timeout.max(now + Duration::from_millis(10)));
         }
         let wake = start + wake;
-        if timer.deadline() > wake || timer.is_elapsed() || timer.deadline() <= Instant::now() {
+        if timer.deadline() > wake || timer.is_elapsed() || timer.deadline() <= start + now {
             timer.as_mut().reset(wake.max(start + now));
         }
         if turn >= TURN {
             turn = 0;
+            // One that is never idle hears no news.
+            if !Arc::ptr_eq(&holdings.index, &keyspace.index()) {
+                return End::Rebuilt;
+            }
             tokio::task::yield_now().await;
+            // Nor does its timer go off.
+            if wake <= Instant::now() {
+                let now = start.elapsed();
+                machine.tick(now, &mut Hands::new(&mut holdings, &mut transport));
+                report(&mut holdings, config, &machine, now, false);
+            }
         }
     }
 }
 
-/// Tells the status.
-fn report<P: AsRef<[u8]>>(
-    keyspace: &Keyspace,
+/// Whether the engine says something by it that shows whether all is well.
+fn speaks<P>(incoming: &Incoming<P>, can_replay: bool) -> bool {
+    match incoming {
+        Incoming::Reply { .. } | Incoming::ReplyEnd => true,
+        Incoming::Live { .. } => !can_replay,
+        _ => false,
+    }
+}
+
+/// Whether the status must be told before the next message is read. Counts can wait until there is nothing to read;
+/// whether answers are right cannot, nor can the end of an error, which would end those that come after it too.
+fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P>, speaks: bool) -> bool {
+    let trusted = machine.trusted() && status.limit().is_none();
+    let recovers = || speaks && trusted && !machine.partial() && status.is_failing();
+    trusted != status.is_trusted() || machine.partial() != status.partial.load(Relaxed) || recovers()
+}
+
+/// One thing that came from the sockets.
+fn take_in<T: Transport>(
+    incoming: Incoming<T::Payload>,
+    now: Duration,
     stream: &Stream,
+    machine: &mut Machine<T::Payload>,
+    hands: &mut Hands<'_, T>,
+) {
+    let status = &stream.status;
+    match incoming {
+        Incoming::Live { seq, payload } => {
+            machine.live(now, seq, payload, hands);
+            hands.holdings.heard = true;
+        }
+        Incoming::Reply { seq, payload } => {
+            machine.reply(now, seq, payload, hands);
+            hands.holdings.heard = true;
+        }
+        Incoming::ReplyEnd => {
+            machine.reply_end(now, hands);
+            hands.holdings.heard = true;
+        }
+        Incoming::Connected => machine.connected(now, hands),
+        Incoming::Disconnected(why) => {
+            machine.disconnected(hands);
+            tracing::info!(worker = &*stream.worker, rank = stream.registration.rank, why, "disconnected");
+            status.set_error(why);
+        }
+        Incoming::Unreachable(why) => status.set_error(why),
+        Incoming::BadFrames => {
+            status.counters.malformed_messages.fetch_add(1, Relaxed);
+            status.set_error("a message is not topic, 8-byte sequence number and payload".to_owned());
+        }
+    }
+}
+
+/// Tells the status. `speaks`: the engine has just said something that shows whether all is well.
+fn report<P: AsRef<[u8]>>(
+    holdings: &mut Holdings,
     config: &StreamConfig,
     machine: &Machine<P>,
     now: Duration,
+    speaks: bool,
 ) {
+    let forgotten = holdings.take_forgotten();
+    let Holdings { keyspace, stream, index, .. } = holdings;
     let status = &stream.status;
-    let state = machine.state(now);
-    if state != status.state() {
-        status.set_state(state);
-        tell(stream, machine, state);
+    let is_limited = status.limit().is_some();
+    let state = if is_limited { State::Limited } else { machine.state(now) };
+    let changed = state != status.state();
+    status.set_state(state);
+    tell(stream, machine, state, changed, forgotten);
+    if machine.is_mixed() && machine.counts.contradictions > status.counters.contradictions.load(Relaxed) {
+        status.set_error(MIXED.to_owned());
     }
     status.set_last_seq(machine.last());
-    status.partial.store(machine.partial(), Relaxed);
+    if machine.partial() != status.partial.load(Relaxed) {
+        status.partial.store(machine.partial(), Relaxed);
+        keyspace.trust_changed(stream);
+    }
+    status.unverified.store(machine.unverified(), Relaxed);
     status.buffered.store(machine.waiting() as u64, Relaxed);
     for (counter, count) in pairs(&status.counters, &mut machine.counts.clone()) {
         counter.store(*count, Relaxed);
     }
     status.epoch.store(machine.counts.epochs, Relaxed);
-    let trusted = machine.trusted();
+    let trusted = machine.trusted() && !is_limited;
+    let recovers = trusted && (speaks || !status.is_trusted());
     if trusted != status.is_trusted() {
-        set_trusted(keyspace, stream, trusted);
+        keyspace.set_trusted(stream, index, trusted);
+    }
+    // What is `partial` is explained by its error.
+    if recovers && !machine.partial() {
+        status.recover();
     }
     // An engine that is not there holds readiness back for a while only.
     let absent = matches!(state, State::Connecting | State::Stale) && now >= config.settle_timeout;
-    if (trusted || absent) && !status.is_settled() {
+    if (trusted || absent || is_limited) && !status.is_settled() {
         status.settle();
     }
 }
 
-/// A line for each change, and one that matters more for each that costs answers.
-fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State) {
+/// A line for each change of state, and one that matters more for each event that costs answers.
+fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, changed: bool, forgotten: u64) {
     let (worker, rank, state, epoch) = (&*stream.worker, stream.registration.rank, state.name(), machine.counts.epochs);
-    let (seq, partial) = (machine.last(), machine.partial());
-    let resets = stream.status.counters.resets.load(Relaxed);
-    if epoch > stream.status.epoch.load(Relaxed) {
-        tracing::warn!(worker, rank, state, epoch, "the engine has restarted; its blocks are cleared");
-    } else if machine.counts.resets > resets {
-        tracing::warn!(worker, rank, state, seq, partial, "batches are lost for good; the stream's blocks are cleared");
-    } else {
+    let (seq, partial, counters) = (machine.last(), machine.partial(), &stream.status.counters);
+    let lost = machine.counts.lost_batches.saturating_sub(counters.lost_batches.load(Relaxed));
+    if machine.is_mixed() && machine.counts.contradictions > counters.contradictions.load(Relaxed) {
+        tracing::warn!(worker, rank, state, epoch, "{MIXED}");
+    } else if epoch > stream.status.epoch.load(Relaxed) {
+        let what = "the engine has restarted; its blocks are forgotten";
+        tracing::warn!(worker, rank, state, epoch, lost, forgotten, "{what}");
+    } else if machine.counts.resets > counters.resets.load(Relaxed) {
+        let what = "batches are lost for good; the stream's blocks are forgotten";
+        tracing::warn!(worker, rank, state, seq, lost, forgotten, "{what}");
+    } else if lost > 0 {
+        tracing::warn!(worker, rank, state, seq, lost, partial, "batches from before are not to be had");
+    } else if changed && state == State::Stale.name() {
+        tracing::warn!(worker, rank, state, seq, "the engine is silent; it is not trusted until it is heard");
+    } else if changed && state == State::Unreadable.name() {
+        tracing::warn!(worker, rank, state, seq, "events of unknown types keep coming; the stream is not trusted");
+    } else if forgotten > 0 && state != State::Limited.name() {
+        tracing::warn!(worker, rank, state, seq, forgotten, "the stream's blocks are forgotten, to be read anew");
+    } else if changed && state == State::Live.name() {
+        tracing::info!(worker, rank, state, seq, epoch, partial, "its blocks are known, and trusted");
+    } else if changed {
         tracing::info!(worker, rank, state, seq, epoch, partial, "state changed");
     }
-}
-
-fn set_trusted(keyspace: &Keyspace, stream: &Stream, trusted: bool) {
-    stream.status.set_trusted(trusted);
-    keyspace.trust_changed();
 }
 
 /// The machine's counts, taken up again after a panic.
@@ -226,7 +344,7 @@ fn counts(status: &StreamStatus) -> Counts {
     counts
 }
 
-fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64, &'a mut u64); 11] {
+fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64, &'a mut u64); 12] {
     [
         (&counters.gaps, &mut counts.gaps),
         (&counters.recovered_batches, &mut counts.recovered_batches),
@@ -239,5 +357,6 @@ fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64,
         (&counters.truncated_replays, &mut counts.truncated_replays),
         (&counters.reconnects, &mut counts.reconnects),
         (&counters.unverified_reconnects, &mut counts.unverified_reconnects),
+        (&counters.contradictions, &mut counts.contradictions),
     ]
 }

@@ -1,9 +1,15 @@
 //! What a stream remembers of its batches: which the last ones were, and those that have to wait.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::limits::{Limit, Shared};
 
 /// How many batches are remembered by hash.
 const REMEMBERED: usize = 256;
+
+/// Bytes that a batch takes besides its own.
+const OVERHEAD: usize = 128;
 
 /// Numbers and hashes of the batches applied last: they tell a batch that came twice from one of another epoch that has
 /// the same number.
@@ -33,6 +39,14 @@ impl Recent {
     }
 }
 
+/// What had to be forgotten.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Forgotten {
+    pub(crate) batches: u64,
+    /// The highest number of them.
+    pub(crate) highest: Option<u64>,
+}
+
 /// Batches that cannot be applied yet, by number. When it is full the newest are forgotten, because those are the ones
 /// that the engine remembers longest.
 #[derive(Debug)]
@@ -41,26 +55,44 @@ pub(crate) struct Waiting<P> {
     bytes: usize,
     max_batches: usize,
     max_bytes: usize,
+    /// What all streams have in their buffers.
+    shared: Arc<Shared>,
+    max_shared: usize,
 }
 
 impl<P: AsRef<[u8]>> Waiting<P> {
-    pub(crate) fn new(max_batches: usize, max_bytes: usize) -> Self {
-        Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes }
+    pub(crate) fn new(max_batches: usize, max_bytes: usize, shared: Arc<Shared>, max_shared: usize) -> Self {
+        Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes, shared, max_shared }
     }
 
-    /// Keeps a batch; returns how many had to be forgotten.
-    pub(crate) fn insert(&mut self, seq: u64, payload: P) -> u64 {
-        self.bytes += payload.as_ref().len();
+    /// Keeps a batch; returns what had to be forgotten.
+    pub(crate) fn insert(&mut self, seq: u64, payload: P) -> Forgotten {
+        let size = payload.as_ref().len();
+        self.bytes += size;
+        let together = self.shared.add(size + OVERHEAD);
         if let Some(old) = self.batches.insert(seq, payload) {
-            self.bytes -= old.as_ref().len();
+            self.left(&old);
         }
-        let mut forgotten = 0;
-        while self.batches.len() > self.max_batches || self.bytes > self.max_bytes {
-            let Some((_, newest)) = self.batches.pop_last() else { break };
-            self.bytes -= newest.as_ref().len();
-            forgotten += 1;
+        // Others may have filled what all share: then this stream forgets no more than it brought.
+        let mut too_much = 0;
+        if together > self.max_shared {
+            self.shared.count(Limit::BufferBytes);
+            too_much = size + OVERHEAD;
+        }
+        let mut forgotten = Forgotten::default();
+        while self.batches.len() > self.max_batches || self.bytes > self.max_bytes || too_much > 0 {
+            let Some((seq, newest)) = self.batches.pop_last() else { break };
+            self.left(&newest);
+            too_much = too_much.saturating_sub(newest.as_ref().len() + OVERHEAD);
+            forgotten.batches += 1;
+            forgotten.highest = forgotten.highest.max(Some(seq));
         }
         forgotten
+    }
+
+    fn left(&mut self, payload: &P) {
+        self.bytes -= payload.as_ref().len();
+        self.shared.sub(payload.as_ref().len() + OVERHEAD);
     }
 
     pub(crate) fn first(&self) -> Option<u64> {
@@ -69,7 +101,7 @@ impl<P: AsRef<[u8]>> Waiting<P> {
 
     pub(crate) fn pop_first(&mut self) -> Option<(u64, P)> {
         let (seq, payload) = self.batches.pop_first()?;
-        self.bytes -= payload.as_ref().len();
+        self.left(&payload);
         Some((seq, payload))
     }
 
@@ -82,8 +114,15 @@ impl<P: AsRef<[u8]>> Waiting<P> {
     }
 
     pub(crate) fn clear(&mut self) {
+        self.shared.sub(self.bytes + self.batches.len() * OVERHEAD);
         self.batches.clear();
         self.bytes = 0;
+    }
+}
+
+impl<P> Drop for Waiting<P> {
+    fn drop(&mut self) {
+        self.shared.sub(self.bytes + self.batches.len() * OVERHEAD);
     }
 }
 
@@ -107,24 +146,48 @@ mod tests {
 
     #[test]
     fn forgets_the_newest_when_full() {
-        let mut waiting = Waiting::new(3, 100);
+        let mut waiting = Waiting::new(3, 100, Arc::default(), usize::MAX);
         for seq in [5, 3, 9] {
-            assert_eq!(waiting.insert(seq, vec![0; 10]), 0);
+            assert_eq!(waiting.insert(seq, vec![0; 10]).batches, 0);
         }
-        assert_eq!(waiting.insert(4, vec![0; 10]), 1);
-        assert_eq!(waiting.insert(8, vec![0; 10]), 1);
+        assert_eq!(waiting.insert(4, vec![0; 10]), Forgotten { batches: 1, highest: Some(9) });
+        assert_eq!(waiting.insert(8, vec![0; 10]), Forgotten { batches: 1, highest: Some(8) });
         assert_eq!([3, 4, 5].map(|_| waiting.pop_first().map(|(seq, _)| seq)), [Some(3), Some(4), Some(5)]);
         assert_eq!((waiting.len(), waiting.bytes), (0, 0));
     }
 
     #[test]
+    fn all_streams_together_have_a_limit() {
+        let shared = Arc::<Shared>::default();
+        let limit = 3 * (10 + OVERHEAD);
+        let [mut a, mut b] = [(); 2].map(|()| Waiting::new(100, 1000, shared.clone(), limit));
+        assert_eq!(
+            (a.insert(1, vec![0; 10]).batches, a.insert(2, vec![0; 10]).batches, b.insert(1, vec![0; 10]).batches),
+            (0, 0, 0)
+        );
+        assert_eq!(
+            (b.insert(2, vec![0; 10]).batches, b.len(), a.len()),
+            (1, 1, 2),
+            "each forgets its own, and no more"
+        );
+        assert_eq!((a.insert(0, vec![0; 10]).batches, a.len(), a.first()), (1, 2, Some(0)), "the newest");
+        assert_eq!(shared.reached(Limit::BufferBytes), 2);
+        a.pop_first();
+        assert_eq!(b.insert(2, vec![0; 10]).batches, 0, "there is room again");
+        b.clear();
+        assert_eq!(shared.buffered(), 10 + OVERHEAD);
+        drop((a, b));
+        assert_eq!(shared.buffered(), 0);
+    }
+
+    #[test]
     fn counts_bytes_of_what_it_holds() {
-        let mut waiting = Waiting::new(10, 100);
-        assert_eq!(waiting.insert(1, vec![0; 60]), 0);
-        assert_eq!(waiting.insert(1, vec![0; 30]), 0);
-        assert_eq!(waiting.insert(2, vec![0; 70]), 0);
-        assert_eq!(waiting.insert(3, vec![0; 1]), 1);
-        assert_eq!(waiting.insert(0, vec![0; 101]), 3);
+        let mut waiting = Waiting::new(10, 100, Arc::default(), usize::MAX);
+        assert_eq!(waiting.insert(1, vec![0; 60]).batches, 0);
+        assert_eq!(waiting.insert(1, vec![0; 30]).batches, 0);
+        assert_eq!(waiting.insert(2, vec![0; 70]).batches, 0);
+        assert_eq!(waiting.insert(3, vec![0; 1]).batches, 1);
+        assert_eq!(waiting.insert(0, vec![0; 101]).batches, 3);
         assert!(waiting.is_empty());
         assert_eq!(waiting.bytes, 0);
     }

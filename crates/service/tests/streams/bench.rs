@@ -29,6 +29,7 @@ pub(crate) fn impatient() -> StreamConfig {
 pub(crate) fn registration(events: &str, replay: Option<&str>) -> Registration {
     Registration {
         worker: WORKER.to_owned(),
+        names: None,
         model: "model".to_owned(),
         routing_group: "default".to_owned(),
         block_size: BLOCK_SIZE,
@@ -36,6 +37,7 @@ pub(crate) fn registration(events: &str, replay: Option<&str>) -> Registration {
         endpoint: events.parse().expect("an endpoint"),
         replay_endpoint: replay.map(|replay| replay.parse().expect("an endpoint")),
         topic: String::new(),
+        count_copies: true,
         source: "test".to_owned(),
     }
 }
@@ -66,7 +68,7 @@ impl Bench {
     /// How many blocks of a life are known, of so many.
     pub(crate) fn depth(&self, life: u32, of: u64) -> u64 {
         let prompt = hash::content_hashes(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
-        let found = self.keyspace.index.find(&prompt).to_owned();
+        let found = self.keyspace.index().find(&prompt).to_owned();
         found
             .scores(View::Device)
             .iter()
@@ -77,7 +79,7 @@ impl Bench {
     /// How many workers hold anything of so many blocks of a life.
     pub(crate) fn holders(&self, life: u32, of: u64) -> usize {
         let prompt = hash::content_hashes(&tokens(life, of), BLOCK_SIZE as usize, None, None);
-        self.keyspace.index.find(&prompt).to_owned().scores(View::Device).len()
+        self.keyspace.index().find(&prompt).to_owned().scores(View::Device).len()
     }
 
     pub(crate) fn count(&self, name: &str) -> u64 {

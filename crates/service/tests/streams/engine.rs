@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvatlas_wire::encode::{Dialect, encode};
-use kvatlas_wire::{Batch, Event, Name, Removed, Stored};
+use kvatlas_wire::{Batch, Cleared, Event, Name, Removed, Stored};
 
 pub(crate) const BLOCK_SIZE: u32 = 4;
 
@@ -25,6 +25,31 @@ enum Order {
     Malformed,
     /// A batch that evicts all blocks of this life, each once.
     Evict,
+    /// The same, but in its place comes nonsense: on the live socket only, or by replay as well.
+    EvictUnreadably {
+        replayable: bool,
+    },
+    /// A block whose event has tokens that are none.
+    PublishUnreadably,
+    /// The blocks of this life once more, as an engine announces hits that reports in full.
+    AnnounceAgain,
+    /// A batch with a block and an event of an unknown type.
+    PublishUnknown,
+    /// A batch that clears everything.
+    Clear,
+    /// Before the rest of its next answer comes so much on the live socket; after it nothing more, as long as the sender
+    /// of this lives.
+    Interrupt(u64, Receiver<()>),
+    /// Numbers and blocks begin anew, on the same sockets.
+    Rewind,
+    /// A second engine with blocks of its own publishes at the same address, in turns with this one.
+    PublishInTurns(u64),
+    /// New process with the replay socket not there yet, and so many batches that nobody heard.
+    RestartUnheard(u64),
+    /// The publisher goes away, the replay socket stays.
+    KillPublisher,
+    /// From now on a replay brings a batch each so often, and no end.
+    Dribble(Duration),
     /// New process, same addresses.
     Restart,
     /// The sockets go away.
@@ -47,9 +72,17 @@ pub(crate) struct Engine {
 impl Engine {
     /// `keeps`: batches for the replay socket.
     pub(crate) fn start(keeps: usize) -> Self {
+        Self::start_at(keeps, 1, 0, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+    }
+
+    /// With these addresses, and blocks of this life, so many of them already when it binds its sockets.
+    pub(crate) fn start_at(keeps: usize, life: u32, blocks: u64, events: &str, replay: &str) -> Self {
         let (orders, received) = channel();
         let (addresses, known) = channel();
-        let thread = std::thread::spawn(move || Process::new(keeps, &addresses).run(&received));
+        let (events, replay) = (events.to_owned(), replay.to_owned());
+        let thread = std::thread::spawn(move || {
+            Process::new(keeps, (life, blocks), (events, replay), &addresses).run(&received)
+        });
         let (events, replay) = known.recv().expect("the sockets are bound");
         Self { events, replay, orders: Some(orders), thread: Some(thread) }
     }
@@ -102,6 +135,42 @@ impl Engine {
     pub(crate) fn revive_replay(&self) {
         self.order(Order::ReviveReplay);
     }
+    pub(crate) fn publish_unknown(&self) {
+        self.order(Order::PublishUnknown);
+    }
+    pub(crate) fn evict_unreadably(&self, replayable: bool) {
+        self.order(Order::EvictUnreadably { replayable });
+    }
+    pub(crate) fn publish_unreadably(&self) {
+        self.order(Order::PublishUnreadably);
+    }
+    pub(crate) fn announce_again(&self) {
+        self.order(Order::AnnounceAgain);
+    }
+    pub(crate) fn clear(&self) {
+        self.order(Order::Clear);
+    }
+    pub(crate) fn rewind(&self) {
+        self.order(Order::Rewind);
+    }
+    pub(crate) fn publish_in_turns(&self, batches: u64) {
+        self.order(Order::PublishInTurns(batches));
+    }
+    pub(crate) fn restart_unheard(&self, batches: u64) {
+        self.order(Order::RestartUnheard(batches));
+    }
+    pub(crate) fn kill_publisher(&self) {
+        self.order(Order::KillPublisher);
+    }
+    pub(crate) fn dribble(&self, pause: Duration) {
+        self.order(Order::Dribble(pause));
+    }
+    /// Until the result is dropped.
+    pub(crate) fn interrupt(&self, batches: u64) -> Sender<()> {
+        let (resume, interrupted) = channel();
+        self.order(Order::Interrupt(batches, interrupted));
+        resume
+    }
     /// Until the result is dropped.
     pub(crate) fn pause(&self) -> Sender<()> {
         let (resume, paused) = channel();
@@ -140,23 +209,35 @@ struct Process {
     seq: u64,
     /// Blocks of this life.
     blocks: u64,
+    interrupt: Option<(u64, Receiver<()>)>,
+    dribble: Option<Duration>,
 }
 
 impl Process {
-    fn new(keeps: usize, addresses: &Sender<(String, String)>) -> Self {
-        let any = || "tcp://127.0.0.1:*".to_owned();
+    fn new(
+        keeps: usize,
+        (life, blocks): (u32, u64),
+        at: (String, String),
+        addresses: &Sender<(String, String)>,
+    ) -> Self {
         let mut process = Self {
             context: zmq::Context::new(),
             publisher: None,
             router: None,
-            events: any(),
-            replay: any(),
+            events: at.0,
+            replay: at.1,
             keeps,
             kept: VecDeque::new(),
-            life: 1,
+            life,
             seq: 0,
             blocks: 0,
+            interrupt: None,
+            dribble: None,
         };
+        (0..blocks).for_each(|_| {
+            let payload = process.next_block();
+            process.publish(payload, false);
+        });
         process.bind_publisher();
         process.bind_router();
         let _ = addresses.send((process.events.clone(), process.replay.clone()));
@@ -236,11 +317,65 @@ impl Process {
                 publisher.send_multipart([&b""[..], &b"two"[..]], 0).expect("sent");
             }
             Order::Evict => {
-                let block_hashes = (0..self.blocks).map(|block| self.name(block)).collect();
-                let removed = Removed { block_hashes, medium: Some("GPU".into()), ..Removed::default() };
-                let payload = self.batch(Event::Removed(removed));
+                let payload = self.eviction();
                 self.publish(payload, true);
             }
+            Order::EvictUnreadably { replayable } => {
+                let payload = self.eviction();
+                let cut = payload[..payload.len() / 2].to_vec();
+                if replayable {
+                    let seq = self.publish(payload, false);
+                    self.send(seq, &cut);
+                } else {
+                    self.publish(cut, true);
+                }
+            }
+            Order::PublishUnreadably => {
+                let mut payload = self.next_block();
+                // The first token, which is the life, becomes a string.
+                let tokens = payload.windows(9).rposition(|bytes| bytes == b"token_ids").expect("a block") + 10;
+                payload[tokens] = 0xa0;
+                self.publish(payload, true);
+            }
+            Order::PublishUnknown => {
+                let mut payload = self.batch(Event::Cleared(Cleared));
+                let tag = payload.windows(16).position(|bytes| bytes == b"AllBlocksCleared").expect("an event");
+                payload[tag..tag + 16].copy_from_slice(b"BlocksSeenAsLate");
+                self.publish(payload, true);
+            }
+            Order::AnnounceAgain => {
+                for block in 0..self.blocks {
+                    let payload = self.block(self.life, block);
+                    self.publish(payload, true);
+                }
+            }
+            Order::Clear => {
+                let payload = self.batch(Event::Cleared(Cleared));
+                self.publish(payload, true);
+            }
+            Order::Interrupt(batches, resume) => self.interrupt = Some((batches, resume)),
+            Order::Rewind => {
+                self.kept.clear();
+                (self.life, self.seq, self.blocks) = (self.life + 1, 0, 0);
+            }
+            Order::PublishInTurns(batches) => (0..batches).for_each(|_| {
+                let other = self.block(self.life + 100, self.blocks);
+                let own = self.next_block();
+                let seq = self.publish(own, true);
+                self.send(seq, &other);
+            }),
+            Order::RestartUnheard(batches) => {
+                (self.publisher, self.router) = (None, None);
+                self.kept.clear();
+                (self.life, self.seq, self.blocks) = (self.life + 1, 0, 0);
+                (0..batches).for_each(|_| {
+                    let payload = self.next_block();
+                    self.publish(payload, false);
+                });
+                self.bind_publisher();
+            }
+            Order::KillPublisher => self.publisher = None,
+            Order::Dribble(pause) => self.dribble = Some(pause),
             Order::Restart => {
                 (self.publisher, self.router) = (None, None);
                 self.kept.clear();
@@ -265,17 +400,27 @@ impl Process {
     }
 
     fn next_block(&mut self) -> Vec<u8> {
-        let block = self.blocks;
         self.blocks += 1;
+        self.block(self.life, self.blocks - 1)
+    }
+
+    fn block(&self, life: u32, block: u64) -> Vec<u8> {
+        let name = |block: u64| Name::from(u64::from(life) << 40 | block);
         let stored = Stored {
-            block_hashes: vec![self.name(block)],
-            parent: block.checked_sub(1).map(|parent| self.name(parent)),
-            tokens: block_tokens(self.life, block).to_vec(),
+            block_hashes: vec![name(block)],
+            parent: block.checked_sub(1).map(name),
+            tokens: block_tokens(life, block).to_vec(),
             block_size: BLOCK_SIZE,
             medium: Some("GPU".into()),
             ..Stored::default()
         };
         self.batch(Event::Stored(stored.into()))
+    }
+
+    fn eviction(&self) -> Vec<u8> {
+        let block_hashes = (0..self.blocks).map(|block| self.name(block)).collect();
+        let removed = Removed { block_hashes, medium: Some("GPU".into()), ..Removed::default() };
+        self.batch(Event::Removed(removed))
     }
 
     fn publish(&mut self, payload: Vec<u8>, arrives: bool) -> u64 {
@@ -302,18 +447,35 @@ impl Process {
     }
 
     /// As engines do: an empty frame first, an empty topic, and an end with the number -1.
-    fn answer(&self) {
-        let Some(router) = &self.router else { return };
-        while let Ok(request) = router.recv_multipart(zmq::DONTWAIT) {
+    fn answer(&mut self) {
+        while let Some(Ok(request)) = self.router.as_ref().map(|router| router.recv_multipart(zmq::DONTWAIT)) {
             let [who, empty, from] = request.as_slice() else { continue };
+            let who = who.clone();
             let (true, Ok(from)) = (empty.is_empty(), from.as_slice().try_into().map(u64::from_be_bytes)) else {
                 continue;
             };
-            for (seq, payload) in self.kept.iter().filter(|(seq, _)| *seq >= from) {
-                let frames = [&who[..], b"", b"", &seq.to_be_bytes()[..], payload];
-                let _ = router.send_multipart(frames, zmq::DONTWAIT);
+            let mut kept: VecDeque<_> = self.kept.iter().filter(|(seq, _)| *seq >= from).cloned().collect();
+            let interrupt = self.interrupt.take();
+            if let Some((batches, _)) = &interrupt {
+                kept.pop_front().inspect(|(seq, payload)| self.reply(&who, *seq, payload));
+                self.obey(Order::Publish(*batches));
+                // So that they are there before the rest.
+                std::thread::sleep(Duration::from_millis(200));
             }
-            let _ = router.send_multipart([&who[..], b"", b"", &[0xff; 8], b""], zmq::DONTWAIT);
+            for (seq, payload) in kept {
+                self.reply(&who, seq, &payload);
+                self.dribble.inspect(|pause| std::thread::sleep(*pause));
+            }
+            self.reply(&who, u64::MAX, b"");
+            if let Some((_, resume)) = interrupt {
+                let _ = resume.recv();
+            }
+        }
+    }
+
+    fn reply(&self, who: &[u8], seq: u64, payload: &[u8]) {
+        if let Some(router) = &self.router {
+            let _ = router.send_multipart([who, b"", b"", &seq.to_be_bytes()[..], payload], zmq::DONTWAIT);
         }
     }
 }

@@ -5,4 +5,6 @@ mod engine;
 mod gaps;
 mod impostors;
 mod joining;
+mod limits;
 mod lives;
+mod truth;

@@ -2,28 +2,30 @@
 
 use super::extra;
 use super::fault::Fault;
-use super::field::{Field, OPTIONAL, REMOVED, STORED};
+use super::field::{EXTRA_KEYS, Field, OPTIONAL, REMOVED, STORED};
 use super::msgpack::{Cursor, Value};
+use super::spare::Spare;
 use super::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
 use crate::error::Reason;
-use crate::event::{Cleared, Event, Removed, Stored};
+use crate::event::{Cleared, EventOf, RemovedOf, StoredOf};
 use crate::medium;
+use crate::name::Named;
 
 /// See the module's text.
-pub(crate) struct Draft<'a> {
-    event: Event,
+pub(crate) struct Draft<'a, N> {
+    event: EventOf<N>,
     /// Fields without which an event means nothing: one bit each.
     seen: u32,
     /// Where the extra keys are. They cannot be understood before the LoRA name is known.
     extra_keys: Option<Cursor<'a>>,
 }
 
-impl<'a> Draft<'a> {
-    pub(crate) fn new(tag: &[u8]) -> Result<Self, Fault> {
+impl<'a, N: Named> Draft<'a, N> {
+    pub(crate) fn new(tag: &[u8], spare: &mut Spare<N>) -> Result<Self, Fault> {
         let event = match tag {
-            b"BlockStored" => Event::Stored(Box::default()),
-            b"BlockRemoved" => Event::Removed(Removed::default()),
-            b"AllBlocksCleared" => Event::Cleared(Cleared),
+            b"BlockStored" => EventOf::Stored(spare.stored()),
+            b"BlockRemoved" => EventOf::Removed(RemovedOf { block_hashes: spare.names(), ..RemovedOf::default() }),
+            b"AllBlocksCleared" => EventOf::Cleared(Cleared),
             _ => {
                 let name: String = String::from_utf8_lossy(tag).chars().take(64).collect();
                 return Err(Fault::Event(Reason::UnknownEvent, format!("unknown event: {name:?}")));
@@ -46,16 +48,19 @@ impl<'a> Draft<'a> {
     /// Reads the elements of an array, after the tag.
     pub(crate) fn elements(&mut self, cursor: &mut Cursor<'a>, elements: usize) -> Result<(), Fault> {
         let order: &[Field] = match self.event {
-            Event::Stored(_) => &STORED,
-            Event::Removed(_) => &REMOVED,
-            Event::Cleared(_) => &[],
+            EventOf::Stored(_) => &STORED,
+            EventOf::Removed(_) => &REMOVED,
+            EventOf::Cleared(_) => &[],
         };
+        // Keys have a place of their own, or are in a map at the end.
+        let mut bare = elements <= EXTRA_KEYS;
         for at in 0..elements {
             if at > OPTIONAL {
                 let mut inside = *cursor;
                 if let Value::Map(entries) = inside.value()? {
                     self.entries(&mut inside, entries)?;
                     *cursor = inside;
+                    bare = false;
                     continue;
                 }
             }
@@ -64,42 +69,45 @@ impl<'a> Draft<'a> {
                 None => cursor.skip()?,
             }
         }
+        if let EventOf::Stored(it) = &mut self.event {
+            it.bare = bare;
+        }
         Ok(())
     }
 
     fn field(&mut self, field: Field, cursor: &mut Cursor<'a>) -> Result<(), Fault> {
         self.seen |= 1 << field as u32;
         match &mut self.event {
-            Event::Stored(_) if field == Field::ExtraKeys => {
+            EventOf::Stored(_) if field == Field::ExtraKeys => {
                 self.extra_keys = Some(*cursor);
                 cursor.skip()?;
             }
-            Event::Stored(it) => stored(it, field, cursor)?,
-            Event::Removed(it) => removed(it, field, cursor)?,
-            Event::Cleared(_) => cursor.skip()?,
+            EventOf::Stored(it) => stored(it, field, cursor)?,
+            EventOf::Removed(it) => removed(it, field, cursor)?,
+            EventOf::Cleared(_) => cursor.skip()?,
         }
         Ok(())
     }
 
     /// The event, when all its fields were read.
-    pub(crate) fn finish(self) -> Result<Event, Fault> {
+    pub(crate) fn finish(self) -> Result<EventOf<N>, Fault> {
         let needed: &[Field] = match self.event {
-            Event::Stored(_) => &[Field::BlockHashes, Field::Parent, Field::Tokens, Field::BlockSize],
-            Event::Removed(_) => &[Field::BlockHashes],
-            Event::Cleared(_) => &[],
+            EventOf::Stored(_) => &[Field::BlockHashes, Field::Parent, Field::Tokens, Field::BlockSize],
+            EventOf::Removed(_) => &[Field::BlockHashes],
+            EventOf::Cleared(_) => &[],
         };
         if let Some(missing) = needed.iter().find(|&&field| self.seen & (1 << field as u32) == 0) {
             return Err(Fault::Event(Reason::MissingField, format!("no {}", missing.name())));
         }
         let mut event = self.event;
-        if let (Event::Stored(it), Some(mut keys)) = (&mut event, self.extra_keys) {
+        if let (EventOf::Stored(it), Some(mut keys)) = (&mut event, self.extra_keys) {
             extra::read(&mut keys, it)?;
         }
         Ok(event)
     }
 }
 
-fn stored(it: &mut Stored, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+fn stored<N: Named>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
     match field {
         Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
         Field::Parent => it.parent = optional_name(cursor, field)?,
@@ -122,7 +130,7 @@ fn stored(it: &mut Stored, field: Field, cursor: &mut Cursor<'_>) -> Result<(), 
 }
 
 /// A removal has few of the fields; those that it has not may be of any type.
-fn removed(it: &mut Removed, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+fn removed<N: Named>(it: &mut RemovedOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
     match field {
         Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
         Field::Medium => it.medium = text(cursor, field)?.map(medium::intern),

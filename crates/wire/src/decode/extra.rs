@@ -9,7 +9,7 @@
 use super::fault::Fault;
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
-use crate::event::Stored;
+use crate::event::StoredOf;
 use crate::keys::Key;
 
 /// What one integration puts before the salts that it hands to the engine.
@@ -30,7 +30,7 @@ enum Sent<'a> {
 }
 
 /// Reads the keys of all blocks into the event, whose other fields are known.
-pub(crate) fn read(cursor: &mut Cursor<'_>, stored: &mut Stored) -> Result<(), Fault> {
+pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Result<(), Fault> {
     let blocks = match cursor.value()? {
         Value::Nil => return Ok(()),
         Value::Array(blocks) => blocks,
@@ -58,7 +58,7 @@ pub(crate) fn read(cursor: &mut Cursor<'_>, stored: &mut Stored) -> Result<(), F
     Ok(())
 }
 
-fn understand(key: Sent<'_>, block: usize, at: usize, stored: &mut Stored) {
+fn understand<N>(key: Sent<'_>, block: usize, at: usize, stored: &mut StoredOf<N>) {
     let key = match key {
         Sent::Lora(name) => {
             stored.lora.get_or_insert_with(|| name.into());

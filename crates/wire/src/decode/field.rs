@@ -39,6 +39,9 @@ pub(crate) const STORED: [Field; 13] = [
 pub(crate) const REMOVED: [Field; 5] =
     [Field::BlockHashes, Field::Medium, Field::Group, Field::Locality, Field::Ownership];
 
+/// The position of the extra keys among those of a store.
+pub(crate) const EXTRA_KEYS: usize = 7;
+
 /// From this position on a map is no field but more fields by key, as one engine appended them.
 pub(crate) const OPTIONAL: usize = 5;
 

@@ -12,13 +12,18 @@ mod extra;
 mod fault;
 mod field;
 mod msgpack;
+mod spare;
 mod values;
+
+use kvatlas_index::BlockHash;
 
 use self::draft::Draft;
 use self::fault::Fault;
 use self::msgpack::{Broken, Cursor, Value};
+use self::spare::Spare;
 use crate::error::{Error, Reason, Refused};
-use crate::event::{Batch, Event};
+use crate::event::{Batch, BatchOf, EventOf};
+use crate::name::Named;
 
 /// Refusals told one by one; further ones of a batch are added to the last of their reason, so that a payload of
 /// nothing but nonsense does not grow in memory.
@@ -32,6 +37,32 @@ const TOLD: usize = 32;
 /// # Errors
 /// Only if the payload is no batch at all. What is wrong with single events is in [`Batch::refused`].
 pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
+    let mut batch = Batch::default();
+    read(payload, &mut batch, &mut Spare::default())?;
+    Ok(batch)
+}
+
+/// Decodes one payload after the other into the same memory, for the index: names in the form it knows blocks by.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    batch: BatchOf<BlockHash>,
+    spare: Spare<BlockHash>,
+}
+
+impl Decoder {
+    /// As [`decode()`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn decode(&mut self, payload: &[u8]) -> Result<&BatchOf<BlockHash>, Error> {
+        self.spare.take(&mut self.batch);
+        read(payload, &mut self.batch, &mut self.spare)?;
+        Ok(&self.batch)
+    }
+}
+
+/// Reads a payload into an empty batch.
+fn read<N: Named>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) -> Result<(), Error> {
     let mut cursor = Cursor::new(payload);
     let (elements, timestamp, events) = envelope(&mut cursor).map_err(|wrong| match wrong {
         Wrong::Shape(what) => Error::NotABatch { what },
@@ -39,12 +70,12 @@ pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
         Wrong::Broken(Broken::Cut) => Error::Truncated { bytes: payload.len() },
         Wrong::Broken(Broken::Reserved) => Error::Malformed,
     })?;
-    let mut batch = Batch { timestamp, ..Batch::default() };
+    batch.timestamp = timestamp;
     // An event of less than 16 bytes is none.
     batch.events.reserve(events.min(cursor.left() / 16));
     for at in 0..events {
         let start = cursor;
-        let fault = match event(&mut cursor) {
+        let fault = match event(&mut cursor, spare) {
             Ok(event) => {
                 batch.events.push(event);
                 continue;
@@ -54,32 +85,38 @@ pub fn decode(payload: &[u8]) -> Result<Batch, Error> {
         let broken = match fault {
             Fault::Broken(broken) => broken,
             Fault::Event(reason, detail) => {
-                refuse(&mut batch.refused, Refused { at, events: 1, reason, detail });
+                let may_remove = !is_store(start);
+                refuse(&mut batch.refused, Refused { at, events: 1, reason, may_remove, detail });
                 cursor = start;
                 match cursor.skip() {
                     Ok(()) => continue,
-                    Err(_) if at + 1 == events => return Ok(batch),
+                    // Not even the batch's rank is known, so whose events the others are is not either.
+                    Err(_) if at + 1 == events => {
+                        batch.refused.iter_mut().for_each(|refused| refused.may_remove = true);
+                        return Ok(());
+                    }
                     // This one is told already.
                     Err(broken) => {
                         lose(&mut batch.refused, at + 1, events, &cursor, broken);
-                        return Ok(batch);
+                        return Ok(());
                     }
                 }
             }
         };
         lose(&mut batch.refused, at, events, &start, broken);
-        return Ok(batch);
+        return Ok(());
     }
     if elements > 2 {
         match rank(&mut cursor) {
             Ok(rank) => batch.rank = rank,
             Err(Fault::Event(reason, detail)) => {
-                refuse(&mut batch.refused, Refused { at: events, events: 1, reason, detail });
+                let refused = Refused { at: events, events: 1, reason, may_remove: true, detail };
+                refuse(&mut batch.refused, refused);
             }
             Err(Fault::Broken(broken)) => lose(&mut batch.refused, events, events + 1, &cursor, broken),
         }
     }
-    Ok(batch)
+    Ok(())
 }
 
 enum Wrong {
@@ -124,11 +161,11 @@ fn rank(cursor: &mut Cursor<'_>) -> Result<Option<u32>, Fault> {
     }
 }
 
-fn event(cursor: &mut Cursor<'_>) -> Result<Event, Fault> {
+fn event<N: Named>(cursor: &mut Cursor<'_>, spare: &mut Spare<N>) -> Result<EventOf<N>, Fault> {
     match cursor.value()? {
         Value::Map(entries) => {
             let tag = map_tag(*cursor, entries)?;
-            let mut draft = Draft::new(tag)?;
+            let mut draft = Draft::new(tag, spare)?;
             draft.entries(cursor, entries)?;
             draft.finish()
         }
@@ -137,13 +174,26 @@ fn event(cursor: &mut Cursor<'_>) -> Result<Event, Fault> {
                 Value::Text(tag) => tag,
                 other => return Err(not_an_event(&format!("an array that begins with {}", other.kind()))),
             };
-            let mut draft = Draft::new(tag)?;
+            let mut draft = Draft::new(tag, spare)?;
             draft.elements(cursor, elements - 1)?;
             draft.finish()
         }
         Value::Array(_) => Err(not_an_event("an empty array")),
         other => Err(not_an_event(other.kind())),
     }
+}
+
+/// Whether the event that begins here, whatever is wrong with it, says that it stores blocks.
+fn is_store(mut cursor: Cursor<'_>) -> bool {
+    let tag = match cursor.value() {
+        Ok(Value::Map(entries)) => map_tag(cursor, entries).ok(),
+        Ok(Value::Array(1..)) => match cursor.value() {
+            Ok(Value::Text(tag)) => Some(tag),
+            _ => None,
+        },
+        _ => None,
+    };
+    tag == Some(b"BlockStored")
 }
 
 /// The event's type. It comes first, but need not.
@@ -166,7 +216,8 @@ fn not_an_event(what: &str) -> Fault {
 
 /// Tells of an event left out.
 fn refuse(refused: &mut Vec<Refused>, one: Refused) {
-    let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(|other| other.reason == one.reason) };
+    let is_same = |other: &&mut Refused| (other.reason, other.may_remove) == (one.reason, one.may_remove);
+    let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(is_same) };
     match same {
         Some(same) => same.events += one.events,
         None => refused.push(one),
@@ -182,5 +233,5 @@ fn lose(refused: &mut Vec<Refused>, at: usize, events: usize, from: &Cursor<'_>,
         Broken::Reserved => (Reason::Malformed, "a byte 0xc1, which begins no MessagePack value, inside the event"),
     };
     let detail = if lost > 1 { format!("{what}; {} after it are lost with it", lost - 1) } else { what.to_owned() };
-    refuse(refused, Refused { at, events: lost, reason, detail });
+    refuse(refused, Refused { at, events: lost, reason, may_remove: true, detail });
 }

@@ -6,29 +6,29 @@ use super::fault::Fault;
 use super::field::Field;
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
-use crate::name::Name;
+use crate::name::Named;
 
 fn wrong(field: Field, wanted: &str, found: &str) -> Fault {
     Fault::Event(Reason::InvalidField, format!("{} must be {wanted}, found {found}", field.name()))
 }
 
-fn name(value: Value<'_>, field: Field) -> Result<Name, Fault> {
+fn name<N: Named>(value: Value<'_>, field: Field) -> Result<N, Fault> {
     match value {
-        Value::Unsigned(name) => Ok(Name::Unsigned(name)),
-        Value::Negative(name) => Ok(Name::Signed(name)),
-        Value::Bytes(name) => Ok(Name::from(name)),
+        Value::Unsigned(name) => Ok(N::unsigned(name)),
+        Value::Negative(name) => Ok(N::signed(name)),
+        Value::Bytes(name) => Ok(N::digest(name)),
         other => Err(wrong(field, "integers or bytes", other.kind())),
     }
 }
 
-pub(crate) fn optional_name(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<Name>, Fault> {
+pub(crate) fn optional_name<N: Named>(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<N>, Fault> {
     match cursor.value()? {
         Value::Nil => Ok(None),
         value => name(value, field).map(Some),
     }
 }
 
-pub(crate) fn names(cursor: &mut Cursor<'_>, into: &mut Vec<Name>) -> Result<(), Fault> {
+pub(crate) fn names<N: Named>(cursor: &mut Cursor<'_>, into: &mut Vec<N>) -> Result<(), Fault> {
     into.clear();
     let count = match cursor.value()? {
         Value::Array(count) => count,

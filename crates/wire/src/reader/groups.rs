@@ -43,6 +43,11 @@ impl Groups {
         false
     }
 
+    /// Whether no group was seen yet that could decide.
+    pub(crate) fn only_others(&self) -> bool {
+        self.decides.is_none()
+    }
+
     /// Whether a removal is of the group that decides.
     pub(crate) fn remove(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };

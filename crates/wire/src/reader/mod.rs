@@ -6,33 +6,53 @@ mod tally;
 
 use std::sync::Arc;
 
-use kvatlas_index::{BlockHash, BlockIndex, Tier, hash};
+use kvatlas_index::{self as index, BlockHash, BlockIndex, Changes, Tier, hash};
 
 use self::groups::Groups;
 use self::salts::Salts;
 pub use self::tally::Tally;
 use crate::error::Reason;
-use crate::event::{Batch, Event, Removed, Stored};
+use crate::event::{BatchOf, EventOf, RemovedOf, StoredOf};
+use crate::hybrid::Hybrid;
 use crate::keys;
-use crate::name::Name;
+use crate::name::Named;
 
 /// What one stream (one rank of a worker) has to remember between its batches: the salts of the blocks held, which
 /// events do not repeat, and the kinds of its cache groups, which removals do not name.
 #[derive(Debug)]
 pub struct Reader {
     block_size: u32,
+    /// Whether a block announced again has another copy.
+    count_copies: bool,
     salts: Salts,
     groups: Groups,
+    /// Whether cache groups are followed that are not indexed.
+    follow_groups: bool,
+    /// What they hold, as soon as there are any.
+    hybrid: Option<Arc<Hybrid>>,
     /// Whether names of blocks depend on the tokens after them.
     looks_ahead: bool,
+    /// Whether events have a place for salts, as far as is known.
+    shows_salts: Option<bool>,
     /// Kept for its memory.
     scratch: Scratch,
 }
+
+/// Blocks of an event for which memory is kept.
+const KEPT: usize = 1 << 14;
 
 #[derive(Debug, Default)]
 struct Scratch {
     names: Vec<BlockHash>,
     contents: Vec<u64>,
+}
+
+impl Scratch {
+    /// One large event must not cost its memory for ever.
+    fn shrink(&mut self) {
+        self.names.shrink_to(KEPT.max(self.names.len()));
+        self.contents.shrink_to(KEPT.max(self.contents.len()));
+    }
 }
 
 impl Reader {
@@ -41,32 +61,59 @@ impl Reader {
     pub fn new(block_size: u32) -> Self {
         Self {
             block_size,
+            count_copies: true,
             salts: Salts::default(),
             groups: Groups::default(),
+            follow_groups: false,
+            hybrid: None,
             looks_ahead: false,
+            shows_salts: None,
             scratch: Scratch::default(),
         }
+    }
+
+    /// Whether a block announced again has another copy, as by default, if the index counts copies.
+    #[must_use]
+    pub fn counting(self, count_copies: bool) -> Self {
+        Self { count_copies, ..self }
+    }
+
+    /// Whether the events of cache groups that are not indexed are kept in a [`Hybrid`], instead of being left out as by
+    /// default. Whoever asks the index must then have its depths corrected.
+    #[must_use]
+    pub fn following_groups(self, follow_groups: bool) -> Self {
+        Self { follow_groups, ..self }
     }
 
     /// Applies a batch, event by event in its order, to what `rank` of `worker` holds. Events that cannot be applied,
     /// and those that could not be decoded, are counted by reason; nothing fails as a whole.
     ///
     /// The batch's own rank is not looked at: which stream it came by is for the caller to say.
-    pub fn apply(&mut self, batch: &Batch, index: &BlockIndex, worker: &str, rank: u32, tally: &mut Tally) {
+    pub fn apply<N: Named>(
+        &mut self,
+        batch: &BatchOf<N>,
+        index: &BlockIndex,
+        worker: &str,
+        rank: u32,
+        tally: &mut Tally,
+    ) {
+        let index = &mut index.changes();
         for refused in &batch.refused {
             tally.refuse(refused.reason, refused.events);
         }
+        self.scratch.shrink();
         for event in &batch.events {
             let applied = match event {
-                Event::Stored(stored) => self.store(stored, index, worker, rank, &mut tally.stored_blocks),
-                Event::Removed(removed) => self
-                    .remove(removed, index, worker, rank)
-                    .map(|()| tally.removed_blocks += removed.block_hashes.len() as u64),
-                Event::Cleared(_) => {
+                EventOf::Stored(stored) => self.store(stored, index, worker, rank, tally),
+                EventOf::Removed(removed) => self.remove(removed, index, worker, rank, tally),
+                EventOf::Cleared(_) => {
                     // The event names no tier. One engine means all of them; the other's offloaded blocks may or may
                     // not be gone, and to hold less than there is is the harmless side of that.
                     index.clear(worker, Some(rank), None);
                     self.salts = Salts::default();
+                    if let Some(hybrid) = &self.hybrid {
+                        hybrid.clear(None);
+                    }
                     tally.clears += 1;
                     Ok(())
                 }
@@ -80,23 +127,43 @@ impl Reader {
 
     /// Forgets everything: what the stream held was cleared, and it begins anew.
     pub fn reset(&mut self) {
-        *self = Self::new(self.block_size);
+        *self = Self::new(self.block_size).counting(self.count_copies).following_groups(self.follow_groups);
     }
 
     /// Forgets what was on one tier, because that was cleared.
     pub fn reset_tier(&mut self, tier: Tier) {
         self.salts.clear(tier);
+        if let Some(hybrid) = &self.hybrid {
+            hybrid.clear(Some(tier));
+        }
+    }
+
+    /// What the groups of a hybrid model hold that are not indexed; none for other models, and if groups are not followed.
+    #[must_use]
+    pub fn hybrid(&self) -> Option<&Arc<Hybrid>> {
+        self.hybrid.as_ref()
     }
 
     /// Whether answers about this stream are an upper bound only.
     ///
     /// So it is for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window,
-    /// Mamba, a second group with full attention), and for speculative decoding with lookahead, where the engine
+    /// Mamba, a second group with full attention), unless groups are followed and all of them say what they need; and for speculative decoding with lookahead, where the engine
     /// tells apart blocks of equal tokens by the tokens after them: there the last block of an answer may be one that
     /// the engine has only before other tokens.
     #[must_use]
     pub fn upper_bound(&self) -> bool {
-        self.groups.several || self.looks_ahead
+        // Of what nothing is known is no bound.
+        let known = self.hybrid.as_ref().is_some_and(|hybrid| hybrid.is_exact() || hybrid.is_blind());
+        self.looks_ahead || self.groups.several && !known
+    }
+
+    /// Whether the engine tells the salts of blocks and what else belongs to them besides tokens and adapter: no if its
+    /// stores have no place for that. None before the first store.
+    ///
+    /// Where it does not, blocks of a salted prompt look like those of the same prompt without a salt.
+    #[must_use]
+    pub fn shows_salts(&self) -> Option<bool> {
+        self.shows_salts
     }
 
     /// Blocks held under a salt, which are the ones that take memory here.
@@ -105,22 +172,22 @@ impl Reader {
         self.salts.len()
     }
 
-    fn store(
+    fn store<N: Named>(
         &mut self,
-        it: &Stored,
-        index: &BlockIndex,
+        it: &StoredOf<N>,
+        index: &mut Changes<'_>,
         worker: &str,
         rank: u32,
-        stored_blocks: &mut u64,
+        tally: &mut Tally,
     ) -> Result<(), Reason> {
         if !self.groups.store(it.group, it.kind.as_deref()) {
-            return Err(Reason::OtherGroup);
+            return self.store_other(it, index, worker, rank, tally);
         }
         if it.block_hashes.is_empty() {
             return Ok(());
         }
         if it.block_size == 0 && it.tokens.is_empty() {
-            return self.store_by_name(it, index, worker, rank, stored_blocks);
+            return self.store_by_name(it, index, worker, rank, tally);
         }
         if it.block_size != self.block_size {
             return Err(Reason::BlockSize);
@@ -128,68 +195,155 @@ impl Reader {
         if it.block_hashes.len().checked_mul(it.block_size as usize) != Some(it.tokens.len()) {
             return Err(Reason::TokenCount);
         }
+        // Some engines add the place when there is something to be put there.
+        self.shows_salts = Some(!it.bare || self.shows_salts == Some(true));
         self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
-        let Scratch { names, contents } = &mut self.scratch;
-        names.clear();
-        names.extend(it.block_hashes.iter().map(Name::canonical));
-        let parent = it.parent.as_ref().map(Name::canonical);
-        let salt: Option<Arc<str>> = match (&it.salt, parent) {
-            (Some(shown), _) => Some((&**shown).into()),
-            // A name means one content, salt included, so what is held under it already tells as well.
-            (None, Some(parent)) => self.salts.of(parent).or_else(|| self.salts.of(names[0])),
-            (None, None) => None,
-        };
+        let Scratch { names: room, contents } = &mut self.scratch;
+        let names = N::block_hashes(&it.block_hashes, room);
+        let parent = it.parent.as_ref().map(N::block_hash);
+        let salt = salt_of(&self.salts, it, parent, names);
         contents.resize(names.len(), 0);
         contents_of(it, salt.as_deref(), contents);
         let tier = it.tier();
-        index.store(worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
-        self.salts.store(names, salt.as_ref(), tier, index.config().count_copies);
-        *stored_blocks += names.len() as u64;
+        let store = if self.count_copies { Changes::store } else { Changes::store_once };
+        store(index, worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
+        let count_copies = self.count_copies && index.config().count_copies;
+        self.salts.store(names, salt.as_ref(), tier, count_copies);
+        if let Some(hybrid) = &self.hybrid {
+            hybrid.store(parent, names, contents, tier, it.group.is_none(), count_copies);
+        }
+        tally.stored_blocks += names.len() as u64;
         Ok(())
     }
 
     /// Blocks that were copied to another tier and are announced by name alone, as vLLM's offloading connectors do
     /// unless told otherwise: they contain what the rank holds under these names.
-    fn store_by_name(
+    fn store_by_name<N: Named>(
         &mut self,
-        it: &Stored,
-        index: &BlockIndex,
+        it: &StoredOf<N>,
+        index: &mut Changes<'_>,
         worker: &str,
         rank: u32,
-        stored_blocks: &mut u64,
+        tally: &mut Tally,
     ) -> Result<(), Reason> {
         let tier = it.tier();
         let names = &mut self.scratch.names;
         names.clear();
-        names.extend(it.block_hashes.iter().map(Name::canonical));
+        names.extend(it.block_hashes.iter().map(N::block_hash));
         let unknown = index.store_known(worker, rank, tier, names);
         // They come in the order of the names.
         let mut left_out = unknown.iter().peekable();
         names.retain(|name| left_out.next_if_eq(&name).is_none());
+        let count_copies = self.count_copies && index.config().count_copies;
         for &name in &*names {
             let salt = self.salts.of(name);
-            self.salts.store(&[name], salt.as_ref(), tier, index.config().count_copies);
+            self.salts.store(&[name], salt.as_ref(), tier, count_copies);
         }
-        *stored_blocks += names.len() as u64;
+        if let Some(hybrid) = &self.hybrid {
+            // What they contain was said when they were stored first.
+            hybrid.store(None, names, &[], tier, it.group.is_none(), count_copies);
+        }
+        tally.stored_blocks += names.len() as u64;
         if unknown.is_empty() { Ok(()) } else { Err(Reason::NoContent) }
     }
 
-    fn remove(&mut self, it: &Removed, index: &BlockIndex, worker: &str, rank: u32) -> Result<(), Reason> {
-        if !self.groups.remove(it.group) {
-            return Err(Reason::OtherGroup);
-        }
-        let names = &mut self.scratch.names;
-        names.clear();
-        names.extend(it.block_hashes.iter().map(Name::canonical));
+    fn remove<N: Named>(
+        &mut self,
+        it: &RemovedOf<N>,
+        index: &mut Changes<'_>,
+        worker: &str,
+        rank: u32,
+        tally: &mut Tally,
+    ) -> Result<(), Reason> {
         let tier = it.tier();
+        let names = N::block_hashes(&it.block_hashes, &mut self.scratch.names);
+        if !self.groups.remove(it.group) {
+            let (Some(group), true) = (it.group, self.follow_groups) else { return Err(Reason::OtherGroup) };
+            // Nothing is known of a group before its first store.
+            if let Some(hybrid) = &self.hybrid {
+                hybrid.remove_other(group, names, tier);
+                if self.groups.only_others() {
+                    self.salts.remove(names, tier);
+                }
+            }
+            tally.group_events += 1;
+            return Ok(());
+        }
         index.remove(worker, rank, tier, names);
         self.salts.remove(names, tier);
+        if let Some(hybrid) = &self.hybrid {
+            hybrid.remove(names, tier, it.group.is_none());
+        }
+        tally.removed_blocks += names.len() as u64;
         Ok(())
+    }
+
+    /// Blocks of a group that is not indexed.
+    fn store_other<N: Named>(
+        &mut self,
+        it: &StoredOf<N>,
+        index: &mut Changes<'_>,
+        worker: &str,
+        rank: u32,
+        tally: &mut Tally,
+    ) -> Result<(), Reason> {
+        if !self.follow_groups {
+            return Err(Reason::OtherGroup);
+        }
+        let names = N::block_hashes(&it.block_hashes, &mut self.scratch.names);
+        let count_copies = self.count_copies && index.config().count_copies;
+        let hybrid = self.hybrid.get_or_insert_with(|| seeded(index, worker, rank));
+        hybrid.store_other(it, names, it.tier(), count_copies);
+        if self.groups.only_others() && it.block_size > 0 {
+            let hybrid = hybrid.clone();
+            self.link_other(it, &hybrid, count_copies);
+        }
+        tally.group_events += 1;
+        tally.group_blocks += it.block_hashes.len() as u64;
+        Ok(())
+    }
+
+    /// In models without full attention, the groups that there are have to say what their blocks contain.
+    fn link_other<N: Named>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool) {
+        let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
+        let parent = it.parent.as_ref().map(N::block_hash);
+        if it.block_size != self.block_size || !fills {
+            return hybrid.link_other(parent, &[], None);
+        }
+        self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
+        let Scratch { names: room, contents } = &mut self.scratch;
+        let names = N::block_hashes(&it.block_hashes, room);
+        let salt = salt_of(&self.salts, it, parent, names);
+        contents.resize(names.len(), 0);
+        contents_of(it, salt.as_deref(), contents);
+        hybrid.link_other(parent, names, Some(contents));
+        self.salts.store(names, salt.as_ref(), it.tier(), count_copies);
     }
 }
 
+/// The salt of an event's blocks.
+fn salt_of<N>(salts: &Salts, it: &StoredOf<N>, parent: Option<BlockHash>, names: &[BlockHash]) -> Option<Arc<str>> {
+    match (&it.salt, parent) {
+        (Some(shown), _) => Some((&**shown).into()),
+        // A name means one content, salt included, so what is held under it already tells as well.
+        (None, Some(parent)) => salts.of(parent).or_else(|| names.first().and_then(|&name| salts.of(name))),
+        (None, None) => None,
+    }
+}
+
+/// For a rank that turns out to be of a hybrid model: with what the index has of it already.
+fn seeded(index: &mut Changes<'_>, worker: &str, rank: u32) -> Arc<Hybrid> {
+    let hybrid = Hybrid::new(index.config().block_size);
+    for event in index.dump_rank(worker, rank) {
+        if let index::Event::Store { tier, parent, block_hashes, content_hashes, .. } = event {
+            hybrid.store(parent, &block_hashes, &content_hashes, tier, false, true);
+        }
+    }
+    Arc::new(hybrid)
+}
+
 /// The content hashes of the event's blocks, whose tokens fill them.
-fn contents_of(it: &Stored, salt: Option<&str>, contents: &mut [u64]) {
+fn contents_of<N>(it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) {
     let block_size = it.block_size as usize;
     let lora = it.adapter();
     hash::content_hashes_into(&it.tokens, block_size, lora.as_deref(), salt, contents);

@@ -15,6 +15,10 @@ pub struct Tally {
     pub removed_blocks: u64,
     /// Clears among them.
     pub clears: u64,
+    /// Events of a hybrid model's cache groups beside the indexed one among them, if these are followed.
+    pub group_events: u64,
+    /// Blocks in the stores among those.
+    pub group_blocks: u64,
     /// Events left out, by reason in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::COUNT],
 }
@@ -44,6 +48,8 @@ impl AddAssign for Tally {
         self.stored_blocks += other.stored_blocks;
         self.removed_blocks += other.removed_blocks;
         self.clears += other.clears;
+        self.group_events += other.group_events;
+        self.group_blocks += other.group_blocks;
         for (sum, more) in self.refused.iter_mut().zip(other.refused) {
             *sum += more;
         }

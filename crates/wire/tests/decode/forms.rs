@@ -74,6 +74,7 @@ fn the_positional_form_of_every_age() {
         assert_eq!(stored.lora_id.is_some(), length > 5);
         assert_eq!(stored.medium.is_some(), length > 6);
         assert_eq!(stored.salt.is_some(), length > 8);
+        assert_eq!(stored.bare, length <= 8, "{length}: there is a place for salts or not");
         assert_eq!(stored.kind.is_some(), length > 10);
     }
     assert_eq!(refused(&json!([["BlockStored", [7], null, [1, 2]]])), [(0, Reason::MissingField)]);

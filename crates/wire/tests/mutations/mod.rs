@@ -1,8 +1,67 @@
 //! Random batches, and what must hold of their payloads whole, cut, damaged and made of nonsense.
 
-use kvatlas_index::{BlockIndex, Config};
+use std::cell::RefCell;
+
+use kvatlas_index::{BlockHash, BlockIndex, Config};
 use kvatlas_wire::encode::{Dialect, encode};
-use kvatlas_wire::{Batch, Cleared, Event, Key, Name, Reader, Reason, Removed, Stored, Tally, decode};
+use kvatlas_wire::{
+    Batch, Cleared, Decoder, Error, Event, EventOf, Key, Name, Reader, Reason, Removed, RemovedOf, Stored, StoredOf,
+    Tally,
+};
+
+/// Decodes as both do it: with names as they were sent, and as the index is given them, into the memory of all payloads
+/// before. They must not differ in anything else.
+fn decode(payload: &[u8]) -> Result<Batch, Error> {
+    thread_local!(static DECODER: RefCell<Decoder> = RefCell::default());
+    let sent = kvatlas_wire::decode(payload);
+    DECODER.with_borrow_mut(|decoder| match (&sent, decoder.decode(payload)) {
+        (Ok(sent), Ok(it)) => {
+            assert_eq!((sent.timestamp.to_bits(), sent.rank), (it.timestamp.to_bits(), it.rank));
+            assert_eq!(sent.refused, it.refused);
+            assert_eq!(sent.events.iter().map(for_the_index).collect::<Vec<_>>(), it.events);
+        }
+        (Err(sent), Err(it)) => assert_eq!(*sent, it),
+        (sent, it) => panic!("{sent:?} and {it:?}"),
+    });
+    sent
+}
+
+fn for_the_index(event: &Event) -> EventOf<BlockHash> {
+    let names = |names: &[Name]| names.iter().map(Name::canonical).collect();
+    match event.clone() {
+        Event::Stored(it) => {
+            let (block_hashes, parent) = (names(&it.block_hashes), it.parent.as_ref().map(Name::canonical));
+            EventOf::from(StoredOf {
+                block_hashes,
+                parent,
+                tokens: it.tokens,
+                bigrams: it.bigrams,
+                block_size: it.block_size,
+                medium: it.medium,
+                lora: it.lora,
+                lora_id: it.lora_id,
+                salt: it.salt,
+                bare: it.bare,
+                extra_keys: it.extra_keys,
+                group: it.group,
+                kind: it.kind,
+                window: it.window,
+                locality: it.locality,
+                ownership: it.ownership,
+                session_id: it.session_id,
+                lookahead: it.lookahead,
+            })
+        }
+        Event::Removed(it) => EventOf::from(RemovedOf {
+            block_hashes: names(&it.block_hashes),
+            medium: it.medium,
+            group: it.group,
+            locality: it.locality,
+            ownership: it.ownership,
+        }),
+        Event::Cleared(it) => EventOf::Cleared(it),
+    }
+}
 
 /// Random numbers and what batches are made of.
 pub(crate) struct Random(kvatlas_testing::Random);
@@ -85,7 +144,7 @@ fn stored(random: &mut Random, dialect: Dialect) -> Stored {
     let lora = random.chance(3).then(|| random.text());
     let parent = random.chance(2).then(|| random.name());
     let shown = !vllm || (parent.is_none() && blocks > 0);
-    Stored {
+    let mut stored = Stored {
         block_hashes: (0..blocks).map(|_| random.name()).collect(),
         parent,
         tokens: ids(random),
@@ -103,7 +162,12 @@ fn stored(random: &mut Random, dialect: Dialect) -> Stored {
         session_id: (dialect != Dialect::VllmArrays && random.chance(3)).then(|| random.text()),
         lookahead: (map && random.chance(6)).then(|| (0..blocks).map(|_| vec![random.next() as u32]).collect()),
         lora,
-    }
+        bare: false,
+    };
+    // Their map comes only when there is something in it.
+    let in_map = [&stored.salt, &stored.session_id, &stored.lora];
+    stored.bare = dialect == Dialect::SglangArrays && in_map.iter().all(|it| it.is_none());
+    stored
 }
 
 fn extra_keys(random: &mut Random, blocks: usize) -> Vec<(u32, Key)> {

@@ -6,13 +6,14 @@ the two lists, and `read` puts a configuration together from flags, the environm
 
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.read import ResolvedConfig, read_config, show_config
-from kvatlas.service.config.schema import Config, DiscoveryConfig, HttpConfig, LogConfig, StreamConfig
+from kvatlas.service.config.schema import Config, DiscoveryConfig, HttpConfig, LimitsConfig, LogConfig, StreamConfig
 
 __all__ = [
     "Config",
     "DiscoveryConfig",
     "Engine",
     "HttpConfig",
+    "LimitsConfig",
     "LogConfig",
     "ResolvedConfig",
     "Stream",

@@ -12,17 +12,18 @@ from urllib.parse import urlsplit
 from kvatlas._http import checked_url
 from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
-from kvatlas.service.config.kinds import Integer, Kind, Text, shown
+from kvatlas.service.config.kinds import Integer, Kind, Names, Switch, Text, shown
 
 _PORT = Integer(1, 65_535)
 _RANK = Integer(0, (1 << 32) - 1)
 _BLOCK_SIZE = Integer(1, 1 << 20)
 _NAMED_URL = re.compile(r"([^=/?#]+)=(\w+://.*)", re.DOTALL)
+_BOUND = re.compile(r"bind://[0-9]{1,5}", re.ASCII)
 _ENDPOINT = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
 _MAX_NAME = 256
 _STREAM_WANTED = (
     "a stream is WORKER=tcp://HOST:PORT[,replay_endpoint=tcp://HOST:PORT][,rank=N][,topic=T][,model=M][,block_size=N]"
-    "[,routing_group=G]"
+    "[,routing_group=G][,count_copies=false][,aliases=M|M...][,adapters=A|A...]"
 )
 
 
@@ -109,6 +110,10 @@ class Engine(_Entry):
         events_port: For engines that do not say where their events are: the port of rank 0.
         replay_port: And the port of their replay socket, of rank 0.
         ranks: For such engines: how many data-parallel ranks, if their metrics do not say.
+        count_copies: False if the engine announces blocks again without holding another copy of them, as with
+            `kv_cache_report_mode` "full"; found out from the engine if it says so, else true.
+        aliases: Other names of the model, besides those that the engine says.
+        adapters: LoRA adapters that can be asked for by name instead of the model, besides those that the engine says.
     """
 
     url: str = field(metadata={"kind": Text()})
@@ -119,6 +124,9 @@ class Engine(_Entry):
     events_port: int | None = _field(_PORT)
     replay_port: int | None = _field(_PORT)
     ranks: int | None = _field(Integer(1, 1 << 16))
+    count_copies: bool | None = _field(Switch())
+    aliases: tuple[str, ...] | None = _field(Names())
+    adapters: tuple[str, ...] | None = _field(Names())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,13 +170,17 @@ class Stream(_Entry):
 
     Attributes:
         worker: The worker's name.
-        endpoint: Where its events are published: `tcp://host:5557`.
+        endpoint: Where its events are published: `tcp://host:5557`; or `bind://5557` if the engine connects to this
+            port of the service (`streams.bind`).
         replay_endpoint: The replay socket, which is asked for lost batches.
         rank: The worker's data-parallel rank.
-        topic: The prefix of the topics to subscribe to; empty for all.
+        topic: The prefix of the topics to subscribe to, empty for all. With `bind://`, the engine's whole topic.
         model: The model, if not the general one.
         block_size: Tokens in a block, if not the general one.
         routing_group: Its routing group, if not the general one.
+        count_copies: Whether a block announced n times is held until it is removed n times.
+        aliases: Other names of the model.
+        adapters: LoRA adapters that can be asked for by name instead of the model.
     """
 
     worker: str = field(metadata={"kind": _Name()})
@@ -179,15 +191,22 @@ class Stream(_Entry):
     model: str | None = _field(Text())
     block_size: int | None = _field(_BLOCK_SIZE)
     routing_group: str | None = _field(Text())
+    count_copies: bool = _field(Switch(), True)
+    aliases: tuple[str, ...] | None = _field(Names())
+    adapters: tuple[str, ...] | None = _field(Names())
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("endpoint", "replay_endpoint"):
             address = getattr(self, name)
-            if address is not None and not _ENDPOINT.fullmatch(address):
-                raise ConfigError(
-                    f"{self._called()}: {name} must be tcp://HOST:PORT or ipc://PATH, got {shown(address)}"
-                )
+            if address is None or _ENDPOINT.fullmatch(address):
+                continue
+            if name == "endpoint" and _BOUND.fullmatch(address):
+                continue
+            bound = ", or bind://PORT for an engine that connects" if name == "endpoint" else ""
+            raise ConfigError(
+                f"{self._called()}: {name} must be tcp://HOST:PORT or ipc://PATH{bound}, got {shown(address)}"
+            )
 
     def _called(self) -> str:
         return f"stream of worker {shown(self.worker)}"
@@ -234,7 +253,7 @@ class Stream(_Entry):
         for each in dataclasses.fields(self)[2:]:
             value = getattr(self, each.name)
             if value != each.default:
-                parts.append(f"{each.name}={value}")
+                parts.append(f"{each.name}={_flag(value)}")
         return ",".join(parts)
 
 
@@ -260,6 +279,12 @@ def check_names(engines: Iterable[Engine], streams: Iterable[Stream]) -> None:
         if (stream.worker, stream.rank) in ranks:
             raise ConfigError(f"worker {shown(stream.worker)}: rank {stream.rank} has two streams")
         ranks.add((stream.worker, stream.rank))
+
+
+def _flag(value: object) -> str:
+    if isinstance(value, tuple):
+        return "|".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _spelled(key: str) -> str:

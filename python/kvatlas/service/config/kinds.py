@@ -66,6 +66,51 @@ class Text(Kind):
         raise self.bad(value)
 
 
+class Texts(Kind):
+    """Strings; in text separated by commas."""
+
+    wanted = "a list of strings that are not empty"
+    metavar = "TEXT[,TEXT...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) and item.strip() for item in value):
+            return tuple(item.strip() for item in value)
+        raise self.bad(value)
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.convert(text.split(",")) if text.strip() else ()
+
+    def show(self, value: tuple[str, ...]) -> str:
+        return f"[{', '.join(map(_toml, value))}]"
+
+
+class Names(Texts):
+    """Names of models; in text separated by bars, because commas come between the keys of a stream."""
+
+    metavar = "NAME[|NAME...]"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.convert(text.split("|"))
+
+
+class Hosts(Texts):
+    """Networks and patterns of host names."""
+
+    wanted = 'a list of networks, host names and paths: "10.0.0.0/8", "pod-*.engines", "ipc:///run/engines/*"'
+    metavar = "HOST[,HOST...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        hosts = super().convert(value)
+        for host in hosts:
+            if re.fullmatch(r"ipc://.+|[\w.*-]*[^\W\d_*.-][\w.*-]*|[\w.*-]*\*[\w.*-]*", host, re.DOTALL):
+                continue
+            try:
+                ipaddress.ip_network(host, strict=False)
+            except ValueError:
+                raise self.bad(host) from None
+        return hosts
+
+
 class Choice(Kind):
     """One of a few words."""
 
@@ -98,6 +143,27 @@ class Integer(Kind):
         if re.fullmatch(r"\s*-?[0-9]{1,20}\s*", text, re.ASCII):
             return self.convert(int(text))
         raise self.bad(text)
+
+
+class Switch(Kind):
+    """True or false."""
+
+    metavar = "true|false"
+    wanted = "true or false"
+
+    def convert(self, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        raise self.bad(value)
+
+    def parse(self, text: str) -> bool:
+        said = {"true": True, "false": False}.get(text.strip().lower())
+        if said is None:
+            raise self.bad(text)
+        return said
+
+    def show(self, value: object) -> str:
+        return "true" if value else "false"
 
 
 class Duration(Kind):
@@ -187,6 +253,19 @@ class Address(Kind):
         if address.version == 6 and bare == host:
             raise self.bad(value)
         return f"[{address}]:{int(port)}" if address.version == 6 else f"{address}:{int(port)}"
+
+
+class Addresses(Texts):
+    """Where to listen, several times."""
+
+    wanted = 'a list of IP addresses with ports: "0.0.0.0:5557", "[::1]:5557"'
+    metavar = "IP:PORT[,IP:PORT...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        try:
+            return tuple(map(Address().convert, super().convert(value)))
+        except ValueError:
+            raise self.bad(value) from None
 
 
 class File(Kind):

@@ -15,7 +15,7 @@ from typing import Any
 from kvatlas._text import closest
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream
-from kvatlas.service.config.kinds import File, Kind, shown
+from kvatlas.service.config.kinds import File, Kind, Switch, shown
 from kvatlas.service.config.schema import ENV_PREFIX, SECTIONS, Config, all_keys, check_secret
 from kvatlas.service.config.toml import read_toml
 
@@ -26,7 +26,11 @@ LISTS: dict[str, tuple[str, str, type[Engine | Stream]]] = {
     "stream": ("--stream", "KVATLAS_STREAMS", Stream),
 }
 # Keys themselves are never in a flag, where every user of the machine could read them, nor in the configuration file.
-SECRETS = {"http.key": ("KVATLAS_KEY", "http.key_file"), "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file")}
+SECRETS = {
+    "http.key": ("KVATLAS_KEY", "http.key_file"),
+    "http.admin_key": ("KVATLAS_ADMIN_KEY", "http.admin_key_file"),
+    "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file"),
+}
 OTHERS = ("KVATLAS_URL",)  # variables of other commands
 
 _KEYS = {key.path: key for key in all_keys()}
@@ -274,5 +278,6 @@ def _entry(entry: Engine | Stream) -> list[str]:
         if value is None or (name == "topic" and not value):
             continue
         text = entry.shown_url if name == "url" and isinstance(entry, Engine) else value
-        lines.append(f"{name} = {text if isinstance(text, int) else File().show(text)}")
+        kind = Switch() if isinstance(text, bool) else File()
+        lines.append(f"{name} = {text if type(text) is int else kind.show(text)}")
     return lines

@@ -15,7 +15,19 @@ from typing import Any, ClassVar, Literal
 from kvatlas._http import is_bearer
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream, check_names
-from kvatlas.service.config.kinds import Address, Choice, Duration, File, Integer, Kind, Size, Text
+from kvatlas.service.config.kinds import (
+    Address,
+    Addresses,
+    Choice,
+    Duration,
+    File,
+    Hosts,
+    Integer,
+    Kind,
+    Size,
+    Text,
+    Texts,
+)
 
 ENV_PREFIX = "KVATLAS_"
 DEFAULT_GROUP = "default"
@@ -51,7 +63,7 @@ class Key:
 
     def show_default(self) -> str:
         """The default, as a file would have it; empty if there is none."""
-        return "" if self.default is None else self.kind.show(self.default)
+        return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
 def _about(kind: Kind, flag: str, text: str) -> dict[str, Any]:
@@ -88,13 +100,24 @@ def keys_of(section: type[_Section]) -> Iterator[Key]:
 
 @dataclass(frozen=True)
 class HttpConfig(_Section):
-    """The HTTP server. `key` is the bearer key itself, for programs; otherwise the key is in a file or a variable."""
+    """The HTTP server.
+
+    `key` and `admin_key` are the bearer keys themselves, for programs; otherwise the keys are in files or variables.
+    """
 
     section: ClassVar[str] = "http"
 
     bind: str = field(
         default="127.0.0.1:8090",
         metadata=_about(Address(), "--bind", "Address to listen on. Port 0 picks a free port."),
+    )
+    admin_bind: str | None = field(
+        default=None,
+        metadata=_about(
+            Address(),
+            "--admin-bind",
+            "Additional address for /health, /ready, /metrics and /version only, without TLS and without a key.",
+        ),
     )
     threads: int = field(
         default=0,
@@ -106,12 +129,35 @@ class HttpConfig(_Section):
             File(), "--key-file", "File with the bearer key that clients must send. Alternatively, set KVATLAS_KEY."
         ),
     )
+    admin_key_file: Path | None = field(
+        default=None,
+        metadata=_about(
+            File(),
+            "--admin-key-file",
+            "File with the bearer key for /register, /unregister and /dump. With it, the other key only allows "
+            "queries. Alternatively, set KVATLAS_ADMIN_KEY.",
+        ),
+    )
+    hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Texts(),
+            "--hosts",
+            "Host names accepted besides localhost when the service listens on loopback without a key.",
+        ),
+    )
     tls_cert: Path | None = field(
         default=None,
         metadata=_about(File(), "--tls-cert", "Certificate chain in PEM. Together with --tls-key, enables TLS."),
     )
     tls_key: Path | None = field(
         default=None, metadata=_about(File(), "--tls-key", "Private key of the certificate, in PEM.")
+    )
+    tls_client_ca: Path | None = field(
+        default=None,
+        metadata=_about(
+            File(), "--tls-client-ca", "Certificate authorities in PEM. Clients must send a certificate signed by one."
+        ),
     )
     max_body: int = field(default=8 << 20, metadata=_about(Size(), "--max-body", "Maximum size of a request body."))
     max_connections: int = field(
@@ -127,6 +173,9 @@ class HttpConfig(_Section):
         default=75.0,
         metadata=_about(_ABOVE_0, "--idle-timeout", "Time after which a connection without requests is closed."),
     )
+    access_log: Literal["off", "on"] = field(
+        default="off", metadata=_about(Choice("off", "on"), "--access-log", "Log each request.")
+    )
     untrusted: Literal["leave-out", "flag"] = field(
         default="leave-out",
         metadata=_about(
@@ -136,21 +185,35 @@ class HttpConfig(_Section):
         ),
     )
     key: str | None = field(default=None, repr=False)
+    admin_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError("http.tls_client_ca needs TLS: http.tls_cert and http.tls_key are missing")
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "http.tls_key" if self.tls_key is None else "http.tls_cert"
             raise ConfigError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
-        _check_key("http", self.key, self.key_file)
+        _one_key("http.key", self.key, self.key_file)
+        _one_key("http.admin_key", self.admin_key, self.admin_key_file)
 
     def bearer(self) -> str | None:
-        """The bearer key, if there is one.
+        """The bearer key for queries, if there is one.
 
         Raises:
             ConfigError: The key file cannot be read, or does not hold a key.
         """
         return self.key if self.key_file is None else read_secret(self.key_file, "http.key_file")
+
+    def admin_bearer(self) -> str | None:
+        """The bearer key for all routes, if it is set separately.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        if self.admin_key_file is None:
+            return self.admin_key
+        return read_secret(self.admin_key_file, "http.admin_key_file")
 
     def is_loopback(self) -> bool:
         """Whether only this machine can connect."""
@@ -164,6 +227,23 @@ class StreamConfig(_Section):
 
     section: ClassVar[str] = "streams"
 
+    allow: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Hosts(),
+            "--allow",
+            "Networks, host names and ipc:// paths (* matches anything) of the streams that HTTP clients and discovery "
+            "may register. By default: any if registering needs a key, otherwise only loopback.",
+        ),
+    )
+    bind: tuple[str, ...] = field(
+        default=(),
+        metadata=_about(
+            Addresses(),
+            "--streams-bind",
+            "Addresses to listen on for engines that connect their publisher (register them with bind://PORT).",
+        ),
+    )
     threads: int = field(default=2, metadata=_about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
     stale_after: float = field(
         default=30.0,
@@ -184,6 +264,14 @@ class StreamConfig(_Section):
     replay_timeout: float = field(
         default=2.0,
         metadata=_about(_ABOVE_0, "--replay-timeout", "Time within which a replay must deliver its next batch."),
+    )
+    replay_total_timeout: float = field(
+        default=300.0,
+        metadata=_about(
+            _ABOVE_0,
+            "--replay-total-timeout",
+            "Time within which missing batches must be recovered, replays included. After it, they are given up.",
+        ),
     )
     replay_attempts: int = field(
         default=3,
@@ -231,6 +319,34 @@ class StreamConfig(_Section):
             )
 
 
+_COUNT = Integer(1, 1 << 40)
+
+
+@dataclass(frozen=True)
+class LimitsConfig(_Section):
+    """Limits on what the service holds. The defaults are well above the needs of 1,000 engines."""
+
+    section: ClassVar[str] = "limits"
+
+    workers: int = field(default=16_384, metadata=_about(_COUNT, "--max-workers", "Maximum number of workers."))
+    streams: int = field(default=16_384, metadata=_about(_COUNT, "--max-streams", "Maximum number of streams."))
+    keyspaces: int = field(
+        default=1024, metadata=_about(_COUNT, "--max-keyspaces", "Maximum number of pairs of model and routing group.")
+    )
+    blocks_per_rank: int = field(
+        default=16 << 20,
+        metadata=_about(_COUNT, "--max-blocks-per-rank", "Maximum number of blocks of one rank of a worker."),
+    )
+    blocks_per_worker: int = field(
+        default=64 << 20,
+        metadata=_about(_COUNT, "--max-blocks-per-worker", "Maximum number of blocks of all ranks of a worker."),
+    )
+    buffer_bytes: int = field(
+        default=2 << 30,
+        metadata=_about(Size(), "--max-buffer-bytes", "Maximum size of the buffers of all streams together."),
+    )
+
+
 @dataclass(frozen=True)
 class DiscoveryConfig(_Section):
     """How the event sockets of engines are discovered. `key` is the engines' API key itself, for programs."""
@@ -274,7 +390,7 @@ class DiscoveryConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_key("discovery", self.key, self.key_file)
+        _one_key("discovery.key", self.key, self.key_file)
 
     def bearer(self) -> str | None:
         """The engines' API key, if there is one.
@@ -337,8 +453,17 @@ class Config(_Section):
         default=10.0,
         metadata=_about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the service stops."),
     )
+    drain_delay: float = field(
+        default=0.0,
+        metadata=_about(
+            _FROM_0,
+            "--drain-delay",
+            "Time for which a stopping service reports not ready but still accepts requests.",
+        ),
+    )
     http: HttpConfig = field(default_factory=HttpConfig)
     streams: StreamConfig = field(default_factory=StreamConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -354,11 +479,12 @@ class Config(_Section):
             stream.check(model=self.model, block_size=self.block_size)
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
-        """The configuration of the native service: JSON types, durations in seconds, the key read from its file."""
-        http = {
+        """The configuration of the native service: JSON types, durations in seconds, files by their path."""
+        http: dict[str, Any] = {
             name: getattr(self.http, name)
             for name in (
                 "bind",
+                "admin_bind",
                 "threads",
                 "max_body",
                 "max_connections",
@@ -367,17 +493,34 @@ class Config(_Section):
                 "untrusted",
             )
         }
-        http["key"] = self.http.bearer()
+        self.http.bearer(), self.http.admin_bearer()  # reports errors in the files here, with their keys' names
+        for name in ("key", "admin_key"):
+            file = getattr(self.http, f"{name}_file")
+            http[name] = getattr(self.http, name)
+            http[f"{name}_file"] = None if file is None else str(file)
+        http["access_log"] = self.http.access_log == "on"
+        http["hosts"] = list(self.http.hosts)
         logs = {"format": self.log.format, "level": self.log.level if log else "off"}
         if self.http.tls_cert is not None:
-            http["tls"] = {"cert": str(self.http.tls_cert), "key": str(self.http.tls_key)}
-        return {"http": http, "streams": dataclasses.asdict(self.streams), "holds": list(holds), "log": logs}
+            authority = self.http.tls_client_ca
+            http["tls"] = {
+                "cert": str(self.http.tls_cert),
+                "key": str(self.http.tls_key),
+                "client_ca": None if authority is None else str(authority),
+            }
+        streams = dataclasses.asdict(self.streams) | {
+            "allow": list(self.streams.allow),
+            "bind": list(self.streams.bind),
+            "limits": dataclasses.asdict(self.limits),
+        }
+        return {"http": http, "streams": streams, "holds": list(holds), "log": logs}
 
 
 SECTIONS: dict[str, type[_Section]] = {
     "": Config,
     "http": HttpConfig,
     "streams": StreamConfig,
+    "limits": LimitsConfig,
     "discovery": DiscoveryConfig,
     "log": LogConfig,
 }
@@ -388,12 +531,11 @@ def all_keys() -> tuple[Key, ...]:
     return tuple(key for section in SECTIONS.values() for key in keys_of(section))
 
 
-def _check_key(section: str, key: str | None, file: Path | None) -> None:
-    """A section's key is usable, and is not given by a file as well."""
+def _one_key(name: str, key: str | None, file: Path | None) -> None:
     if key is not None:
-        check_secret(key, f"{section}.key")
+        check_secret(key, name)
         if file is not None:
-            raise ConfigError(f"{section}.key and {section}.key_file are both given: give one of them")
+            raise ConfigError(f"{name} and {name}_file are both given: give one of them")
 
 
 def read_secret(path: Path, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+from collections.abc import Iterable
 
 from kvatlas.errors import DiscoveryError
 
@@ -70,6 +71,23 @@ def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
     return at(bare, int(port)), False
 
 
+def bound_port(address: str, host: str, binds: Iterable[str]) -> int | None:
+    """The port of this service that an engine connects its publisher to, if it does.
+
+    Args:
+        address: The address that the engine publishes at.
+        host: The host of the engine's URL.
+        binds: Where this service listens for publishers (`streams.bind`).
+    """
+    name, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or port not in {bind.rpartition(":")[2] for bind in binds}:
+        return None
+    bare = name.removeprefix("[").removesuffix("]")
+    # It listens on a wildcard, and on its own host, unless that is this machine, where this service has the port.
+    listens = bare in _WILD or (bare == host and not is_loopback(bare))
+    return None if listens else int(port)
+
+
 async def check_listening(address: str, what: str, seconds: float) -> None:
     """Check that something listens on an address. An engine connects to an address without a wildcard.
 
@@ -85,7 +103,8 @@ async def check_listening(address: str, what: str, seconds: float) -> None:
     except (OSError, TimeoutError) as error:
         raise DiscoveryError(
             f"{what} is {address}, but nothing listens there: an engine connects to an endpoint without a * instead of "
-            f"listening on it, which kvatlas cannot use; {_bind_wanted(what)}",
+            f"listening on it; {_bind_wanted(what)}, or let kvatlas listen (--streams-bind 0.0.0.0:{port}) and give "
+            'each engine a "topic" of its own',
             _CODE,
             temporary=True,
         ) from error

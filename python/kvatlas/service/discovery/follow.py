@@ -8,6 +8,7 @@ change.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 from abc import ABC, abstractmethod
@@ -27,13 +28,22 @@ _WHOLE_EVERY = 6  # checks; those between ask for the event sources only
 
 
 class Follower(ABC):
-    """One entry of the list."""
+    """One entry of the list.
 
-    def __init__(self, native: Native, config: Config, name: str, shown: str) -> None:
+    Attributes:
+        is_registered: Whether all of it is registered.
+    """
+
+    def __init__(
+        self, native: Native, config: Config, name: str, shown: str, url: str, *, rank: int | None = None
+    ) -> None:
         self.native = native
         self.config = config
         self.name = name
         self.shown = shown
+        self.is_registered = False
+        self._url = url
+        self._rank = rank
         self.settled = asyncio.Event()  # registered once, or there is no use in waiting
         self._stop = asyncio.Event()
         self._problem: str | None = None
@@ -41,18 +51,26 @@ class Follower(ABC):
     async def run(self) -> None:
         """Follow, until `stop`."""
         retry = 0.0
+        self._report("asking")
         while not self._stop.is_set():
+            looked = False
             try:
                 found = await self._or_stop(self.look())
                 if self._stop.is_set():
                     return
+                looked = True
                 delay = await self.apply(found)
                 if self._problem is not None:
                     logger.info("%s: recovered; the last problem was: %s", self.shown, self._problem)
                 self._problem, retry = None, 0.0
+                self.is_registered = True
+                self._report("registered")
                 self.settled.set()
             except DiscoveryError as problem:
                 self._note(str(problem))
+                if looked:  # then it is this service that refused
+                    self.is_registered = False
+                self._report("refused" if looked else _state(problem.code), problem.code, str(problem))
                 if not problem.temporary:
                     self.settled.set()
                 retry = min(retry * 2 or _FIRST_RETRY, max(self.config.discovery.interval, _FIRST_RETRY))
@@ -61,6 +79,7 @@ class Follower(ABC):
                 # One engine's strange answer must not end the watch over it.
                 logger.debug("%s", self.shown, exc_info=error)
                 self._note(f"unexpected answer: {error!r}")
+                self._report("unusable", "bad_answer", self._problem)
                 self.settled.set()
                 delay = self.config.discovery.interval
             # Many engines are followed: not all at the same moment.
@@ -90,6 +109,23 @@ class Follower(ABC):
     async def leave(self) -> None:
         """Unregister what was registered, after `run` has ended."""
 
+    async def left(self) -> None:
+        """As `leave`, and it is not in the list any more."""
+        await self.leave()
+        self.native.forget_engine(self.name, self._rank)
+
+    def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
+        """Say how far it is. What is registered stays registered, whatever the engine says now."""
+        report = {
+            "worker": self.name,
+            "rank": self._rank,
+            "url": self._url,
+            "state": "registered" if self.is_registered else state,
+            "code": code,
+            "reason": reason,
+        }
+        self.native.report_engine(json.dumps(report))
+
     def _note(self, problem: str) -> None:
         """Say it once."""
         if problem != self._problem:
@@ -115,10 +151,15 @@ class Follower(ABC):
         except TimeoutError:
             return
 
-    async def register(self, **about: Any) -> bool:
-        """Tell the native service. True if that is news to it."""
+    async def register(self, announced_by: str | None = None, **about: Any) -> bool:
+        """Tell the native service. True if that is news to it.
+
+        Args:
+            announced_by: The host of the engine that named the addresses; None if whoever runs this service did.
+            about: The registration.
+        """
         text = registration(self.name, source=self.shown, **about)
-        return bool(await self._call(self.native.register, text))
+        return bool(await self._call(self.native.register, text, announced_by))
 
     async def unregister(self, rank: int | None = None) -> None:
         """Register with the native service. Tolerate that it is already registered."""
@@ -139,7 +180,7 @@ class StreamFollower(Follower):
     """A stream that was named by hand."""
 
     def __init__(self, native: Native, config: Config, stream: Stream) -> None:
-        super().__init__(native, config, stream.worker, f"stream of {stream.worker}")
+        super().__init__(native, config, stream.worker, f"stream of {stream.worker}", stream.endpoint, rank=stream.rank)
         self.stream = stream
         self._registered = False
 
@@ -154,6 +195,9 @@ class StreamFollower(Follower):
             rank=stream.rank,
             replay_endpoint=stream.replay_endpoint,
             topic=stream.topic,
+            count_copies=stream.count_copies,
+            aliases=stream.aliases,
+            adapters=stream.adapters,
         )
         self._registered = True
         return config.discovery.interval * _WHOLE_EVERY
@@ -169,7 +213,7 @@ class EngineFollower(Follower):
     def __init__(
         self, native: Native, config: Config, prober: Prober, engine: Engine, pace: Callable[[], float]
     ) -> None:
-        super().__init__(native, config, engine.worker, f"engine {engine.shown_url}")
+        super().__init__(native, config, engine.worker, f"engine {engine.shown_url}", engine.shown_url)
         self.engine = engine
         self._prober = prober
         self._pace = pace
@@ -204,6 +248,7 @@ class EngineFollower(Follower):
         self._found = found
         for rank, source in sources.items():
             new = await self.register(
+                announced_by=self._prober.host,
                 endpoint=source.endpoint,
                 model=found.model,
                 block_size=found.block_size,
@@ -211,6 +256,9 @@ class EngineFollower(Follower):
                 rank=rank,
                 replay_endpoint=source.replay_endpoint,
                 topic=source.topic,
+                count_copies=source.count_copies,
+                aliases=found.aliases,
+                adapters=found.adapters,
             )
             self._registered[rank] = source
             if new and source.replay_endpoint is None:
@@ -232,3 +280,10 @@ class EngineFollower(Follower):
 
     async def leave(self) -> None:
         await self._forget(list(self._registered))
+
+
+def _state(code: str) -> str:
+    """What an engine is called that could not be asked, by the code of the problem."""
+    if code in ("timeout", "unreachable"):
+        return "unreachable"
+    return "no_events" if code == "no_events" else "unusable"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 from urllib.parse import urlsplit
 
-from kvatlas.errors import DiscoveryError
+from kvatlas.errors import DiscoveryError, KvatlasError
 from kvatlas.service.config import Config
 from kvatlas.service.config.engines import Engine
-from kvatlas.service.discovery.endpoints import at, check_listening, reachable
+from kvatlas.service.discovery.endpoints import at, bound_port, check_listening, reachable
 from kvatlas.service.discovery.http import Asker
 
 __all__ = ["Found", "Prober", "Source"]
@@ -22,7 +23,9 @@ _NO_RANKS = "GET /kv_event_sources did not return a JSON object of ranks: is thi
 _NO_ENGINE = "it has none of the HTTP routes of vLLM and SGLang: is this the address of an engine?"
 _INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_MOST_RANKS = 1 << 12
+_MOST_RANKS = 1 << 10
+_MOST_NAMES = 1 << 10
+_MOST_BYTES = 1 << 10  # of a name
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Source:
     endpoint: str
     replay_endpoint: str | None
     topic: str
+    count_copies: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,12 +48,24 @@ class Found:
         model: The model's name.
         block_size: Tokens in a block.
         sources: One for each rank.
+        aliases: Other names of the model.
+        adapters: Names of its LoRA adapters.
     """
 
     engine: str
     model: str
     block_size: int
     sources: tuple[Source, ...]
+    aliases: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Models:
+    """The names in `/v1/models`."""
+
+    served: tuple[str, ...] = ()
+    adapters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,12 +79,22 @@ class _Said:
 class Prober:
     """Asks one engine."""
 
-    def __init__(self, asker: Asker, engine: Engine, config: Config) -> None:
+    def __init__(self, asker: Asker, engine: Engine, config: Config, allowed: Callable[[str, str], None]) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            asker: Sends the requests.
+            engine: Who is asked.
+            config: The configuration.
+            allowed: Raises `KvatlasError` if an endpoint may not be connected to that the engine at a host has named.
+        """
+        self._allowed = allowed
         self._asker = asker
         self._engine = engine
         self._config = config
-        self._host = urlsplit(engine.url).hostname or ""
+        self.host = urlsplit(engine.url).hostname or ""
         self._said: _Said | None = None
+        self._models = _Models()
 
     async def changed(self) -> bool:
         """Whether the engine says something else than when `whole` asked.
@@ -89,6 +115,8 @@ class Prober:
         found = await (self._vllm(said) if said.engine == "vllm" else self._sglang(said))
         if not found.sources:
             raise DiscoveryError(_NO_EVENTS, "no_events")
+        if len(found.sources) > _MOST_RANKS:
+            raise _too_many(len(found.sources))
         self._said = said
         return found
 
@@ -97,6 +125,8 @@ class Prober:
         if sources is not None:
             if not isinstance(sources, dict):
                 raise DiscoveryError(_NO_RANKS, "bad_answer")
+            if len(sources) > _MOST_RANKS:
+                raise _too_many(len(sources))
             return _Said("vllm", sources)
         for path in ("/server_info", "/get_server_info"):
             info = await self._asker.get_json(self._engine.url + path, absent=(404, 405))
@@ -116,11 +146,21 @@ class Prober:
             sources = tuple([await self._vllm_source(rank, config) for rank, config in said.content.items()])
             if not sources:
                 raise DiscoveryError(_NO_EVENTS, "no_events")
-        model = self._engine.model or self._config.model or await self._vllm_model()
+        model = self._engine.model or self._config.model
+        if model is None:
+            model = (await self._ask_models()).served[0]
+        else:
+            await self._try_models()
         block_size = self._engine.block_size or self._config.block_size
         if block_size is None:
             block_size = _one_block_size(metrics if metrics is not None else await self._vllm_metrics())
-        return Found("vllm", model, block_size, sources)
+        return Found("vllm", model, block_size, sources, *self._names(model))
+
+    def _names(self, model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Aliases and adapters: those of the engine and those configured."""
+        aliases = (*self._models.served, *(self._engine.aliases or ()))
+        adapters = (*self._models.adapters, *(self._engine.adapters or ()))
+        return _others(aliases, model), _others(adapters, model)
 
     async def _vllm_source(self, name: str, config: object) -> Source:
         if not isinstance(config, dict) or not name.isdecimal():
@@ -131,24 +171,51 @@ class Prober:
                 '"enable_kv_cache_events": true and "publisher": "zmq"',
                 "no_events",
             )
-        endpoint, listens = reachable(_text(config.get("endpoint")), self._host, f"rank {name}'s endpoint")
-        if not listens:
-            await check_listening(endpoint, f"rank {name}'s endpoint", self._config.discovery.request_timeout)
+        endpoint = await self._live(_text(config.get("endpoint")), f"rank {name}'s endpoint")
         replay = _text(config.get("replay_endpoint"))
         if replay:
-            replay, _listens = reachable(replay, self._host, f"rank {name}'s replay endpoint")
-        return Source(int(name), endpoint, replay or None, _text(config.get("topic")))
+            replay, _listens = reachable(replay, self.host, f"rank {name}'s replay endpoint")
+        return Source(int(name), endpoint, replay or None, _text(config.get("topic")), self._counts_copies(config))
 
-    async def _vllm_model(self) -> str:
+    async def _live(self, said: str, what: str) -> str:
+        """The endpoint to register for one that an engine publishes at."""
+        port = bound_port(said, self.host, self._config.streams.bind)
+        if port is not None:
+            return f"bind://{port}"
+        endpoint, listens = reachable(said, self.host, what)
+        if not listens:
+            try:
+                self._allowed(endpoint, self.host)
+            except KvatlasError as error:
+                raise DiscoveryError(str(error), error.code) from error
+            await check_listening(endpoint, what, self._config.discovery.request_timeout)
+        return endpoint
+
+    def _counts_copies(self, events: dict[str, Any]) -> bool:
+        """Whether a block announced again is another copy: not if the engine says that it reports hits, too."""
+        if self._engine.count_copies is not None:
+            return self._engine.count_copies
+        return events.get("kv_cache_report_mode") != "full"
+
+    async def _ask_models(self) -> _Models:
+        """The names of the model, of which there is one at least, and of its adapters."""
         models = await self._asker.get_json(f"{self._engine.url}/v1/models")
         cards = models.get("data") if isinstance(models, dict) else None
-        if not isinstance(cards, list):
+        served: list[str] = []
+        adapters: list[str] = []
+        for card in cards if isinstance(cards, list) else []:
+            if isinstance(card, dict) and isinstance(card.get("id"), str) and card["id"]:
+                # Adapters have the model as their parent.
+                (adapters if card.get("parent") else served).append(card["id"])
+        if not served:
             raise DiscoveryError("GET /v1/models lists no models: set the model with --model", "bad_answer")
-        for card in cards:
-            # Adapters have the model as their parent.
-            if isinstance(card, dict) and not card.get("parent") and isinstance(card.get("id"), str) and card["id"]:
-                return str(card["id"])
-        raise DiscoveryError("GET /v1/models lists no models: set the model with --model", "bad_answer")
+        self._models = _Models(tuple(served), tuple(adapters))
+        return self._models
+
+    async def _try_models(self) -> None:
+        """The same where the model's name is known otherwise. Without an answer, names stay as they were."""
+        with contextlib.suppress(DiscoveryError):
+            await self._ask_models()
 
     async def _vllm_metrics(self) -> dict[str, int | None]:
         """Block sizes by data-parallel rank."""
@@ -163,7 +230,7 @@ class Prober:
     async def _old_vllm(self) -> str:
         """Whether there is an engine at all; the name of its model."""
         try:
-            return await self._vllm_model()
+            return (await self._ask_models()).served[0]
         except DiscoveryError as problem:
             if problem.temporary or "status 404" not in str(problem):
                 raise
@@ -186,8 +253,9 @@ class Prober:
         ranks = (
             range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
         )
+        counts = self._counts_copies({})
         return tuple(
-            Source(rank, at(self._host, events + rank), at(self._host, replay + rank) if replay else None, "")
+            Source(rank, at(self.host, events + rank), at(self.host, replay + rank) if replay else None, "", counts)
             for rank in ranks
         )
 
@@ -220,15 +288,14 @@ class Prober:
         for rank in range(ranks):
             what = f"rank {rank}'s endpoint"
             said_at = own.get(rank) or _address(events, "endpoint_port_base", rank)
-            endpoint, listens = reachable(said_at or "", self._host, what)
-            if not listens:
-                await check_listening(endpoint, what, self._config.discovery.request_timeout)
+            endpoint = await self._live(said_at or "", what)
             replay = _address(events, "replay_endpoint_port_base", rank)
             if replay:
-                host = urlsplit(endpoint).hostname if rank in own else None
-                replay, _listens = reachable(replay, host or self._host, f"rank {rank}'s replay endpoint")
-            sources.append(Source(rank, endpoint, replay, _text(events.get("topic"))))
-        return Found("sglang", model, block_size, tuple(sources))
+                host = urlsplit(endpoint).hostname if rank in own and not endpoint.startswith("bind://") else None
+                replay, _listens = reachable(replay, host or self.host, f"rank {rank}'s replay endpoint")
+            sources.append(Source(rank, endpoint, replay, _text(events.get("topic")), self._counts_copies(events)))
+        await self._try_models()
+        return Found("sglang", model, block_size, tuple(sources), *self._names(model))
 
     def _sglang_config(self, info: dict[str, Any]) -> dict[str, Any]:
         """From the flag that the engine was started with: versions before `kv_events` show no more."""
@@ -296,9 +363,19 @@ def _one_block_size(sizes: dict[str, int | None]) -> int:
     return known.pop()
 
 
+def _others(names: tuple[str, ...], model: str) -> tuple[str, ...]:
+    """Each once and without the model's own, as many and as long as the service takes them."""
+    fit = (name for name in names if name != model and len(name.encode(errors="replace")) <= _MOST_BYTES)
+    return tuple(dict.fromkeys(fit))[:_MOST_NAMES]
+
+
 def _is_positive(number: object) -> TypeGuard[int]:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
+
+
+def _too_many(ranks: int) -> DiscoveryError:
+    return DiscoveryError(f"it names {ranks} ranks; kvatlas follows at most {_MOST_RANKS} of an engine", "bad_answer")

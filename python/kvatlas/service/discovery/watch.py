@@ -123,6 +123,8 @@ class Discovery:
             more = f" and {len(away) - 3} more" if len(away) > 3 else ""
             logger.warning("no longer waiting for %s%s", ", ".join(away[:3]), more)
         self._native.release(HOLD)
+        if first and not any(follower.is_registered for _entry, follower in first):
+            logger.warning("none of the configured engines can be used")
 
     def _follow(self) -> None:
         """Make the followers those of the lists."""
@@ -142,7 +144,7 @@ class Discovery:
     def _add(self, name: Name, entry: Entry) -> None:
         follower: Follower
         if isinstance(entry, Engine):
-            prober = Prober(self._asker, entry, self._config)
+            prober = Prober(self._asker, entry, self._config, self._native.check_allowed)
             follower = EngineFollower(self._native, self._config, prober, entry, self.pace)
         else:
             follower = StreamFollower(self._native, self._config, entry)
@@ -202,7 +204,7 @@ async def _run_after(before: list[asyncio.Task[None]], follower: Follower) -> No
 async def _leave(follower: Follower, task: asyncio.Task[None]) -> None:
     follower.stop()
     await asyncio.gather(task, return_exceptions=True)
-    await follower.leave()
+    await follower.left()
     logger.info("%s: removed from the file; unregistered", follower.shown)
 
 

@@ -13,7 +13,8 @@ from typing import Literal, get_args
 from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
 
-ReplaySocket = Literal["on", "closed", "silent"]
+ReplaySocket = Literal["on", "closed", "silent", "slow"]
+"""How replays are answered. "closed": nobody listens; "silent": not at all; "slow": one batch every `SLOW` seconds."""
 
 _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtake it
 
@@ -22,8 +23,9 @@ _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtak
 class Faults:
     """How often what goes wrong: chances from 0 to 1, each time a batch is published.
 
-    The first four concern the live socket only, replays have those batches right. Poison is in the stream itself, so
-    in replays too, and always besides what the engine did: a reader that leaves it out has lost nothing.
+    The first six concern the live socket only, replays have those batches right. Poison is in the stream itself, so
+    in replays too, and always besides what the engine did: a reader that leaves it out has lost nothing. What a corrupt
+    batch said is lost for good.
     """
 
     drop: float = 0.0
@@ -31,13 +33,16 @@ class Faults:
     reorder: float = 0.0  # the batch after it goes first
     delay: float = 0.0  # it waits, and those behind it too
     delay_seconds: float = 0.2  # at most
+    truncate: float = 0.0  # only its beginning is sent
+    stray: float = 0.0  # a batch of another publisher follows it, which has numbers of its own
+    corrupt: float = 0.0  # only its beginning is published, in replays too
     poison_event: float = 0.0  # an event that cannot be decoded among the others
     poison_type: float = 0.0  # an event of an unknown type among the others
     poison_payload: float = 0.0  # a message that is no batch, with a number of its own
     restart: float = 0.0  # the engine begins again: cache empty, numbers from 0
     pause: float = 0.0  # the engine hangs, its sockets open
     pause_seconds: float = 1.0
-    replay_socket: ReplaySocket = "on"  # "closed": nobody listens; "silent": requests are not answered
+    replay_socket: ReplaySocket = "on"  # see `ReplaySocket`
 
     def __post_init__(self) -> None:
         for name in CHANCES:
@@ -57,7 +62,22 @@ class Faults:
         return replace(self, **changes)  # type: ignore[arg-type]  # checked on the way in
 
 
-CHANCES = ("drop", "duplicate", "reorder", "delay", "poison_event", "poison_type", "poison_payload", "restart", "pause")
+CHANCES = (
+    "drop",
+    "duplicate",
+    "reorder",
+    "delay",
+    "truncate",
+    "stray",
+    "corrupt",
+    "poison_event",
+    "poison_type",
+    "poison_payload",
+    "restart",
+    "pause",
+)
+SLOW = 0.1
+"""Seconds from one batch to the next of a slow replay."""
 
 
 def _check(name: str, value: object, most: float) -> None:

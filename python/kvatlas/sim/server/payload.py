@@ -7,6 +7,7 @@ map header of a stored block included) and owe nothing to this project's own rea
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,3 +188,15 @@ def garbage(random: random.Random) -> bytes:
     if chosen == 2:
         return _encoder.encode({"not": ["a", "batch"]})
     return b"\xc1" + random.randbytes(random.randrange(1, 64))  # 0xc1 is never used in msgpack
+
+
+def truncated(data: bytes, random: random.Random) -> bytes:
+    """The beginning of a payload."""
+    return data[: random.randrange(len(data))] if data else data
+
+
+def stray(random: random.Random, dialect: Dialect, block_size: int) -> bytes:
+    """A batch of somebody else's: a block that this engine does not hold."""
+    tokens = [random.randrange(1 << 20, 1 << 21) for _ in range(block_size)]
+    event = Stored([random.getrandbits(62)], None, tokens, None, None)
+    return encode(rows([event], block_size=block_size, dialect=dialect), timestamp=time.time(), rank=0)

@@ -23,7 +23,7 @@ from kvatlas.sim.server.addresses import zmq_endpoint
 from kvatlas.sim.server.clock import Clock
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.core import Announcer, Core, ServedRequest
-from kvatlas.sim.server.faults import Faults, Link
+from kvatlas.sim.server.faults import SLOW, Faults, Link
 from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
 
 
@@ -57,6 +57,8 @@ class Rank:
         self._sockets: EventSockets | None = None
         self._watched: int | None = None  # the replay socket's file descriptor
         self._reopen: asyncio.TimerHandle | None = None
+        self._slow: asyncio.TimerHandle | None = None  # the next batch of a slow replay
+        self._strays = 0  # batches of another publisher
         self._lazy = False  # what is to be announced can wait for something else to announce
         self._begin()
 
@@ -122,6 +124,9 @@ class Rank:
         self._answer()
 
     def _unwatch(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
         if self._reopen is not None:
             self._reopen.cancel()
             self._reopen = None
@@ -138,7 +143,19 @@ class Rank:
                 self._count("replays_unanswered")
                 continue
             self._count("replays")
-            sockets.answer(request, sockets.kept(start))
+            if self.engine.faults.replay_socket == "slow":
+                self._slowly(request, start)
+            else:
+                sockets.answer(request, sockets.kept(start))
+
+    def _slowly(self, request: list[bytes], start: int) -> None:
+        """Answer with a batch now, and with the next one later. A new request, or new faults, end it."""
+        first = self.sockets.kept(start)[:1]
+        self.sockets.answer(request, first, end=not first)
+        if self._slow is not None:
+            self._slow.cancel()
+        if first:
+            self._slow = asyncio.get_running_loop().call_later(SLOW, self._slowly, request, first[0][0] + 1)
 
     # Requests
 
@@ -314,7 +331,20 @@ class Rank:
             self._suffer(faults)
 
     def _send(self, data: bytes, faults: Faults) -> None:
-        self.link.push(self.sockets.record(data), data, faults)
+        chance = self._random
+        if chance.random() < faults.corrupt:
+            self._count("corrupted")
+            data = payload.truncated(data, chance)
+        seq = self.sockets.record(data)
+        if chance.random() < faults.truncate:
+            self._count("truncated")
+            data = payload.truncated(data, chance)
+        self.link.push(seq, data, faults)
+        if chance.random() < faults.stray:
+            self._count("strays")
+            stray = payload.stray(chance, self.config.wire, self.config.engine.block_size)
+            self.link.push(self._strays, stray, faults)
+            self._strays += 1
 
     def _suffer(self, faults: Faults) -> None:
         chance: Callable[[], float] = self._random.random

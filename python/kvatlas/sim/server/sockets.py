@@ -119,16 +119,18 @@ class EventSockets:
         except zmq.Again:
             return None
 
-    def answer(self, request: list[bytes], batches: list[tuple[int, bytes]]) -> None:
-        """Send `batches` and the end marker to whoever sent `request`."""
+    def answer(self, request: list[bytes], batches: list[tuple[int, bytes]], *, end: bool = True) -> None:
+        """Send `batches`, and the end marker if it is the `end`, to whoever sent `request`."""
         router, identity = self.router, request[0]
         if router is None:
             return
         lead = (identity, b"") if self.config.old_replies else (identity, b"", self.config.topic)
         for seq, payload in batches:
             router.send_multipart((*lead, seq.to_bytes(8), payload))
-        end = (identity, b"") if self.config.old_replies else (identity, b"", b"")
-        router.send_multipart((*end, END, b""))
+        if not end:
+            return
+        last = (identity, b"") if self.config.old_replies else (identity, b"", b"")
+        router.send_multipart((*last, END, b""))
 
     def _bind(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

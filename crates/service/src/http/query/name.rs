@@ -1,10 +1,24 @@
 //! Names of workers.
 
+use std::borrow::Cow;
+
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
 
 /// Bytes of a worker's name at most.
 const MAX_NAME: usize = 256;
+
+/// Bytes of any other name, endpoint or topic at most.
+pub(crate) const MAX_TEXT: usize = 1024;
+
+/// A name that is not too long.
+pub(super) fn check_text<'a>(what: &str, text: Cow<'a, str>) -> Result<Cow<'a, str>, Refusal> {
+    if text.len() <= MAX_TEXT {
+        return Ok(text);
+    }
+    let message = format!("{what} must be a string of at most {MAX_TEXT} bytes, got {} bytes", text.len());
+    Err(Refusal::wrong_type(message))
+}
 
 /// A worker's name, from a number or a string.
 pub(super) fn instance_id(reader: &mut Reader<'_>, what: &str) -> Result<String, Refusal> {

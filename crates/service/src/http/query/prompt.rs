@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
+use super::name::check_text;
+use super::parameters;
 use super::scratch::Scratch;
 use super::seen::{Seen, given_twice, missing};
 
@@ -38,6 +40,8 @@ pub(super) struct Prompt<'a> {
     pub(super) kind: Kind,
     /// In the scratch memory of its kind.
     pub(super) range: Range<usize>,
+    /// Tokens of the prompt, if known.
+    pub(super) tokens: Option<u64>,
     pub(super) lora: Option<Cow<'a, str>>,
     pub(super) salt: Option<Cow<'a, str>>,
 }
@@ -49,6 +53,7 @@ pub(super) struct Reading<'a> {
     /// How its blocks are named, and by which member.
     named: Option<(Kind, &'static str)>,
     range: Range<usize>,
+    prompt_tokens: Option<u64>,
     lora: Option<Cow<'a, str>>,
     salt: Option<Cow<'a, str>>,
 }
@@ -76,9 +81,15 @@ impl<'a> Reading<'a> {
                 reader.hashes(key, &mut scratch.hashes)?;
                 self.range = start..scratch.hashes.len();
             }
+            "prompt_tokens" if only != Some(Kind::Tokens) => {
+                self.seen.note(2, key)?;
+                if !reader.null()? {
+                    self.prompt_tokens = Some(reader.unsigned(key)?);
+                }
+            }
             "lora_name" => {
                 self.seen.note(0, key)?;
-                self.lora = reader.string_or_null(key)?;
+                self.lora = reader.string_or_null(key)?.map(|it| check_text(key, it)).transpose()?;
             }
             "cache_salt" => {
                 self.seen.note(1, key)?;
@@ -87,6 +98,60 @@ impl<'a> Reading<'a> {
             _ => return Ok(false),
         }
         Ok(true)
+    }
+
+    /// Reads a parameter of a URL, if this is one. If not, gives its value back.
+    pub(super) fn parameter(&mut self, key: &str, value: Cow<'a, str>, kind: Kind) -> Result<Option<Cow<'a, str>>> {
+        match key {
+            "lora_name" => {
+                self.seen.note(0, key)?;
+                self.lora = Some(check_text(key, value)?);
+            }
+            "cache_salt" => {
+                self.seen.note(1, key)?;
+                self.salt = Some(value);
+            }
+            "prompt_tokens" if kind == Kind::Hashes => {
+                self.seen.note(2, key)?;
+                self.prompt_tokens = Some(parameters::unsigned(key, &value)?);
+            }
+            _ => return Ok(Some(value)),
+        }
+        Ok(None)
+    }
+
+    /// Reads a body that is nothing but the blocks: little-endian integers of 32 bits for tokens, of 64 for hashes.
+    pub(super) fn bytes(&mut self, body: &[u8], kind: Kind, scratch: &mut Scratch) -> Result<()> {
+        self.names_blocks(kind, kind.member())?;
+        let left = match kind {
+            Kind::Tokens => {
+                let (tokens, left) = body.as_chunks();
+                let start = scratch.tokens.len();
+                scratch.tokens.extend(tokens.iter().map(|bytes| u32::from_le_bytes(*bytes)));
+                self.range = start..scratch.tokens.len();
+                left
+            }
+            Kind::Hashes => {
+                let (hashes, left) = body.as_chunks();
+                let start = scratch.hashes.len();
+                scratch.hashes.extend(hashes.iter().map(|bytes| u64::from_le_bytes(*bytes)));
+                self.range = start..scratch.hashes.len();
+                left
+            }
+        };
+        if left.is_empty() {
+            return Ok(());
+        }
+        let (what, bits) = match kind {
+            Kind::Tokens => ("token ids", 32),
+            Kind::Hashes => ("content hashes", 64),
+        };
+        let message = format!(
+            "the body must be {what} as little-endian integers of {bits} bits, a multiple of {} bytes, got {} bytes",
+            bits / 8,
+            body.len()
+        );
+        Err(Refusal::invalid("wrong_length", message))
     }
 
     /// Notes the member that says which blocks are asked for: there is exactly one.
@@ -102,13 +167,14 @@ impl<'a> Reading<'a> {
     }
 
     pub(super) fn done(self, otherwise: &'static str) -> Result<Prompt<'a>> {
-        let Self { named, range, lora, salt, .. } = self;
+        let Self { named, range, prompt_tokens, lora, salt, .. } = self;
         let (kind, blocks) = named.ok_or_else(|| missing(otherwise))?;
         if kind == Kind::Hashes && (lora.is_some() || salt.is_some()) {
             let key = if salt.is_some() { "cache_salt" } else { "lora_name" };
             let message = format!("{key} cannot be combined with {blocks}: it is part of the hashes already");
             return Err(Refusal::invalid("salted_hashes", message));
         }
-        Ok(Prompt { kind, range, lora, salt })
+        let tokens = if kind == Kind::Tokens { Some(range.len() as u64) } else { prompt_tokens };
+        Ok(Prompt { kind, range, tokens, lora, salt })
     }
 }

@@ -4,6 +4,7 @@ use kvatlas_index::hash::content_hashes_into;
 
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
+use super::parameters;
 use super::prompt::{self, Kind, Prompt};
 use super::scope::{self, Scope};
 use super::scratch::Scratch;
@@ -26,34 +27,86 @@ impl Asked<'_> {
         self.prompts.len()
     }
 
-    /// Calls `f` with the content hashes of each query.
-    pub(crate) fn each(&self, block_size: u32, scratch: &mut Scratch, mut f: impl FnMut(&[u64])) {
-        let Scratch { tokens, hashes, content } = scratch;
-        for Prompt { kind, range, lora, salt } in &self.prompts {
-            match kind {
-                Kind::Hashes => f(&hashes[range.clone()]),
-                Kind::Tokens => {
-                    let tokens = &tokens[range.clone()];
-                    content.resize(tokens.len() / block_size as usize, 0);
-                    content_hashes_into(tokens, block_size as usize, lora.as_deref(), salt.as_deref(), content);
-                    f(content);
+    /// The most blocks of a query's prompt that an engine can reuse: the whole ones before the last token, which is
+    /// always computed. None if nobody has said how long the prompt is.
+    pub(crate) fn cap(&self, at: usize, block_size: u32) -> Option<u32> {
+        let tokens = self.prompts.get(at)?.tokens?;
+        Some(u32::try_from(tokens.saturating_sub(1) / u64::from(block_size)).unwrap_or(u32::MAX))
+    }
+
+    /// The prompts are for this adapter, which the model's name has named.
+    pub(crate) fn adapt(&mut self, adapter: &str) -> Result<()> {
+        let Self { scope, prompts } = self;
+        let several = prompts.len() > 1;
+        // Hashes have their adapter in them already.
+        for (at, prompt) in prompts.iter_mut().enumerate().filter(|(_, prompt)| prompt.kind == Kind::Tokens) {
+            match prompt.lora.as_deref() {
+                None => prompt.lora = Some(adapter.to_owned().into()),
+                Some(same) if same == adapter => {}
+                Some(other) => {
+                    let message = format!(
+                        "model_name {:?} is an adapter, and lora_name names another one, {other:?}",
+                        scope.model
+                    );
+                    let refusal = Refusal::invalid("ambiguous_query", message);
+                    return Err(if several { refusal.at(format_args!("queries[{at}]")) } else { refusal });
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// The content hashes of one query.
+    pub(crate) fn content<'s>(&self, at: usize, block_size: u32, scratch: &'s mut Scratch) -> &'s [u64] {
+        let Scratch { tokens, hashes, content } = scratch;
+        let Prompt { kind, range, lora, salt, .. } = &self.prompts[at];
+        match kind {
+            Kind::Hashes => &hashes[range.clone()],
+            Kind::Tokens => {
+                let tokens = &tokens[range.clone()];
+                content.resize(tokens.len() / block_size as usize, 0);
+                content_hashes_into(tokens, block_size as usize, lora.as_deref(), salt.as_deref(), content);
+                content
+            }
+        }
+    }
+
+    /// Calls `f` with the content hashes of each query.
+    pub(crate) fn each(&self, block_size: u32, scratch: &mut Scratch, mut f: impl FnMut(&[u64])) {
+        for at in 0..self.len() {
+            f(self.content(at, block_size, scratch));
         }
     }
 }
 
+/// A single query, as it is sent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Body<'a> {
+    /// All of it in JSON.
+    Json(&'a [u8]),
+    /// Its blocks as integers, little-endian, the rest in the URL.
+    Bytes { parameters: &'a str, blocks: &'a [u8] },
+}
+
 /// A single query: of `/query` with tokens, of `/query_by_hash` with content hashes.
-pub(crate) fn single<'a>(body: &'a [u8], kind: Kind, scratch: &mut Scratch) -> Result<Asked<'a>> {
+pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> Result<Asked<'a>> {
     let (mut scope, mut prompt) = (scope::Reading::default(), prompt::Reading::default());
-    let mut reader = Reader::new(body);
-    reader.object("the body", |reader, key| {
-        let known = scope.member(reader, key)?
-            || scope.detail(reader, key)?
-            || prompt.member(reader, key, Some(kind), scratch)?;
-        if known { Ok(()) } else { reader.skip() }
-    })?;
-    reader.end()?;
+    match body {
+        Body::Json(body) => {
+            let mut reader = Reader::new(body);
+            reader.object("the body", |reader, key| {
+                let known = scope.member(reader, key)?
+                    || scope.detail(reader, key)?
+                    || prompt.member(reader, key, Some(kind), scratch)?;
+                if known { Ok(()) } else { reader.skip() }
+            })?;
+            reader.end()?;
+        }
+        Body::Bytes { parameters, blocks } => {
+            parameters::read(parameters, &mut scope, &mut prompt, kind)?;
+            prompt.bytes(blocks, kind, scratch)?;
+        }
+    }
     Ok(Asked { scope: scope.done()?, prompts: vec![prompt.done(kind.member())?] })
 }
 
@@ -130,7 +183,7 @@ mod tests {
             turned.rotate_left(first);
             let body = format!("{{{}}}", turned.join(","));
             Scratch::with(|scratch| {
-                let asked = single(body.as_bytes(), Kind::Tokens, scratch).expect("a query");
+                let asked = single(Body::Json(body.as_bytes()), Kind::Tokens, scratch).expect("a query");
                 assert_eq!(
                     (&*asked.scope.model, asked.scope.routing_group(), asked.scope.top_k),
                     ("m", "default", Some(3))
@@ -184,9 +237,73 @@ mod tests {
             (r#""token_ids":[-1]"#, "token_ids must be a list, each item an integer from 0 to 4294967295, at byte"),
         ] {
             let body = format!("{{{members}}}");
-            let refusal = Scratch::with(|scratch| single(body.as_bytes(), Kind::Tokens, scratch).err());
+            let refusal = Scratch::with(|scratch| single(Body::Json(body.as_bytes()), Kind::Tokens, scratch).err());
             let message = refusal.expect("refused").message;
             assert!(message.starts_with(wanted), "{message}");
+        }
+    }
+
+    #[test]
+    fn bytes_ask_the_same_as_json() {
+        let tokens: Vec<u32> = vec![0, 1, u32::MAX, 0x0102_0304, 7, 8, 9, 10, 11];
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let parameters = "model_name=m%2F1&routing_group=g+1&lora_name=%C3%A9&cache_salt=a%26b%3D%2B&top_k=3\
+                          &among=7&among=a%20b&levels=true&age=false&";
+        let json = r#"{"model_name":"m/1","routing_group":"g 1","lora_name":"é","cache_salt":"a&b=+","top_k":3,
+            "among":[7,"a b"],"levels":true,"age":false,"token_ids":[0,1,4294967295,16909060,7,8,9,10,11]}"#;
+        let [json, bytes] = [Body::Json(json.as_bytes()), Body::Bytes { parameters, blocks: &bytes }].map(|body| {
+            Scratch::with(|scratch| {
+                let asked = single(body, Kind::Tokens, scratch).expect("a query");
+                (format!("{:?}", asked.scope), hashed(&asked, scratch))
+            })
+        });
+        assert_eq!(bytes, json);
+        assert_eq!(bytes.1, [content_hashes(&tokens, 4, Some("é"), Some("a&b=+"))]);
+
+        let hashes = [1u64, u64::MAX, 0x0102_0304_0506_0708];
+        let blocks: Vec<u8> = hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        Scratch::with(|scratch| {
+            let body = Body::Bytes { parameters: "among=&model_name=m", blocks: &blocks };
+            let asked = single(body, Kind::Hashes, scratch).expect("a query");
+            assert_eq!(asked.scope.among, Some(Vec::new()), "nobody");
+            assert_eq!(hashed(&asked, scratch), [hashes]);
+            let body = Body::Bytes { parameters: "model_name=m", blocks: &[] };
+            assert_eq!(single(body, Kind::Hashes, scratch).expect("a query").scope.among, None);
+        });
+    }
+
+    #[test]
+    fn bytes_that_are_refused() {
+        let long = "x".repeat(2000);
+        for (parameters, blocks, kind, code, words) in [
+            ("", &[0; 4][..], Kind::Tokens, "wrong_type", "model_name is missing"),
+            ("model_name=m", &[0; 7], Kind::Tokens, "wrong_length", "a multiple of 4 bytes, got 7 bytes"),
+            ("model_name=m", &[0; 12], Kind::Hashes, "wrong_length", "a multiple of 8 bytes, got 12 bytes"),
+            ("model_name=m&model_name=m", &[], Kind::Tokens, "wrong_type", "model_name is given twice"),
+            ("model_name=m&cache_salt=&cache_salt=", &[], Kind::Tokens, "wrong_type", "cache_salt is given twice"),
+            ("model_name=m&age=true&age=true", &[], Kind::Tokens, "wrong_type", "age is given twice"),
+            ("model_name=m&age=1", &[], Kind::Tokens, "wrong_type", "age must be true or false"),
+            ("model_name=m&levels", &[], Kind::Tokens, "wrong_type", "levels must be true or false"),
+            ("model_name=m&top_k=", &[], Kind::Tokens, "wrong_type", "top_k must be an integer"),
+            ("model_name=m&top_k=%2B1", &[], Kind::Tokens, "wrong_type", "top_k must be an integer"),
+            ("model_name=m&top_k=18446744073709551616", &[], Kind::Tokens, "wrong_type", "top_k must be an integer"),
+            ("model_name=m&top_k=0", &[], Kind::Tokens, "invalid_top_k", "at least 1"),
+            ("model_name=m&lora=x", &[], Kind::Tokens, "unknown_parameter", r#"got "lora""#),
+            ("model_name=m&token_ids=1", &[], Kind::Tokens, "unknown_parameter", "model_name, routing_group"),
+            ("model_name=m&a%0Ab", &[], Kind::Tokens, "unknown_parameter", r#"got "a\nb""#),
+            ("model_name=m&cache_salt=%F", &[], Kind::Tokens, "malformed_parameters", "percent-encoded"),
+            ("model_name=m&cache_salt=%ff", &[], Kind::Tokens, "malformed_parameters", "percent-encoded"),
+            ("model_name=m&cache_salt=%+1", &[], Kind::Tokens, "malformed_parameters", "percent-encoded"),
+            ("model_name=m&cache_salt=s", &[], Kind::Hashes, "salted_hashes", "part of the hashes already"),
+            ("model_name=m&lora_name=s", &[], Kind::Hashes, "salted_hashes", "part of the hashes already"),
+            (&format!("model_name={long}"), &[], Kind::Tokens, "wrong_type", "at most 1024 bytes"),
+            (&format!("model_name=m&among={long}"), &[], Kind::Tokens, "invalid_instance_id", "1 to 256 bytes"),
+        ] {
+            let body = Body::Bytes { parameters, blocks };
+            let refusal = Scratch::with(|scratch| single(body, kind, scratch).err()).expect("refused");
+            assert_eq!(refusal.code, code, "{parameters}");
+            assert!(refusal.message.contains(words), "{parameters}: {}", refusal.message);
+            assert!(refusal.message.len() < 300, "{}", refusal.message);
         }
     }
 }

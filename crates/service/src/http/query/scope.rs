@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
-use super::name::instance_id;
+use super::name::{check_name, check_text, instance_id};
+use super::parameters::{boolean, unsigned};
 use super::seen::{Seen, missing};
 
 type Result<T> = std::result::Result<T, Refusal>;
@@ -47,16 +48,16 @@ impl<'a> Reading<'a> {
         match key {
             "model_name" => {
                 seen.note(0, key)?;
-                *model = Some(reader.string(key)?);
+                *model = Some(check_text(key, reader.string(key)?)?);
             }
             "routing_group" => {
                 seen.note(1, key)?;
-                scope.routing_group = reader.string_or_null(key)?;
+                scope.routing_group = reader.string_or_null(key)?.map(|it| check_text(key, it)).transpose()?;
             }
             "top_k" => {
                 seen.note(2, key)?;
                 if !reader.null()? {
-                    scope.top_k = Some(top_k(reader)?);
+                    scope.top_k = Some(top_k(reader.unsigned(key)?)?);
                 }
             }
             "among" => {
@@ -91,14 +92,50 @@ impl<'a> Reading<'a> {
         Ok(true)
     }
 
+    /// Reads a parameter of a URL, if this is one. If not, gives its value back.
+    pub(super) fn parameter(&mut self, key: &str, value: Cow<'a, str>) -> Result<Option<Cow<'a, str>>> {
+        let Self { seen, scope, model } = self;
+        match key {
+            "model_name" => {
+                seen.note(0, key)?;
+                *model = Some(check_text(key, value)?);
+            }
+            "routing_group" => {
+                seen.note(1, key)?;
+                scope.routing_group = Some(check_text(key, value)?);
+            }
+            "top_k" => {
+                seen.note(2, key)?;
+                scope.top_k = Some(top_k(unsigned(key, &value)?)?);
+            }
+            // Once for each worker; empty for none of them.
+            "among" => {
+                let names = scope.among.get_or_insert_default();
+                if !value.is_empty() {
+                    check_name(&value)?;
+                    names.push(value.into_owned());
+                }
+            }
+            "levels" => {
+                seen.note(4, key)?;
+                scope.levels = boolean(key, &value)?;
+            }
+            "age" => {
+                seen.note(5, key)?;
+                scope.age = boolean(key, &value)?;
+            }
+            _ => return Ok(Some(value)),
+        }
+        Ok(None)
+    }
+
     pub(super) fn done(self) -> Result<Scope<'a>> {
         let model = self.model.ok_or_else(|| missing("model_name"))?;
         Ok(Scope { model, ..self.scope })
     }
 }
 
-fn top_k(reader: &mut Reader<'_>) -> Result<usize> {
-    let wanted = reader.unsigned("top_k")?;
+fn top_k(wanted: u64) -> Result<usize> {
     if wanted == 0 {
         return Err(Refusal::invalid("invalid_top_k", "top_k must be at least 1; omit it to get all workers"));
     }

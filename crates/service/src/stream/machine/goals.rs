@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::batches::Kept;
+use super::life::Life;
 use super::{Effects, Machine};
 
 /// What a stream wants next.
@@ -35,19 +37,23 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 
     pub(super) fn begin_asking(&mut self, now: Duration, fx: &mut impl Effects<P>) {
-        self.attempts = 0;
+        (self.attempts, self.limit) = (0, Some(now + self.config.replay_total_timeout));
         if self.can_ask() { self.ask_for_goal(now, fx) } else { self.give_up(now, fx) }
     }
 
-    pub(super) fn go_live(&mut self, now: Duration) {
-        (self.goal, self.attempts, self.ask_at) = (Goal::Live, 0, None);
-        if std::mem::take(&mut self.forgot) {
-            self.probe_at = Some(now);
-        }
+    pub(super) fn go_live(&mut self) {
+        (self.goal, self.attempts, self.ask_at, self.limit) = (Goal::Live, 0, None, None);
     }
 
-    /// Another life of the engine, seen on the replay socket. The live connection may still bring batches of the old
-    /// one, so it goes as well.
+    /// An answer shows another life of the engine than the one whose batches were applied.
+    pub(super) fn other_life(&mut self, now: Duration, fx: &mut impl Effects<P>) {
+        if matches!(self.goal, Goal::Live | Goal::Gap) {
+            self.contradicted(now, false);
+        }
+        self.restarted(fx);
+    }
+
+    /// The live connection may still bring batches of the old life, so it goes as well.
     pub(super) fn restarted(&mut self, fx: &mut impl Effects<P>) {
         self.new_epoch(fx);
         self.goal = Goal::Connect;
@@ -60,16 +66,29 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.forget_ask(fx);
         self.recent.clear();
         self.waiting.clear();
+        self.life = Life::default();
+        (self.accounted, self.floor, self.owed, self.short) = (0, 0, None, false);
         (self.heal_at, self.partial, self.open, self.dead) = (None, false, false, false);
+    }
+
+    /// Reads everything anew, by new connections, so that there is no doubt what is of which life.
+    pub(super) fn start_over(&mut self, fx: &mut impl Effects<P>) {
+        self.forget_all(fx);
+        self.forget_ask(fx);
+        self.waiting.clear();
+        (self.life, self.owed, self.heal_at) = (Life::default(), None, None);
+        self.goal = Goal::Connect;
+        fx.reconnect();
     }
 
     /// Retries are used up, or there is nobody to ask: goes on without.
     pub(super) fn give_up(&mut self, now: Duration, fx: &mut impl Effects<P>) {
+        self.limit = None;
         match (self.goal, self.last) {
             (Goal::Whole, None) => {
-                (self.open, self.partial) = (true, true);
+                (self.open, self.floor, self.partial) = (true, 0, true);
                 self.heal_later(now);
-                self.go_live(now);
+                self.go_live();
                 self.drain(now, fx);
             }
             (Goal::Whole | Goal::Verify, _) => {
@@ -79,30 +98,37 @@ impl<P: AsRef<[u8]>> Machine<P> {
                 (self.goal, self.attempts) = (Goal::Verify, self.config.replay_attempts);
                 self.go_on_unverified(now, fx);
             }
+            (Goal::Gap, _) if self.is_behind() => self.restarted(fx),
             (Goal::Gap, _) => {
                 self.heal_later(now);
-                if let Some(seq) = self.waiting.first() {
+                if let Some(seq) = self.waiting.first().or(self.owed.map(|owed| owed.saturating_add(1))) {
                     self.lose(seq, fx);
                 }
-                self.go_live(now);
+                self.go_live();
                 self.drain(now, fx);
             }
             (Goal::Connect | Goal::Live | Goal::Stale, _) => {}
         }
     }
 
+    /// Whether the engine has not come as far as what is missing, as it shows: then that was of a former life.
+    fn is_behind(&self) -> bool {
+        self.short && self.waiting.is_empty() && self.owed.is_some() && self.highest < self.owed
+    }
+
     /// If nobody can say whether the engine is the same, the next batch must: it is taken for one of the same life if
     /// its number follows.
     pub(super) fn go_on_unverified(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while self.goal == Goal::Verify && self.attempts >= self.config.replay_attempts {
-            let Some((seq, payload)) = self.waiting.pop_first() else { return };
+            let Some((seq, Kept { payload, .. })) = self.waiting.pop_first() else { return };
             if self.same_as_applied(seq, &payload) {
                 self.counts.duplicate_batches += 1;
                 continue;
             }
             if seq >= self.next() {
                 self.counts.unverified_reconnects += 1;
-                self.go_live(now);
+                self.unverified = self.last.is_some();
+                self.go_live();
             }
             if seq > self.next() {
                 self.lose(seq, fx);

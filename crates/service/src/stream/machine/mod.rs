@@ -13,16 +13,26 @@
 //! 1. Batches are applied by number, each once, none left out; the next number is `last + 1`. Whatever came early waits.
 //! 2. A number alone does not say which life of the engine (epoch) a batch is of. So every question to the replay socket,
 //!    except for everything, starts at `last` and not behind it: the answer must begin with the very batch applied last.
-//!    If it does not, the engine has restarted in silence: clear, start over.
-//! 3. What cannot be filled costs the holdings: clear, go on with what is at hand, and say so (`partial`).
-//! 4. Only `Live` is trusted.
-//! 5. Nobody's silence stops it: each question has a deadline, retries are bounded, and after them it goes on without.
+//!    If it does not, the engine has restarted in silence: clear, start over. After a new connection it starts at the
+//!    last batch of the old one, until that and one of the new one were in an answer.
+//! 3. What cannot be filled costs the holdings: clear, go on with what is at hand, and say so (`partial`). The same goes
+//!    for a batch that cannot be read and may have removed something.
+//! 4. Only `Live` is trusted, and never while a batch is known of that is neither applied nor given up.
+//! 5. Nobody's silence stops it: each question has a deadline, and so has all that is asked for one purpose; retries are
+//!    bounded, and after them it goes on without.
+//! 6. One connection brings one life. If its batches contradict each other, nothing is trusted for a while.
 //!
-//! Here is what happens; `goals` has where it goes, `batches` where a batch belongs, `questions` what is asked and when.
+//! Here is what happens; `goals` has where it goes, `batches` where a batch belongs, `questions` what is asked and when,
+//! `life` what proves that it is still the same engine, `doubt` what becomes of contradictions, `strange` of events of
+//! unknown types, `hush` of an engine that stops in the middle of its load.
 
 mod batches;
+mod doubt;
 mod goals;
+mod hush;
+mod life;
 mod questions;
+mod strange;
 #[cfg(test)]
 mod tests;
 
@@ -30,8 +40,13 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use self::batches::Kept;
+use self::doubt::Doubt;
 use self::goals::Goal;
+use self::hush::Hush;
+use self::life::Life;
 use self::questions::Ask;
+use self::strange::Strange;
 use super::window::{Recent, Waiting};
 use crate::config::StreamConfig;
 use crate::state::State;
@@ -41,10 +56,25 @@ const SOON: Duration = Duration::from_millis(500);
 /// Longest wait between two attempts to make a partial stream whole.
 const HEAL_MAX: Duration = Duration::from_secs(600);
 
+/// What became of a batch that was to be applied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It was applied.
+    Whole,
+    /// It was applied, and the engine cleared everything in it: what was lost before does not matter any more.
+    Cleared,
+    /// It was applied, but for blocks stored that cannot be read.
+    Partial,
+    /// It was applied, but for events of a type that is not known here: they may have removed anything.
+    Strange,
+    /// Nothing of it was applied, because it may have removed something that cannot be read.
+    Refused,
+}
+
 /// What the machine wants done, at once and in this order.
 pub(crate) trait Effects<P> {
     /// Apply a batch. `live`: it came as it was published.
-    fn apply(&mut self, seq: u64, payload: &P, live: bool);
+    fn apply(&mut self, seq: u64, payload: &P, live: bool) -> Verdict;
     /// Forget all that was applied.
     fn clear(&mut self);
     /// Ask the replay socket for all batches from this number on. One question at a time.
@@ -69,6 +99,7 @@ pub(crate) struct Counts {
     pub(crate) truncated_replays: u64,
     pub(crate) reconnects: u64,
     pub(crate) unverified_reconnects: u64,
+    pub(crate) contradictions: u64,
     pub(crate) epochs: u64,
 }
 
@@ -83,21 +114,36 @@ pub(crate) struct Machine<P> {
     last: Option<u64>,
     /// The first batch applied since the last clear.
     first: u64,
+    /// Batches before this number were applied in this epoch, or counted as lost.
+    accounted: u64,
     recent: Recent,
     /// Whether the next batch may have any number, because what comes before it is lost anyway.
     open: bool,
+    /// The lowest number that it may have.
+    floor: u64,
     partial: bool,
     /// The highest number that this live connection brought. It tells a connection that is behind the replay from an
     /// engine that counts anew behind a proxy.
     highest: Option<u64>,
-    waiting: Waiting<P>,
-    /// Whether `waiting` had to forget some, so that the engine must be asked at the end.
-    forgot: bool,
+    waiting: Waiting<Kept<P>>,
+    /// The highest number known of that is neither applied nor waits, so that the engine must be asked: one that
+    /// `waiting` had no room for, or that could not be read.
+    owed: Option<u64>,
+    life: Life,
+    /// Whether a number alone says that what is held is of the engine that is connected.
+    unverified: bool,
+    doubt: Doubt,
+    strange: Strange,
+    hush: Hush,
+    /// Whether the last whole answer ended before what was known of when it was asked for.
+    short: bool,
     ask: Option<Ask>,
     /// Questions in a row that brought nothing.
     attempts: u32,
     /// When to ask (again), or, without a replay socket, when to give a gap up.
     ask_at: Option<Duration>,
+    /// When to go on without what is asked for now, however much of it still comes.
+    limit: Option<Duration>,
     /// Whether the replay socket ever brought a batch.
     keeps: bool,
     /// Whether it let questions pass until they were given up: then nothing waits for it, until it is heard again.
@@ -122,15 +168,29 @@ impl<P: AsRef<[u8]>> Machine<P> {
             ever_connected: false,
             last: None,
             first: 0,
+            accounted: 0,
             recent: Recent::default(),
             open: false,
+            floor: 0,
             partial: false,
             highest: None,
-            waiting: Waiting::new(config.buffer_batches, config.buffer_bytes),
-            forgot: false,
+            waiting: Waiting::new(
+                config.buffer_batches,
+                config.buffer_bytes,
+                config.shared.clone(),
+                config.limits.buffer_bytes,
+            ),
+            owed: None,
+            life: Life::default(),
+            unverified: false,
+            doubt: Doubt::default(),
+            strange: Strange::default(),
+            hush: Hush::default(),
+            short: false,
             ask: None,
             attempts: 0,
             ask_at: None,
+            limit: None,
             keeps: false,
             dead: false,
             heard: now,
@@ -143,15 +203,23 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 
     pub(crate) fn trusted(&self) -> bool {
-        self.goal == Goal::Live
+        self.goal == Goal::Live && !self.doubt.is_open() && !self.strange.is_open() && !self.hush.is_open()
+    }
+
+    /// Whether batches of several lives keep coming by one connection.
+    pub(crate) fn is_mixed(&self) -> bool {
+        self.doubt.is_strong()
     }
 
     pub(crate) fn state(&self, now: Duration) -> State {
         match self.goal {
+            Goal::Verify | Goal::Whole | Goal::Gap | Goal::Live if self.doubt.is_open() => State::Conflict,
             Goal::Connect if self.ever_connected && self.silent_too_long(now) => State::Stale,
             Goal::Connect | Goal::Verify => State::Connecting,
             Goal::Whole => State::Replaying,
             Goal::Gap => State::Gap,
+            Goal::Live if self.strange.is_open() => State::Unreadable,
+            Goal::Live if self.hush.is_open() => State::Stale,
             Goal::Live => State::Live,
             Goal::Stale => State::Stale,
         }
@@ -161,8 +229,15 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.partial
     }
 
+    /// Whether what is held was taken for the connected engine's because its next batch had the right number, and no
+    /// answer has shown it yet.
+    pub(crate) fn unverified(&self) -> bool {
+        self.unverified
+    }
+
+    /// The last batch applied or given up.
     pub(crate) fn last(&self) -> Option<u64> {
-        self.last
+        self.last.or(self.floor.checked_sub(1).filter(|_| self.open))
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -178,6 +253,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.ever_connected = true;
         self.heard = now;
         (self.highest, self.dead) = (None, false);
+        self.life.connected();
+        self.hush.connected();
         self.probe_at = Some(now + SOON);
         match self.last {
             None => self.read_whole(now, fx),
@@ -188,19 +265,25 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// The live socket has lost its connection. What waits on it is forgotten; the replay brings it again.
     pub(crate) fn disconnected(&mut self, fx: &mut impl Effects<P>) {
         self.waiting.clear();
+        self.owed = None;
         self.forget_ask(fx);
+        let last = self.last.and_then(|last| Some((last, self.recent.hash(last)?)));
+        self.life.disconnected(last.filter(|_| self.can_replay));
+        self.doubt.disconnected();
+        self.hush.connected();
         self.goal = Goal::Connect;
     }
 
     /// A batch as it was published.
     pub(crate) fn live(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         self.connected(now, fx);
+        self.no_hush(now);
         (self.heard, self.live_heard) = (now, now);
         if self.goal == Goal::Stale {
             self.verify(now, fx);
         }
         if self.goal == Goal::Verify {
-            self.wait(seq, payload);
+            self.wait(seq, Kept { payload, live: true });
             self.go_on_unverified(now, fx);
         } else {
             self.place(now, seq, payload, fx);
@@ -212,26 +295,36 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let Some(ask) = &mut self.ask else { return };
         self.heard = now;
         (self.keeps, self.dead) = (true, false);
-        ask.deadline = now + self.config.replay_timeout;
+        self.hush.answered();
+        ask.deadline = (now + self.config.replay_timeout).min(ask.limit);
         let begins = !std::mem::replace(&mut ask.answered, true);
-        if begins && seq == ask.from && ask.expect.is_some_and(|hash| hash != xxh3_64(payload.as_ref())) {
-            return self.restarted(fx);
+        ask.highest = ask.highest.max(Some(seq));
+        let (from, past, heal) = (ask.from, ask.past, ask.heal);
+        if !self.is_proof(seq, xxh3_64(payload.as_ref())) {
+            return self.other_life(now, fx);
         }
-        if begins && self.open && self.goal == Goal::Live {
-            self.goal = Goal::Whole; // More follows it.
+        if begins && self.open {
+            // It may have been asked before all came that was given up since.
+            self.owed = self.owed.max(self.floor.checked_sub(1).filter(|known| *known >= seq));
+            self.floor = seq;
         }
-        if begins && ask.heal {
-            if self.first <= seq {
-                self.heal_at = None; // The engine remembers no more than we do.
-            } else {
-                self.forget_all(fx);
-                (self.goal, self.open, self.partial) = (Goal::Whole, true, seq > 0);
+        if begins && heal {
+            match self.last {
+                None => self.partial = seq > 0,
+                // The engine remembers no more than we do.
+                Some(_) if self.first <= seq => self.heal_at = None,
+                Some(_) => return self.start_over(fx),
             }
-        } else if begins && seq + u64::from(ask.expect.is_some()) > self.next() && !self.open {
-            if self.goal == Goal::Live && self.live_heard > self.asked {
+        } else if begins && !self.open && self.begins_late(seq, from, past) {
+            if self.live_catches_up() {
                 // The engine is far ahead of what has been read here, and the live connection is bringing it.
+                self.owed = self.owed.max(Some(seq));
                 self.forget_ask(fx);
-                self.probe_at = Some(now + SOON);
+                if self.goal == Goal::Live {
+                    self.goal = Goal::Gap;
+                    (self.attempts, self.limit) = (0, Some(now + self.config.replay_total_timeout));
+                }
+                self.ask_at = Some(now + SOON);
                 return;
             }
             // Without the last batch nothing proves that these follow it.
@@ -239,20 +332,24 @@ impl<P: AsRef<[u8]>> Machine<P> {
             self.heal_at = None;
             self.lose(seq, fx);
         }
+        if begins && self.last.is_none() && self.goal == Goal::Live {
+            // More follows it.
+            (self.goal, self.limit) = (Goal::Whole, Some(now + self.config.replay_total_timeout));
+        }
         if self.last.is_some_and(|last| seq <= last) {
             if self.recent.hash(seq).is_some_and(|hash| hash != xxh3_64(payload.as_ref())) {
-                self.restarted(fx);
+                self.other_life(now, fx);
             }
-        } else if seq == self.next() || self.open {
+        } else if self.has_turn(seq) {
             if let Some(ask) = &mut self.ask {
                 ask.useful = true;
             }
             self.counts.recovered_batches += u64::from(self.goal == Goal::Gap || self.goal == Goal::Live);
             self.attempts = 0;
-            self.apply(seq, &payload, false, fx);
+            self.apply(now, seq, &payload, false, fx);
             self.drain(now, fx);
         } else {
-            self.wait(seq, payload);
+            self.wait(seq, Kept { payload, live: false });
             self.missing(now, fx);
         }
     }
@@ -262,14 +359,18 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let Some(ask) = self.ask.take() else { return };
         self.heard = now;
         self.dead = false;
-        if !ask.answered && ask.expect.is_some() && (self.keeps || self.goal == Goal::Verify) {
-            return self.restarted(fx); // The last batch is not there any more, nor anything after it.
+        self.hush.answered();
+        self.short = ask.known > ask.highest;
+        if ask.lacks_proof() && (self.keeps || self.goal == Goal::Verify) {
+            return self.other_life(now, fx); // The last batch is not there any more, nor anything after it.
         }
+        self.admit_suspect(now);
         match self.goal {
             Goal::Connect | Goal::Live => {}
             Goal::Whole | Goal::Verify | Goal::Stale | Goal::Gap => {
-                self.goal = Goal::Gap;
+                let known = std::mem::replace(&mut self.goal, Goal::Gap) == Goal::Gap;
                 self.drain(now, fx);
+                self.counts.gaps += u64::from(self.goal == Goal::Gap && !known);
                 if self.goal == Goal::Gap && self.ask.is_none() {
                     self.try_again(now, &ask, false, fx);
                 }
@@ -279,9 +380,17 @@ impl<P: AsRef<[u8]>> Machine<P> {
 
     /// Time has passed.
     pub(crate) fn tick(&mut self, now: Duration, fx: &mut impl Effects<P>) {
+        self.doubt.pass(now);
+        self.end_strange(now, fx);
+        if self.limit_due().is_some_and(|at| at <= now) {
+            self.counts.failed_replays += u64::from(self.ask.is_some());
+            self.forget_ask(fx);
+            self.give_up(now, fx);
+        }
         if let Some(ask) = self.ask.take_if(|ask| ask.deadline <= now) {
             self.counts.failed_replays += 1;
             fx.cancel();
+            self.not_answered(now, &ask);
             if matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap) {
                 self.try_again(now, &ask, !ask.answered, fx);
             }
@@ -294,13 +403,14 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if silent && matches!(self.goal, Goal::Live | Goal::Verify) {
             self.goal = Goal::Stale;
         }
-        if self.probe_due().is_some_and(|at| at <= now) {
-            self.probe_at = None;
-            self.ask_for_goal(now, fx);
-        } else if self.heal_due().is_some_and(|at| at <= now) {
+        if self.heal_due().is_some_and(|at| at <= now) {
             self.heal_at = Some(now + self.heal_wait);
             self.heal_wait = (self.heal_wait * 2).min(HEAL_MAX);
-            self.send(now, Ask { heal: true, ..self.question(0, None) }, fx);
+            let past = self.last.and_then(|last| Some((last, self.recent.hash(last)?)));
+            self.send(now, Ask { heal: true, ..self.question(0, past, self.life.sample()) }, fx);
+        } else if self.probe_due().is_some_and(|at| at <= now) {
+            self.probe_at = None;
+            self.ask_for_goal(now, fx);
         }
     }
 
@@ -314,6 +424,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let stale = (can_be_stale && !self.silent_too_long(now))
             .then(|| self.heard + self.config.stale_after + Duration::from_millis(1));
         let deadline = self.ask.as_ref().map(|ask| ask.deadline);
-        [deadline, self.ask_at, stale, self.probe_due(), self.heal_due()].into_iter().flatten().min()
+        let limits = [self.limit_due(), self.doubt.until(), self.strange.until()];
+        [deadline, self.ask_at, stale, self.probe_due(), self.heal_due()].into_iter().chain(limits).flatten().min()
     }
 }

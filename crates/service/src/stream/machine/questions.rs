@@ -9,14 +9,28 @@ use super::{Effects, Machine};
 #[derive(Debug)]
 pub(super) struct Ask {
     pub(super) from: u64,
-    /// The hash that batch `from` must have.
-    pub(super) expect: Option<u64>,
+    /// Batches that must be in the answer, by number and hash: one applied before, and one of the live connection.
+    pub(super) past: Option<(u64, u64)>,
+    pub(super) live: Option<(u64, u64)>,
     /// Asked in order to make a partial stream whole, which goes on meanwhile.
     pub(super) heal: bool,
     pub(super) answered: bool,
+    /// The highest number known of when it was asked, and that of the answer.
+    pub(super) known: Option<u64>,
+    pub(super) highest: Option<u64>,
     /// Whether it brought anything that was missing.
     pub(super) useful: bool,
     pub(super) deadline: Duration,
+    /// When it ends, however much still comes.
+    pub(super) limit: Duration,
+}
+
+impl Ask {
+    /// Whether there is nothing in the answer, now complete, and something must be. Of a longer one, which a full socket
+    /// may have cut, only the beginning is certain.
+    pub(super) fn lacks_proof(&self) -> bool {
+        !self.answered && (self.past.is_some() || self.live.is_some())
+    }
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
@@ -26,14 +40,21 @@ impl<P: AsRef<[u8]>> Machine<P> {
 
     pub(super) fn ask_for_goal(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         let ask = match self.last {
-            Some(last) => self.question(last, self.recent.hash(last)),
-            None => self.question(0, None),
+            Some(last) => {
+                let past = self.life.before().or(self.recent.hash(last).map(|hash| (last, hash)));
+                let live = self.life.sample();
+                let from = [past, live].into_iter().flatten().map(|(seq, _)| seq).min();
+                self.question(from.unwrap_or(last), past, live)
+            }
+            None => self.question(0, None, self.life.sample()),
         };
         self.send(now, ask, fx);
     }
 
-    pub(super) fn question(&self, from: u64, expect: Option<u64>) -> Ask {
-        Ask { from, expect, heal: false, answered: false, useful: false, deadline: Duration::ZERO }
+    pub(super) fn question(&self, from: u64, past: Option<(u64, u64)>, live: Option<(u64, u64)>) -> Ask {
+        let (deadline, limit) = (Duration::ZERO, Duration::ZERO);
+        let known = self.owed.max(self.last);
+        Ask { from, past, live, heal: false, answered: false, known, highest: None, useful: false, deadline, limit }
     }
 
     pub(super) fn send(&mut self, now: Duration, ask: Ask, fx: &mut impl Effects<P>) {
@@ -41,7 +62,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.counts.replays += 1;
         self.asked = now;
         fx.ask(ask.from);
-        self.ask = Some(Ask { deadline: now + self.config.replay_timeout, ..ask });
+        let limit = now + self.config.replay_total_timeout;
+        self.ask = Some(Ask { deadline: (now + self.config.replay_timeout).min(limit), limit, ..ask });
     }
 
     pub(super) fn forget_ask(&mut self, fx: &mut impl Effects<P>) {
@@ -71,8 +93,17 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// When the engine is to be asked, although nothing is known to be missing.
     pub(super) fn probe_due(&self) -> Option<Duration> {
         let idle = self.can_replay && self.ask.is_none() && self.ask_at.is_none();
-        let due = self.heard.max(self.asked) + self.config.probe_interval;
-        (idle && self.goal != Goal::Connect).then(|| self.probe_at.unwrap_or(due).min(due))
+        // A stream that is heard needs no questions, except to learn which life it is of and whether anybody answers.
+        let quiet = !self.dead && !self.is_unproven();
+        let since = if quiet { self.heard.max(self.asked) } else { self.asked };
+        let due = since + self.config.probe_interval;
+        let due = self.probe_at.unwrap_or(due).min(due);
+        (idle && self.goal != Goal::Connect).then(|| self.hush_due().map_or(due, |hush| due.min(hush)))
+    }
+
+    /// When to go on without what is asked for.
+    pub(super) fn limit_due(&self) -> Option<Duration> {
+        self.limit.filter(|_| matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap))
     }
 
     pub(super) fn heal_due(&self) -> Option<Duration> {

@@ -6,9 +6,11 @@ use crate::state::State;
 #[test]
 fn a_number_with_other_contents_is_a_new_epoch() {
     let mut bench = Bench::at_nine();
-    bench.lives([0], b).did(&["clear", "ask 0"]).is(State::Replaying).holds([0]);
-    bench.lives([1], b).replies([0, 1], b).end().is(State::Live).holds([0, 1]).partial(false);
-    assert_eq!(bench.machine.counts.epochs, 1);
+    bench.lives([0], b).did(&["clear", "reconnect"]).is(State::Connecting).holds([]);
+    bench.connected().did(&["ask 0"]).lives([1], b).replies([0, 1], b).end().holds([0, 1]).partial(false);
+    // It would have been strange without a new connection.
+    bench.is(State::Conflict).pass(5.1).is(State::Live);
+    assert_eq!((bench.machine.counts.epochs, bench.machine.counts.contradictions), (1, 1));
 }
 
 #[test]
@@ -16,15 +18,17 @@ fn a_number_too_old_to_tell_is_asked_about() {
     let mut bench = Bench::at_nine();
     bench.lives(10..400, a).did(&[]);
     bench.lives([0], a).did(&["ask 399"]).is(State::Connecting);
-    bench.replies([399], a).end().is(State::Live).holds(0..400);
-    bench.lives([0], b).did(&["ask 399"]).end().did(&["clear", "reconnect"]).holds([]);
+    bench.replies([399], a).end().is(State::Conflict).holds(0..400).pass(5.1).is(State::Live);
+    bench.log.did.clear();
+    bench.replies([399], a).end().lives([0], b).did(&["ask 399"]).end().did(&["clear", "reconnect"]).holds([]);
     assert_eq!(bench.machine.counts.epochs, 1);
 }
 
 #[test]
 fn without_replay_a_number_too_old_to_tell_is_a_new_epoch() {
     let mut bench = Bench::at_nine_without_replay();
-    bench.lives(10..400, a).lives([0], b).did(&["clear"]).is(State::Live).holds([0]).partial(false);
+    bench.lives(10..400, a).lives([0], b).did(&["clear"]).holds([0]).partial(false);
+    bench.is(State::Conflict).pass(5.1).is(State::Live);
 }
 
 #[test]
@@ -45,7 +49,7 @@ fn a_replay_that_keeps_nothing_is_not_a_restart() {
 #[test]
 fn an_epoch_without_replay_answers_is_partial_in_the_end() {
     let mut bench = Bench::at_nine();
-    bench.lives([4], b).is(State::Replaying).holds([]).pass(8.0).is(State::Live).holds([4]).partial(true);
+    bench.lives([4], b).holds([]).connected().lives([5], b).pass(8.0).is(State::Live).holds([5]).partial(true);
 }
 
 #[test]
@@ -59,7 +63,7 @@ fn enormous_numbers_do_no_harm() {
     let mut bench = Bench::at_nine();
     bench.lives([u64::MAX - 1], a).pass(8.0).is(State::Live).holds([u64::MAX - 1]).partial(true);
     bench.log.did.clear();
-    bench.lives([10], a).is(State::Replaying).replies(0..11, a).end().is(State::Live).holds(0..11).partial(false);
+    bench.lives([10], a).holds([]).replies(0..10, a).end().holds(0..11).partial(false);
 }
 
 #[test]

@@ -78,7 +78,6 @@ fn a_full_buffer_forgets_the_newest_and_asks_for_them() {
     let mut bench = Bench::new(true);
     bench.connected().lives(5..20, a);
     assert_eq!((bench.machine.waiting(), bench.machine.counts.overflowed_batches), (8, 7));
-    bench.replies(0..5, a).end().is(State::Live).holds(0..13);
-    bench.log.did.clear();
-    bench.pass(0.0).did(&["ask 12"]).replies(12..20, a).end().holds(0..20);
+    bench.replies(0..5, a).did(&["ask 0"]).end().is(State::Gap).holds(0..13).did(&["ask 12"]);
+    bench.replies(12..19, a).is(State::Gap).replies([19], a).is(State::Live).holds(0..20);
 }

@@ -39,9 +39,9 @@ fn a_replay_that_begins_ahead_of_a_backlog_is_no_loss() {
     let mut bench = Bench::at_nine();
     bench.pass(5.1).did(&["ask 9"]);
     // The engine has published faster than is read here: its buffer begins at 20, and the live connection is at 10.
-    bench.pass(0.1).lives([10], a).replies([20], a).did(&["cancel"]).is(State::Live).holds(0..11);
-    bench.lives(11..30, a).is(State::Live).holds(0..30);
-    bench.pass(0.6).did(&["ask 29"]).replies([29], a).end().is(State::Live).partial(false);
+    bench.pass(0.1).lives([10], a).replies([20], a).did(&["cancel"]).is(State::Gap).holds(0..11);
+    bench.lives(11..20, a).is(State::Gap).lives(20..30, a).is(State::Live).holds(0..30);
+    bench.pass(1.1).did(&["ask 29"]).replies([29], a).end().is(State::Live).partial(false);
 }
 
 #[test]

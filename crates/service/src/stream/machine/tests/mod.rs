@@ -6,10 +6,11 @@ mod epochs;
 mod gaps;
 mod live;
 mod model;
+mod truth;
 
 use std::time::Duration;
 
-use super::{Effects, Machine};
+use super::{Effects, Machine, Verdict};
 use crate::config::StreamConfig;
 use crate::state::State;
 
@@ -21,8 +22,16 @@ struct Log {
 }
 
 impl Effects<Vec<u8>> for Log {
-    fn apply(&mut self, seq: u64, _: &Vec<u8>, _: bool) {
+    fn apply(&mut self, seq: u64, payload: &Vec<u8>, _: bool) -> Verdict {
+        let verdict = match payload[0] {
+            b'x' => return Verdict::Refused,
+            b'p' => Verdict::Partial,
+            b'c' => Verdict::Cleared,
+            b's' => Verdict::Strange,
+            _ => Verdict::Whole,
+        };
         self.held.push(seq);
+        verdict
     }
     fn clear(&mut self) {
         self.did.push("clear".to_owned());
@@ -56,6 +65,21 @@ fn b(seq: u64) -> Vec<u8> {
     format!("b{seq}").into_bytes()
 }
 
+/// One that cannot be read and may have removed something.
+fn unreadable(seq: u64) -> Vec<u8> {
+    format!("x{seq}").into_bytes()
+}
+
+/// One with a store that cannot be read.
+fn with_unreadable_store(seq: u64) -> Vec<u8> {
+    format!("p{seq}").into_bytes()
+}
+
+/// One that clears everything.
+fn clearing(seq: u64) -> Vec<u8> {
+    format!("c{seq}").into_bytes()
+}
+
 fn config() -> StreamConfig {
     StreamConfig { buffer_batches: 8, ..StreamConfig::default() }
 }
@@ -66,10 +90,10 @@ impl Bench {
         Self { machine, log: Log::default(), now: Duration::ZERO }
     }
 
-    /// Connected, batches 0 to 9 read from the replay socket, live.
+    /// Connected, batches 0 to 8 read from the replay socket, the ninth live and seen there as well.
     fn at_nine() -> Self {
         let mut bench = Self::new(true);
-        bench.connected().replies(0..10, a).end();
+        bench.connected().replies(0..9, a).end().lives([9], a);
         bench.settled();
         bench
     }
@@ -85,7 +109,7 @@ impl Bench {
     /// Lets the question right after the beginning pass.
     fn settled(&mut self) {
         self.pass(0.5).replies([9], a).end();
-        assert!(self.machine.trusted());
+        assert!(self.machine.trusted() && !self.machine.is_unproven());
         self.log.did.clear();
     }
 

@@ -1,22 +1,55 @@
 //! The machine against a model of an engine and its sockets, with faults at random.
+//!
+//! The model knows what each life of the engine published. So it can tell at every step, and not only when all is
+//! quiet, whether what the machine calls trusted is a right reading: see `check_always`.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use super::super::{Effects, Machine};
+use super::super::{Effects, Machine, Verdict};
 use crate::config::StreamConfig;
 
 /// Life and number: what tells batches apart.
 type Batch = (u32, u64);
 
-fn payload((life, seq): Batch) -> Vec<u8> {
-    format!("{life}/{seq}").into_bytes()
+/// What a batch is for its reader.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Plain,
+    /// It clears everything.
+    Clears,
+    /// It cannot be read as published, only as replayed.
+    Garbled,
+    /// It cannot be read at all.
+    Unreadable,
+    /// It has an event of an unknown type.
+    Strange,
 }
 
-fn batch(payload: &[u8]) -> Batch {
+fn kind((life, seq): Batch) -> Kind {
+    match Dice(u64::from(life) << 32 | seq).below(100) {
+        0 => Kind::Clears,
+        1 | 2 => Kind::Garbled,
+        3 => Kind::Unreadable,
+        4 => Kind::Strange,
+        _ => Kind::Plain,
+    }
+}
+
+fn payload(batch: Batch, published: bool) -> Vec<u8> {
+    let readable = match kind(batch) {
+        Kind::Garbled => !published,
+        Kind::Unreadable => false,
+        Kind::Plain | Kind::Clears | Kind::Strange => true,
+    };
+    format!("{}/{}/{readable}", batch.0, batch.1).into_bytes()
+}
+
+/// The batch, and whether it can be read.
+fn batch(payload: &[u8]) -> (Batch, bool) {
     let text = std::str::from_utf8(payload).unwrap();
-    let (life, seq) = text.split_once('/').unwrap();
-    (life.parse().unwrap(), seq.parse().unwrap())
+    let parts: Vec<_> = text.split('/').collect();
+    ((parts[0].parse().unwrap(), parts[1].parse().unwrap()), parts[2] == "true")
 }
 
 /// SplitMix64.
@@ -42,26 +75,47 @@ impl Dice {
 #[derive(Default)]
 struct Reader {
     held: Vec<Batch>,
+    /// Whether it holds all, although it does not begin with batch 0: the engine cleared everything.
+    cleared: bool,
+    /// Whether something that is held may have been removed by an event of an unknown type.
+    strange: bool,
     question: Option<u64>,
+    questions: u32,
     cancelled: bool,
     reconnect: bool,
 }
 
 impl Effects<Vec<u8>> for Reader {
-    fn apply(&mut self, seq: u64, payload: &Vec<u8>, _: bool) {
-        let batch = batch(payload);
+    fn apply(&mut self, seq: u64, payload: &Vec<u8>, _: bool) -> Verdict {
+        let (batch, readable) = batch(payload);
         assert_eq!(batch.1, seq);
+        if !readable {
+            return Verdict::Refused;
+        }
         if let Some((_, last)) = self.held.last() {
             assert_eq!(seq, last + 1, "each once, none left out");
         }
         self.held.push(batch);
+        match kind(batch) {
+            Kind::Clears => {
+                (self.cleared, self.strange) = (true, false);
+                Verdict::Cleared
+            }
+            Kind::Strange => {
+                self.strange = true;
+                Verdict::Strange
+            }
+            _ => Verdict::Whole,
+        }
     }
     fn clear(&mut self) {
         self.held.clear();
+        (self.cleared, self.strange) = (false, false);
     }
     fn ask(&mut self, from: u64) {
         assert!(self.question.is_none() || self.cancelled, "one question at a time");
         (self.question, self.cancelled) = (Some(from), true);
+        self.questions += 1;
     }
     fn cancel(&mut self) {
         (self.question, self.cancelled) = (None, true);
@@ -88,9 +142,18 @@ struct World {
     // The replay socket.
     replay: bool,
     replay_alive: bool,
-    replay_safe_until: Duration,
     /// None is the end.
     answers: VecDeque<Option<Batch>>,
+    /// The life that gave the whole answer that is on its way, if nothing of it was lost.
+    answering: Option<u32>,
+    /// By life, the highest number that the machine was told since it last connected.
+    told: HashMap<u32, u64>,
+    /// Questions asked so far, and since when there was no new one.
+    asked: (u32, Duration),
+    /// Whole answers in a row that left it open whether the engine is the same.
+    unresolved: u32,
+    /// And those that left what is held as it was in another life.
+    wrong: u32,
     /// Whether things go wrong.
     faults: bool,
 }
@@ -116,8 +179,12 @@ impl World {
             line: VecDeque::new(),
             replay,
             replay_alive: true,
-            replay_safe_until: Duration::ZERO,
             answers: VecDeque::new(),
+            answering: None,
+            told: HashMap::new(),
+            asked: (0, Duration::ZERO),
+            unresolved: 0,
+            wrong: 0,
             faults: true,
         }
     }
@@ -145,7 +212,7 @@ impl World {
         if self.answers.back().is_some_and(Option::is_some) || self.dice.one_in(2) {
             self.reader.question = None; // Lost with the connection.
         }
-        (self.replay_alive, self.replay_safe_until) = (true, self.now + Duration::from_secs(20));
+        self.answering = None;
         if !self.replay {
             // Nobody could tell the lives apart if the second went on with just the number at which the first ended.
             while self.connected {
@@ -168,9 +235,12 @@ impl World {
 
     fn deliver(&mut self) {
         if let Some(batch) = self.line.pop_front() {
-            self.machine.live(self.now, batch.1, payload(batch), &mut self.reader);
+            self.tell(batch);
+            self.machine.live(self.now, batch.1, payload(batch, true), &mut self.reader);
         } else if self.broken {
             (self.connected, self.subscribed, self.broken) = (false, false, false);
+            self.told.clear();
+            self.unresolved = 0;
             self.machine.disconnected(&mut self.reader);
         }
         self.after();
@@ -180,9 +250,12 @@ impl World {
     fn after(&mut self) {
         if std::mem::take(&mut self.reader.cancelled) {
             self.answers.clear();
+            self.answering = None;
         }
         if std::mem::take(&mut self.reader.reconnect) {
             self.line.clear();
+            self.told.clear();
+            self.unresolved = 0;
             (self.connected, self.subscribed, self.broken) = (false, false, false);
         }
     }
@@ -193,10 +266,13 @@ impl World {
         }
         if let Some(from) = self.reader.question.take() {
             let from = from.max(self.published.saturating_sub(self.keeps));
+            self.answering = Some(self.life);
             for seq in from..self.published {
                 // A socket that is full drops what is behind, never the first.
                 if seq == from || !(self.faults && self.dice.one_in(60)) {
                     self.answers.push_back(Some((self.life, seq)));
+                } else {
+                    self.answering = None;
                 }
             }
             if !(self.faults && self.dice.one_in(8)) {
@@ -207,11 +283,25 @@ impl World {
 
     fn answer(&mut self) {
         match self.answers.pop_front() {
-            Some(Some(batch)) => self.machine.reply(self.now, batch.1, payload(batch), &mut self.reader),
-            Some(None) => self.machine.reply_end(self.now, &mut self.reader),
+            Some(Some(batch)) => {
+                self.tell(batch);
+                self.machine.reply(self.now, batch.1, payload(batch, false), &mut self.reader);
+            }
+            Some(None) => {
+                let answered = self.answering.take();
+                self.machine.reply_end(self.now, &mut self.reader);
+                if answered == Some(self.life) {
+                    self.check_answered();
+                }
+            }
             None => {}
         }
         self.after();
+    }
+
+    fn tell(&mut self, (life, seq): Batch) {
+        let told = self.told.entry(life).or_default();
+        *told = seq.max(*told);
     }
 
     fn pass(&mut self, millis: u64) {
@@ -222,10 +312,72 @@ impl World {
         }
     }
 
-    /// What holds not only when everything is quiet.
-    fn check_always(&self) {
-        let begins_late = self.reader.held.first().is_some_and(|(_, first)| *first > 0);
-        assert!(!begins_late || self.machine.partial() || !self.machine.trusted(), "not said to be partial");
+    /// What holds not only when everything is quiet: what is trusted is a right reading of one life.
+    fn check_always(&mut self) {
+        if self.asked.0 != self.reader.questions || self.reader.question.is_some() {
+            self.asked = (self.reader.questions, self.now);
+        }
+        if !self.machine.trusted() {
+            self.asked.1 = self.now;
+            return;
+        }
+        assert!(!self.reader.strange, "something unknown may have removed what is held");
+        // Each number after the one before, which `apply` makes sure of; from the beginning, or it says so.
+        let held = &self.reader.held;
+        let begins_late = held.first().is_some_and(|(_, first)| *first > 0);
+        assert!(!begins_late || self.machine.partial() || self.reader.cleared, "not said to be partial");
+        // All that it was told of.
+        if let Some((life, last)) = held.last() {
+            let told = self.told.get(life).copied().unwrap_or_default();
+            assert!(told <= *last, "told of {told}, holds {last}");
+        }
+        if !self.machine.is_unproven() {
+            assert!(held.iter().all(|(life, _)| *life == held[0].0), "two lives: {held:?}");
+        } else {
+            // It has taken a number for a sign that the engine is the same; that is not to stay so.
+            let unasked = self.now - self.asked.1;
+            assert!(unasked < Duration::from_secs(12), "not asked for {unasked:?} whether the engine is the same");
+        }
+    }
+
+    /// The present life has answered a question.
+    fn check_answered(&mut self) {
+        let open = self.machine.trusted() && self.machine.is_unproven() && self.keeps > self.published;
+        self.unresolved = if open { self.unresolved + 1 } else { 0 };
+        assert!(self.unresolved < 3, "whole answers do not show whether the engine is the same");
+        // Of a question put while nothing was held, nobody knows what must be in the answer.
+        let held = &self.reader.held;
+        let wrong = self.machine.trusted() && held.iter().any(|(life, _)| *life != self.life);
+        self.wrong = if wrong && !self.machine.is_unproven() { self.wrong + 1 } else { 0 };
+        assert!(self.wrong < 2, "holds {held:?} in life {}", self.life);
+    }
+
+    /// Batches keep coming, and nobody answers.
+    fn busy(&mut self) {
+        for round in 0..40 {
+            if round % 4 == 0 {
+                self.publish();
+            }
+            self.deliver();
+            self.pass(300);
+            self.check_always();
+        }
+    }
+
+    /// The engine restarts where nobody looks, and goes on with the number at which the first life ended; its replay
+    /// socket takes its time.
+    fn restart_unheard(&mut self) {
+        self.restart();
+        while self.connected {
+            self.deliver();
+        }
+        let next = self.reader.held.last().map_or(0, |(_, last)| last + 1);
+        (self.published, self.replay_alive) = (next, false);
+        self.connect();
+        self.subscribed = true;
+        self.faults = false;
+        self.busy();
+        self.faults = true;
     }
 
     fn step(&mut self) {
@@ -238,12 +390,14 @@ impl World {
                 let millis = self.dice.below(300);
                 self.pass(millis);
             }
-            186 => self.pass(6000),
+            186 if self.dice.one_in(2) => self.pass(6000),
+            186 if self.replay && self.dice.one_in(3) => self.restart_unheard(),
+            186 => self.busy(),
             187..192 if !self.connected => self.connect(),
             187..192 => self.subscribed |= !self.broken,
             192 if self.dice.one_in(3) => self.restart(),
             193 if self.dice.one_in(3) => self.broken = self.connected,
-            194 if self.now > self.replay_safe_until => self.replay_alive = false,
+            194 => self.replay_alive = false,
             195..197 => self.replay_alive = true,
             _ => {}
         }
@@ -260,6 +414,10 @@ impl World {
             if round == 300 {
                 self.publish();
                 self.publish();
+                // What ends with a batch that cannot be read ends with nothing.
+                while kind((self.life, self.published - 1)) != Kind::Plain {
+                    self.publish();
+                }
             }
             while !self.line.is_empty() || self.broken {
                 self.deliver();
@@ -274,12 +432,14 @@ impl World {
 
     fn check(&self, seed: u64) {
         let at = format!("seed {seed}, after {:?}, {:?}", self.now, self.machine.counts);
-        assert!(self.machine.trusted(), "not trusted: {at}");
+        assert!(self.machine.trusted() != self.reader.strange, "trusted or not, and should be otherwise: {at}");
         let first = self.reader.held.first().unwrap_or_else(|| panic!("nothing is held: {at}")).1;
         let expected: Vec<Batch> = (first..self.published).map(|seq| (self.life, seq)).collect();
         assert_eq!(self.reader.held, expected, "{at}");
-        assert!(first == 0 || self.machine.partial(), "not said to be partial: {at}");
-        if self.replay && self.keeps > self.published {
+        assert!(first == 0 || self.machine.partial() || self.reader.cleared, "not said to be partial: {at}");
+        let unreadable =
+            (0..self.published).any(|seq| matches!(kind((self.life, seq)), Kind::Unreadable | Kind::Strange));
+        if self.replay && self.keeps > self.published && !unreadable && !self.reader.cleared {
             assert_eq!(first, 0, "could be whole: {at}");
         }
         assert_eq!(self.machine.last(), self.published.checked_sub(1));

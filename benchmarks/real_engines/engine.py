@@ -1,0 +1,187 @@
+"""A real engine as a process: started, asked, restarted, killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from .install import Engine
+from .launch import MODEL, Ports, Setup, command, environment
+
+START = 300.0  # seconds
+
+
+class DidNotStart(RuntimeError):  # noqa: N818 - it reads as what it is
+    """An engine ended, or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an engine says of a request."""
+
+    prompt: int  # tokens
+    cached: int
+    tokens: list[int]  # that it generated, if it says
+
+
+class Server:
+    """An engine on ports of its own, which it keeps over restarts."""
+
+    def __init__(self, name: str, engine: Engine, setup: Setup, logs: Path) -> None:
+        self.name = name
+        self.engine = engine
+        self.setup = setup
+        self.ports = Ports(*free_ports(3, apart=8))
+        self._log = logs / f"{engine.product.lower()}-{engine.version}-{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.ports.http}"
+
+    def start(self) -> None:
+        """Starts the process; `wait` waits until it answers."""
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(self.engine, self.setup, self.ports),
+                stdout=log,
+                stderr=log,
+                env=os.environ | environment(self.engine, self.setup),
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Waits until it answers."""
+        assert self._process is not None
+        end = time.monotonic() + START
+        while time.monotonic() < end and self._process.poll() is None:
+            try:
+                if self.http.get("/v1/models").is_success:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.5)
+        self.kill()
+        raise DidNotStart(f"{self.engine.name} did not start: {self._last_error()}")
+
+    def _last_error(self) -> str:
+        errors = [line for line in self._log.read_text("utf-8", "replace").splitlines() if "Error: " in line]
+        return f"{errors[-1][-200:] if errors else ''} (see {self._log.name})"
+
+    def stop(self) -> None:
+        """Ends it in an orderly manner."""
+        self._signal(signal.SIGTERM)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(20)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends it and the processes that it started, at once."""
+        self._signal(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def _signal(self, which: signal.Signals) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, which)
+
+    def reports_sockets(self) -> bool:
+        """Whether it says where its events are."""
+        return self.engine.product == "SGLang" or self.http.get("/kv_event_sources").is_success
+
+    def complete(
+        self,
+        tokens: Sequence[int],
+        *,
+        salt: str | None = None,
+        adapter: str | None = None,
+        stream: bool = False,
+        longest: int = 4,
+        rank: int | None = None,
+    ) -> Answered:
+        """Completes a prompt."""
+        model = adapter if self.engine.product == "vLLM" else adapter and f"{MODEL}:{adapter}"
+        body: dict[str, Any] = {"model": model or MODEL, "prompt": list(tokens), "max_tokens": longest}
+        body |= {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
+        if salt is not None:
+            body["cache_salt"] = salt
+        return self._ask("/v1/completions", body, stream, rank)
+
+    def chat(self, messages: Sequence[dict[str, str]], *, stream: bool, longest: int = 8) -> tuple[Answered, str]:
+        """Answers messages, with the text of the answer."""
+        body: dict[str, Any] = {"model": MODEL, "messages": list(messages), "max_tokens": longest, "temperature": 0.0}
+        text: list[str] = []
+        return self._ask("/v1/chat/completions", body, stream, None, text), "".join(text)
+
+    def tokenize(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The prompt that it makes of messages."""
+        answer = self.http.post("/tokenize", json={"model": MODEL, "messages": list(messages)})
+        tokens: list[int] = answer.raise_for_status().json()["tokens"]
+        return tokens
+
+    def _ask(
+        self, path: str, body: dict[str, Any], stream: bool, rank: int | None, text: list[str] | None = None
+    ) -> Answered:
+        headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
+        if not stream:
+            answer = self.http.post(path, json=body, headers=headers).raise_for_status().json()
+            return _answered([answer], text)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        with self.http.stream("POST", path, json=body, headers=headers) as response:
+            response.raise_for_status()
+            chunks = [json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")]
+        return _answered(chunks, text)
+
+
+def _answered(parts: list[dict[str, Any]], text: list[str] | None) -> Answered:
+    usage: dict[str, Any] = {}
+    tokens: list[int] = []
+    for part in parts:
+        usage = part.get("usage") or usage
+        for choice in part.get("choices", ()):
+            tokens += choice.get("token_ids") or []
+            if text is not None:
+                text.append((choice.get("message") or choice.get("delta") or {}).get("content") or "")
+    details = usage.get("prompt_tokens_details") or {}
+    return Answered(usage["prompt_tokens"], details.get("cached_tokens") or 0, tokens)
+
+
+def free_ports(count: int, apart: int) -> list[int]:
+    """Ports that nobody listens at just now, with as many free ones after each of them.
+
+    They are below those that the system gives to whoever asks for any: an engine binds some of them a minute later.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(12_000, 32_000)
+        if all(abs(port - each) > apart for each in found) and _free(port, apart):
+            found.append(port)
+    return found
+
+
+def _free(first: int, count: int) -> bool:
+    for port in range(first, first + count):
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True

@@ -1,0 +1,103 @@
+"""The command and the environment that start an engine on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .install import Engine
+
+MODEL = "tiny"
+WEIGHTS = "model.safetensors"
+LONGEST = 4096  # tokens of a prompt and its answer
+AT_ONCE = 8  # requests
+STARTUP = Path(__file__).parent / "startup"
+
+ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": str(STARTUP),
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_NUM_OF_RESERVED_CPU": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_TARGET_DEVICE": "cpu",
+}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How an engine is started."""
+
+    model: Path
+    loopback: Path  # a library that lets it listen on this machine only
+    tokens: int = 12_800  # that its cache has room for
+    buffer: int = 10_000  # batches kept for replay
+    adapters: dict[str, Path] = field(default_factory=dict)
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where an engine listens, on this machine only."""
+
+    http: int
+    events: int
+    replay: int
+
+
+def environment(engine: Engine, setup: Setup) -> dict[str, str]:
+    """What an engine needs besides the environment of whoever starts it."""
+    return ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": engine.binding, "LD_PRELOAD": str(setup.loopback)}
+
+
+def command(engine: Engine, setup: Setup, ports: Ports) -> list[str]:
+    """What starts an engine."""
+    events = {
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{ports.events}",
+        "replay_endpoint": f"tcp://*:{ports.replay}",
+        "buffer_steps": setup.buffer,
+    }
+    common = ["--host", "127.0.0.1", "--port", str(ports.http), "--served-model-name", MODEL]
+    common += ["--dtype", "bfloat16"]
+    if not (setup.model / WEIGHTS).exists():
+        common += ["--load-format", "dummy"]
+    of = _vllm if engine.product == "vLLM" else _sglang
+    return [str(engine.python), *of(engine, setup, events), *common]
+
+
+def _vllm(engine: Engine, setup: Setup, events: dict[str, object]) -> Sequence[str]:
+    parts = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(setup.model), "--enforce-eager"]
+    parts += ["--max-model-len", str(LONGEST), "--max-num-seqs", str(AT_ONCE), "--enable-prefix-caching"]
+    parts += ["--block-size", str(engine.block_size), "--enable-prompt-tokens-details"]
+    parts += ["--num-gpu-blocks-override", str(setup.tokens // engine.block_size)]
+    parts += ["--kv-events-config", json.dumps({"enable_kv_cache_events": True} | events)]
+    if setup.adapters:
+        parts += ["--enable-lora", "--max-lora-rank", "8", "--max-loras", str(len(setup.adapters))]
+        parts += ["--lora-modules", *(f"{name}={place}" for name, place in setup.adapters.items())]
+    if setup.ranks > 1:
+        parts += ["--data-parallel-size", str(setup.ranks), "--data-parallel-address", "127.0.0.1"]
+    return parts
+
+
+def _sglang(engine: Engine, setup: Setup, events: dict[str, object]) -> Sequence[str]:
+    parts = ["-m", "sglang.launch_server", "--model-path", str(setup.model), "--device", "cpu"]
+    parts += ["--context-length", str(LONGEST), "--max-running-requests", str(AT_ONCE)]
+    parts += ["--page-size", str(engine.block_size), "--max-total-tokens", str(setup.tokens)]
+    parts += ["--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--mem-fraction-static", "0.1"]
+    parts += ["--disable-cuda-graph", "--disable-overlap-schedule", "--enable-cache-report"]
+    parts += ["--kv-events-config", json.dumps(events)]
+    if setup.adapters:
+        parts += ["--enable-lora", "--lora-backend", "torch_native"]
+        parts += ["--max-loras-per-batch", str(len(setup.adapters) + 1)]
+        parts += ["--lora-paths", *(f"{name}={place}" for name, place in setup.adapters.items())]
+    if setup.ranks > 1:
+        parts += ["--data-parallel-size", str(setup.ranks)]
+    return parts

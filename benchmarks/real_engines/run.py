@@ -1,0 +1,197 @@
+"""One version: two engines and an index, all scenarios, and what happens to engines and index besides."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from . import model, scenarios
+from .compare import Sample
+from .engine import DidNotStart, Server
+from .index import Index
+from .install import Engine
+from .launch import Setup
+from .prober import PATIENCE, Prober
+from .standins import loopback
+
+SMALL_BUFFER = 5  # batches
+NO_ADAPTERS = "does not compute adapters on a CPU; that scenario was left out"
+
+
+@dataclass
+class Outcome:
+    """What came of one version."""
+
+    engine: str
+    found: str = ""  # how the index found the engines' sockets
+    samples: list[Sample] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+
+
+class Run:
+    """The scenarios of one version."""
+
+    def __init__(self, engine: Engine, home: Path, seed: int, log: Callable[[str], None]) -> None:
+        self.engine = engine
+        self.home = home
+        self.seed = seed
+        self.outcome = Outcome(engine.name)
+        self._log = log
+        self._logs = home / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._loopback = loopback(home)
+        self._plain = model.write(home / "models" / "plain", model.PLAIN)
+        model.write_weights(self._plain, model.PLAIN)
+        self._hybrid = model.write(home / "models" / "hybrid", model.HYBRID)
+        self._adapters = {
+            name: model.write_adapter(home / "models" / name, number)
+            for number, name in enumerate(scenarios.ADAPTERS if engine.adapters else ())
+        }
+
+    def all(self, only: Sequence[str] = ()) -> Outcome:
+        """Runs everything, or some parts. One that cannot be run is noted, and the others are run."""
+        for part in (self.two, self.hybrid, self.ranks):
+            if only and part.__name__ not in only:
+                continue
+            self._log(f"{self.engine.name}: {part.__name__}")
+            try:
+                part()
+            except (RuntimeError, OSError, ValueError) as error:
+                self._log(f"  failed: {error}")
+                self.outcome.failed.append(f"{part.__name__}: {error}")
+        return self.outcome
+
+    def two(self) -> None:
+        """Two engines of the plain model."""
+        if not self._adapters:
+            self._note(NO_ADAPTERS)
+        setup = Setup(self._plain, self._loopback, adapters=self._adapters)
+        with self._fleet({"a": setup, "b": setup}) as (prober, servers):
+            self.outcome.found = "URL alone" if prober.index.by_url else "URL and ports"
+            scenarios.turns(prober, servers, self.seed)
+            scenarios.chats(prober, servers, self.seed + 1)
+            scenarios.siblings(prober, servers, self.seed + 2)
+            scenarios.salts(prober, servers, self.seed + 3)
+            if servers[0].setup.adapters:
+                scenarios.adapters(prober, servers, self.seed + 4)
+            scenarios.pressure(prober, servers, self.seed + 5)
+            scenarios.together(prober, servers, self.seed + 6)
+            self._restart(prober, *servers)
+            self._kill(prober, *servers)
+            self._late(prober, *servers)
+
+    def hybrid(self) -> None:
+        """An engine of the hybrid model."""
+        if not self.engine.hybrid:
+            return
+        with self._fleet({"h": Setup(self._hybrid, self._loopback, tokens=6_400)}) as (prober, servers):
+            scenarios.hybrid(prober, servers[0], self.seed + 20)
+            scenarios.hybrid_whole(prober, servers[0], self.seed + 21)
+            self._refused(prober, servers[0])
+
+    def ranks(self) -> None:
+        """An engine with two data-parallel ranks."""
+        if not self.engine.two_ranks:
+            return
+        with self._fleet({"d": Setup(self._plain, self._loopback, ranks=2)}) as (prober, servers):
+            scenarios.ranks(prober, servers[0], self.seed + 30)
+
+    def _restart(self, prober: Prober, kept: Server, restarted: Server) -> None:
+        """Restarts an engine: what it had is gone, and the index notices."""
+        random_ = random.Random(self.seed + 10)
+        prompts = [scenarios.some(random_, 200) for _ in range(8)]
+        scenarios.mixed(prober, (kept, restarted), "before a restart", prompts)
+        before = prober.index.stream(restarted.name)
+        assert before is not None
+        restarted.stop()
+        restarted.start()
+        restarted.wait()
+        took = prober.index.wait(restarted.name, trusted=True)
+        self._note(f"trusted again {took:.1f} s after the restarted engine answered")
+        scenarios.mixed(prober, (restarted, kept), "after a restart", [*prompts, *prompts])
+
+    def _kill(self, prober: Prober, kept: Server, killed: Server) -> None:
+        """Kills an engine: the index says so. It comes back with a small buffer of batches."""
+        random_ = random.Random(self.seed + 11)
+        prompts = [scenarios.some(random_, 200) for _ in range(8)]
+        scenarios.mixed(prober, (kept, killed), "before a kill", prompts)
+        killed.kill()
+        took = prober.index.wait(killed.name, trusted=False)
+        self._note(f"untrusted {took:.1f} s after it was killed")
+        scenarios.mixed(prober, (kept,), "while one is down", prompts)
+        killed.setup = replace(killed.setup, buffer=SMALL_BUFFER)
+        killed.start()
+        killed.wait()
+        took = prober.index.wait(killed.name, trusted=True)
+        self._note(f"trusted again {took:.1f} s after the killed engine answered")
+        scenarios.mixed(prober, (killed, kept), "after a kill", [*prompts, *prompts])
+
+    def _late(self, prober: Prober, whole: Server, small: Server) -> None:
+        """Starts the index anew, late: one engine has all its batches yet, the other the last few."""
+        random_ = random.Random(self.seed + 12)
+        prompts = [scenarios.some(random_, 200) for _ in range(20)]
+        prober.index.stop()
+        for prompt in prompts:
+            for server in (whole, small):
+                server.complete(prompt)
+        prober.index.start()
+        scenarios.mixed(prober, (whole,), "late, all replayed", prompts)
+        scenarios.mixed(prober, (small,), "late, beyond the buffer", prompts)
+
+    def _refused(self, prober: Prober, server: Server) -> None:
+        stream = prober.index.stream(server.name)
+        if stream is not None and stream.refused:
+            refused = ", ".join(f"{reason} {count}" for reason, count in stream.refused.items())
+            self._note(f"hybrid: events refused: {refused}")
+
+    def _lateness(self, prober: Prober) -> None:
+        late = sorted(prober.lateness)
+        if late:
+            middle, most = late[len(late) // 2], late[-1]
+            ms = f"{middle * 1e3:.0f} ms after it (median; at most {most * 1e3:.0f} ms)"
+            self._note(f"the blocks of an answer were in the index {ms}")
+        if prober.unseen:
+            self._note(f"those of {prober.unseen} answers were not all there after {PATIENCE:.0f} s")
+
+    def _note(self, text: str) -> None:
+        self._log(f"  {text}")
+        self.outcome.noted.append(text)
+
+    def _start(self, servers: Sequence[Server]) -> None:
+        """Starts engines; without adapters if they do not start with them."""
+        try:
+            for server in servers:
+                server.start()
+            for server in servers:
+                server.wait()
+        except DidNotStart:
+            if not any(server.setup.adapters for server in servers):
+                raise
+            self._note(NO_ADAPTERS)
+            for server in servers:
+                server.kill()
+                server.setup = replace(server.setup, adapters={})
+            self._start(servers)
+
+    @contextmanager
+    def _fleet(self, setups: dict[str, Setup]) -> Iterator[tuple[Prober, list[Server]]]:
+        servers = [Server(name, self.engine, setup, self._logs) for name, setup in setups.items()]
+        index: Index | None = None
+        try:
+            self._start(servers)
+            index = Index(servers, self._logs)
+            index.start()
+            prober = Prober(index, self._log)
+            prober.samples = self.outcome.samples
+            yield prober, servers
+            if len(servers) > 1:
+                self._lateness(prober)
+        finally:
+            if index is not None:
+                index.stop()
+            for server in servers:
+                server.kill()

@@ -1,0 +1,248 @@
+//! What a rank holds, copied in slices between which others change it: still the state of one moment, the last one.
+//!
+//! First what its runs hold is copied, run by run, then what is not plain (irregular blocks, copies, other tiers), name
+//! by name. Whatever was touched meanwhile (`watch.rs`) is looked up again, and again what was touched during that,
+//! until little enough is left for one slice. That slice's moment is the one: all else is as it was copied.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+
+use super::chains::HeldChain;
+use super::state::Writer;
+use super::workers::Rank;
+use crate::position::Position;
+use crate::types::{BlockHash, Event, Tier};
+
+/// A step is about what it takes to copy a block. To look at a run, or a name up, is to wait for memory a few times.
+const RUN_STEPS: usize = 8;
+const NAME_STEPS: usize = 8;
+
+/// Rounds of looking up what was touched during the last. Each is shorter than the one before, unless changes come as
+/// fast as they can be read: then the last one ends it, however long.
+const ROUNDS: usize = 16;
+
+/// What a slice has led to.
+pub(crate) enum Slice {
+    /// The rank is complete.
+    Rank(Vec<Event>),
+    /// It is too large for a slice, and has been begun.
+    Begun(Large),
+    /// It is gone on with.
+    More,
+    /// Everything has changed: it is to be begun again.
+    Again,
+}
+
+/// What has come together of a large rank.
+pub(crate) struct Large {
+    worker: Arc<str>,
+    rank: u32,
+    pub(crate) watch: u64,
+    device: u32,
+    widest: u32,
+    /// Runs that the device, and those that the widest view was in at the beginning.
+    runs: Vec<u32>,
+    wider_runs: Vec<u32>,
+    /// Names to be looked up.
+    names: Vec<u64>,
+    /// Names to be looked up after those, perhaps again.
+    touched: HashSet<u64>,
+    /// By slice, as a long list is slow to grow: blocks before the first of each chain, and the chain.
+    chains: Vec<Vec<(u32, HeldChain)>>,
+    /// All about those names that were looked up, and that the chains do not count for.
+    /// By slice, too; what was looked up last is right.
+    known: Vec<Vec<(u64, Known)>>,
+    rounds: usize,
+}
+
+/// All about a name: parent and content hash on the device with the copies, and on the other tiers.
+#[derive(Default)]
+struct Known {
+    device: Option<(Option<u64>, u64, u32)>,
+    elsewhere: Option<(Option<u64>, u64, [u32; 3])>,
+}
+
+impl Writer {
+    /// Copies a rank, or begins to. `spent`: counts the steps.
+    pub(crate) fn slice_rank(&mut self, worker: &Arc<str>, rank: u32, steps: usize, spent: &mut usize) -> Slice {
+        let Some(books) = self.workers.get(worker, rank) else { return Slice::Rank(Vec::new()) };
+        let (device, widest) = (books.device, books.widest());
+        let it = &self.holders[device as usize];
+        let irregular = it.irregular.as_ref().map_or(0, |irregular| irregular.len());
+        let names = irregular + books.copies.names() + books.offloaded.len();
+        let size = it.runs.len() * RUN_STEPS + it.blocks as usize + names * NAME_STEPS;
+        if size <= steps {
+            *spent += size;
+            let mut events = Vec::new();
+            self.dump_rank(worker, rank, &mut events);
+            return Slice::Rank(events);
+        }
+        let runs = it.runs.clone();
+        let watch = self.watch([device, widest]);
+        let irregular_of = |holder: u32| {
+            let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
+            irregular.map(|(name, _)| name)
+        };
+        let mut large = Large {
+            worker: worker.clone(),
+            rank,
+            watch,
+            device,
+            widest,
+            runs,
+            wider_runs: Vec::new(),
+            names: irregular_of(device).collect(),
+            chains: Vec::new(),
+            touched: HashSet::new(),
+            known: Vec::new(),
+            rounds: 0,
+        };
+        if widest != device {
+            large.wider_runs.clone_from(&self.holders[widest as usize].runs);
+            large.names.extend(irregular_of(widest));
+        }
+        // Plain lists of numbers: many a step.
+        *spent += (large.runs.len() + large.wider_runs.len() + large.names.len()) / 8;
+        Slice::Begun(large)
+    }
+
+    /// Copies more of a rank.
+    pub(crate) fn slice_more(&mut self, large: &mut Large, steps: usize, spent: &mut usize) -> Slice {
+        let Some(touched) = self.touched(large.watch) else { return self.slice_end(large, Slice::Again) };
+        let Some(books) = self.workers.get(&large.worker, large.rank) else {
+            return self.slice_end(large, Slice::Again);
+        };
+        large.touched.extend(touched);
+        large.chains.push(Vec::new());
+        let mut known = Vec::new();
+        while *spent < steps {
+            if let Some(run) = large.runs.pop() {
+                *spent += self.slice_run(large, books, run, false);
+            } else if let Some(run) = large.wider_runs.pop() {
+                *spent += self.slice_run(large, books, run, true);
+            } else {
+                break;
+            }
+        }
+        if !large.runs.is_empty() || !large.wider_runs.is_empty() {
+            return Slice::More;
+        }
+        while *spent < steps
+            && let Some(name) = large.names.pop()
+        {
+            *spent += NAME_STEPS;
+            known.push((name, self.known(books, large.device, large.widest, name)));
+        }
+        if !large.names.is_empty() {
+            large.known.push(known);
+            return Slice::More;
+        }
+        let touched = std::mem::take(&mut large.touched);
+        if *spent + touched.len() * NAME_STEPS > steps && large.rounds < ROUNDS {
+            large.names.extend(touched);
+            large.rounds += 1;
+            large.known.push(known);
+            return Slice::More;
+        }
+        // All that was touched until now, at once: this is the moment.
+        for name in touched {
+            *spent += NAME_STEPS;
+            known.push((name, self.known(books, large.device, large.widest, name)));
+        }
+        large.known.push(known);
+        self.slice_end(large, Slice::Rank(Vec::new()))
+    }
+
+    fn slice_end(&mut self, large: &Large, slice: Slice) -> Slice {
+        self.unwatch(large.watch);
+        slice
+    }
+
+    /// Copies a run of the device's, or notes what the other tiers have in one. Returns the steps it took.
+    fn slice_run(&self, large: &mut Large, books: &Rank, run: u32, wider: bool) -> usize {
+        let holder = if wider { large.widest } else { large.device };
+        // It may be another run under the same number; then all its names are touched.
+        if !self.runs.is_live(run) || !self.covers(holder, Position { run, offset: 0 }) {
+            return RUN_STEPS;
+        }
+        let cutoff = self.cutoff(holder, run, 0);
+        let Some(chain) = self.chain_in(holder, run, cutoff) else { return RUN_STEPS };
+        let mut steps = RUN_STEPS + chain.names.len();
+        if wider {
+            steps += chain.names.len() * NAME_STEPS;
+            large.names.extend(chain.names.iter().filter(|name| books.offloaded.contains_key(*name)));
+            return steps;
+        }
+        if !books.copies.is_empty() {
+            steps += chain.names.len() * NAME_STEPS;
+            large.names.extend(chain.names.iter().filter(|name| books.copies.of(**name) > 0));
+        }
+        if let Some(chains) = large.chains.last_mut() {
+            chains.push((self.runs.start(run), chain));
+        }
+        steps
+    }
+
+    fn known(&self, books: &Rank, device: u32, widest: u32, name: u64) -> Known {
+        let on_device = self.block(device, name).map(|(parent, content)| (parent, content, books.copies.of(name)));
+        let claims = books.offloaded.get(&name);
+        let elsewhere = claims.and_then(|&claims| {
+            let (parent, content) = self.block(widest, name)?;
+            Some((parent, content, claims))
+        });
+        Known { device: on_device, elsewhere }
+    }
+}
+
+impl Large {
+    /// Brings the lists of runs in order. Needs no lock.
+    pub(crate) fn tidy(&mut self) {
+        for runs in [&mut self.runs, &mut self.wider_runs] {
+            runs.sort_unstable();
+            runs.dedup();
+        }
+    }
+
+    /// What it all was, as events: a chain's beginning before what continues it, and what the device has before what
+    /// other tiers have. Needs no lock.
+    pub(crate) fn events(mut self) -> Vec<Event> {
+        let mut chains: Vec<_> = std::mem::take(&mut self.chains).into_iter().flatten().collect();
+        chains.sort_by_key(|(start, _)| *start);
+        let (worker, rank) = (self.worker, self.rank);
+        let known: HashMap<u64, Known> = self.known.into_iter().flatten().collect();
+        let known = &known;
+        let mut events = Vec::new();
+        let store = |tier, parent: Option<u64>, names: &[u64], contents: &[u64]| Event::Store {
+            worker: (&*worker).into(),
+            rank,
+            tier,
+            parent: parent.map(BlockHash),
+            block_hashes: names.iter().copied().map(BlockHash).collect(),
+            content_hashes: contents.to_vec(),
+        };
+        for (_, HeldChain { parent, names, contents }) in &chains {
+            let mut at = 0;
+            for plain in names.split(|name| known.contains_key(name)) {
+                if !plain.is_empty() {
+                    let parent = if at == 0 { *parent } else { Some(names[at - 1]) };
+                    events.push(store(Tier::Gpu, parent, plain, &contents[at..at + plain.len()]));
+                }
+                at += plain.len() + 1;
+            }
+        }
+        for (name, Known { device, .. }) in known {
+            if let &Some((parent, content, extra)) = device {
+                events.extend((0..=extra).map(|_| store(Tier::Gpu, parent, &[*name], &[content])));
+            }
+        }
+        for (name, Known { elsewhere, .. }) in known {
+            if let &Some((parent, content, claims)) = elsewhere {
+                for (tier, &copies) in Tier::ALL[1..].iter().zip(&claims) {
+                    events.extend((0..copies).map(|_| store(*tier, parent, &[*name], &[content])));
+                }
+            }
+        }
+        events
+    }
+}

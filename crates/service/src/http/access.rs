@@ -1,0 +1,171 @@
+//! Who may do what: the two keys, and the hosts that a request may name.
+
+use std::net::IpAddr;
+
+use hyper::Request;
+use hyper::header::{AUTHORIZATION, HOST};
+
+use super::refusal::Refusal;
+use super::routes::Access;
+use crate::config::HttpConfig;
+use crate::error::Error;
+use crate::secret::Secret;
+
+/// The keys in force.
+#[derive(Debug, Default)]
+pub(crate) struct Keys {
+    ask: Option<Secret>,
+    admin: Option<Secret>,
+}
+
+impl Keys {
+    /// From the configuration, and from the files that it names.
+    pub(crate) fn read(config: &HttpConfig) -> Result<Self, Error> {
+        let key = |key: &Option<Secret>, file: &Option<std::path::PathBuf>| match file {
+            Some(file) => Secret::read(file).map(Some).map_err(|message| Error::Start { message }),
+            None => Ok(key.clone()),
+        };
+        Ok(Self { ask: key(&config.key, &config.key_file)?, admin: key(&config.admin_key, &config.admin_key_file)? })
+    }
+
+    /// Whether those who ask need a key.
+    pub(crate) fn asked_for(&self) -> bool {
+        self.ask.is_some()
+    }
+
+    /// Whether those who change what is registered need a key.
+    pub(crate) fn asked_for_changes(&self) -> bool {
+        self.ask.is_some() || self.admin.is_some()
+    }
+
+    /// Whether a request has the key for what it wants. True if it showed one of the keys.
+    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Refusal> {
+        let shown = shown(request);
+        let is = |key: &Option<Secret>| key.as_ref().zip(shown).map(|(key, shown)| key.is(shown));
+        let (ask, admin) = (is(&self.ask), is(&self.admin));
+        let known = ask == Some(true) || admin == Some(true);
+        let may = match wanted {
+            Access::Open => true,
+            Access::Ask => known || self.ask.is_none(),
+            Access::Admin if self.admin.is_some() => admin == Some(true),
+            Access::Admin => known || self.ask.is_none(),
+        };
+        match (may, known) {
+            (true, _) => Ok(known),
+            (false, true) => Err(Refusal::forbidden()),
+            (false, false) => Err(Refusal::unauthorized(wanted == Access::Admin && self.admin.is_some())),
+        }
+    }
+}
+
+fn shown<B>(request: &Request<B>) -> Option<&[u8]> {
+    let (scheme, shown) = request.headers().get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| shown.trim_ascii())
+}
+
+/// Whether a request names a host that means this machine. A page in somebody's browser can be made to reach loopback
+/// under a name of its own (DNS rebinding), and would be let in as if that person had asked.
+pub(crate) fn check_host<B>(request: &Request<B>, more: &[String]) -> Result<(), Refusal> {
+    let header = request.headers().get(HOST).map(|host| host.as_bytes());
+    let Some(named) = request.uri().authority().map(|host| host.as_str().as_bytes()).or(header) else {
+        return Ok(()); // HTTP/1.0: no browser.
+    };
+    let named = std::str::from_utf8(named).unwrap_or_default();
+    let bare = match named.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => match named.rsplit_once(':') {
+            Some((host, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => host,
+            _ => named,
+        },
+    };
+    let is_own = bare.parse::<IpAddr>().map_or_else(
+        |_| bare.eq_ignore_ascii_case("localhost") || more.iter().any(|host| host.eq_ignore_ascii_case(bare)),
+        |address| address.to_canonical().is_loopback() || more.iter().any(|host| host == bare),
+    );
+    if is_own { Ok(()) } else { Err(Refusal::wrong_host()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(key: Option<&str>) -> Request<()> {
+        let mut request = Request::new(());
+        if let Some(key) = key {
+            request.headers_mut().insert(AUTHORIZATION, format!("Bearer {key}").parse().expect("a header"));
+        }
+        request
+    }
+
+    fn keys(ask: Option<&str>, admin: Option<&str>) -> Keys {
+        let secret = |key: &str| serde_json::from_str(&format!("{key:?}")).expect("a string");
+        Keys { ask: ask.map(secret), admin: admin.map(secret) }
+    }
+
+    #[test]
+    fn each_key_has_its_rights() {
+        // Keys in force, key shown, what may be done: open, ask, admin.
+        for (ask, admin, shown, may) in [
+            (None, None, None, [true, true, true]),
+            (None, None, Some("x"), [true, true, true]),
+            (Some("a"), None, None, [true, false, false]),
+            (Some("a"), None, Some("a"), [true, true, true]),
+            (Some("a"), None, Some("x"), [true, false, false]),
+            (Some("a"), Some("b"), None, [true, false, false]),
+            (Some("a"), Some("b"), Some("a"), [true, true, false]),
+            (Some("a"), Some("b"), Some("b"), [true, true, true]),
+            (Some("a"), Some("b"), Some("ab"), [true, false, false]),
+            (None, Some("b"), None, [true, true, false]),
+            (None, Some("b"), Some("x"), [true, true, false]),
+            (None, Some("b"), Some("b"), [true, true, true]),
+        ] {
+            let (keys, request) = (keys(ask, admin), request(shown));
+            let got = [Access::Open, Access::Ask, Access::Admin].map(|wanted| keys.check(&request, wanted).is_ok());
+            assert_eq!(got, may, "{ask:?} {admin:?} {shown:?}");
+            assert!(!format!("{keys:?}").contains('"'), "{keys:?}");
+        }
+        let keys = keys(Some("a"), Some("b"));
+        let code = |shown| keys.check(&request(shown), Access::Admin).err().map(|refusal| refusal.code);
+        assert_eq!(
+            (code(Some("a")), code(Some("x")), code(None)),
+            (Some("forbidden"), Some("unauthorized"), Some("unauthorized"))
+        );
+    }
+
+    #[test]
+    fn hosts_that_mean_this_machine() {
+        let check = |host: &str| {
+            let mut request = request(None);
+            request.headers_mut().insert(HOST, host.parse().expect("a header"));
+            check_host(&request, &["index.internal".to_owned(), "10.0.0.7".to_owned()]).is_ok()
+        };
+        for own in [
+            "localhost",
+            "LOCALHOST:8090",
+            "127.0.0.1",
+            "127.0.0.9:1",
+            "[::1]",
+            "[::1]:8090",
+            "[::ffff:127.0.0.1]:1",
+            "index.internal",
+            "Index.Internal:8090",
+            "10.0.0.7:8090",
+        ] {
+            assert!(check(own), "{own}");
+        }
+        for other in [
+            "",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "10.0.0.1:8090",
+            "[::2]:1",
+            "0.0.0.0",
+            "localhost:1@evil.example",
+            "evil.example:80",
+        ] {
+            assert!(!check(other), "{other}");
+        }
+        assert!(check_host(&request(None), &[]).is_ok(), "HTTP/1.0");
+    }
+}

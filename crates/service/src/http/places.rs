@@ -1,0 +1,115 @@
+//! Room for connections. Where there is a key, those that have not shown it give way to new ones: whoever only connects
+//! cannot keep the others out.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, sleep_until};
+
+use crate::state::lock;
+
+/// Everybody has this long to show a key.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// The places of one listener.
+pub(crate) struct Places {
+    permits: Arc<Semaphore>,
+    all: u32,
+    /// Connections that have shown no key, in the order of their coming.
+    strangers: Mutex<BTreeMap<u64, Stranger>>,
+    number: AtomicU64,
+    /// Connections that had to give way.
+    pub(crate) evicted: AtomicU64,
+}
+
+struct Stranger {
+    since: Instant,
+    leave: Arc<Notify>,
+}
+
+/// A connection's place.
+pub(crate) struct Place {
+    places: Arc<Places>,
+    number: u64,
+    known: AtomicBool,
+    leave: Arc<Notify>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Places {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        let all = u32::try_from(most.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
+        Arc::new(Self {
+            permits: Arc::new(Semaphore::new(all as usize)),
+            all,
+            strangers: Mutex::default(),
+            number: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+        })
+    }
+
+    /// A place, as soon as there is one. `give_way`: whether those without a key have to leave if there is none.
+    pub(crate) async fn take(self: &Arc<Self>, give_way: bool) -> Option<Arc<Place>> {
+        let permit = match self.permits.clone().try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) if give_way => self.make_room().await?,
+            Err(_) => self.permits.clone().acquire_owned().await.ok()?,
+        };
+        let number = self.number.fetch_add(1, Relaxed);
+        let leave = Arc::new(Notify::new());
+        lock(&self.strangers).insert(number, Stranger { since: Instant::now(), leave: leave.clone() });
+        let known = AtomicBool::new(false);
+        Some(Arc::new(Place { places: self.clone(), number, known, leave, _permit: permit }))
+    }
+
+    async fn make_room(&self) -> Option<OwnedSemaphorePermit> {
+        let free = self.permits.clone().acquire_owned();
+        tokio::pin!(free);
+        loop {
+            let until = lock(&self.strangers).first_key_value().map(|(_, stranger)| stranger.since + GRACE);
+            // Without a stranger there may be one later: a connection that becomes known makes no room.
+            let until = until.unwrap_or_else(|| Instant::now() + GRACE);
+            tokio::select! {
+                biased;
+                permit = &mut free => return permit.ok(),
+                () = sleep_until(until) => {}
+            }
+            let mut strangers = lock(&self.strangers);
+            let due = strangers.first_entry().filter(|first| first.get().since + GRACE <= Instant::now());
+            if let Some(first) = due {
+                first.remove().leave.notify_one();
+                self.evicted.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// When all places are free.
+    pub(crate) async fn all_free(&self) {
+        drop(self.permits.acquire_many(self.all).await);
+    }
+}
+
+impl Place {
+    /// The connection has shown a key: it keeps its place.
+    pub(crate) fn is_known(&self) {
+        if !self.known.swap(true, Relaxed) {
+            lock(&self.places.strangers).remove(&self.number);
+        }
+    }
+
+    /// When the connection has to give way.
+    pub(crate) async fn must_leave(&self) {
+        self.leave.notified().await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !*self.known.get_mut() {
+            lock(&self.places.strangers).remove(&self.number);
+        }
+    }
+}

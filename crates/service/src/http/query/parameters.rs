@@ -1,0 +1,75 @@
+//! Queries whose blocks are the body's bytes: all else is in the URL, under the same names as in JSON.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode;
+
+use super::super::refusal::Refusal;
+use super::prompt::{self, Kind};
+use super::scope;
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+const KNOWN: &str = "model_name, routing_group, lora_name, cache_salt, top_k, among, levels and age; for content hashes prompt_tokens, too";
+
+/// Characters of an unknown parameter that are repeated at most.
+const SHOWN: usize = 64;
+
+/// Reads a query string. One that is not understood would change what the answer means, so it is refused.
+pub(super) fn read<'a>(
+    query: &'a str,
+    scope: &mut scope::Reading<'a>,
+    prompt: &mut prompt::Reading<'a>,
+    kind: Kind,
+) -> Result<()> {
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let (key, value) = (decoded(key)?, decoded(value)?);
+        if let Some(value) = scope.parameter(&key, value)?
+            && prompt.parameter(&key, value, kind)?.is_some()
+        {
+            let shown: String = key.chars().take(SHOWN).collect();
+            let message = format!("the parameters of a query in bytes are {KNOWN}, got {shown:?}");
+            return Err(Refusal::invalid("unknown_parameter", message));
+        }
+    }
+    Ok(())
+}
+
+/// As forms are encoded: a plus is a space, and `%XX` a byte of UTF-8. Nothing is guessed: a salt that is not read as it
+/// was meant asks for another prompt.
+fn decoded(text: &str) -> Result<Cow<'_, str>> {
+    if !text.bytes().any(|byte| matches!(byte, b'+' | b'%')) {
+        return Ok(Cow::Borrowed(text));
+    }
+    let malformed = || {
+        let message = "the query string must be percent-encoded UTF-8: each % is followed by two hexadecimal digits";
+        Refusal::invalid("malformed_parameters", message)
+    };
+    let hex = |part: &str| part.as_bytes().get(..2).is_some_and(|two| two.iter().all(u8::is_ascii_hexdigit));
+    if !text.split('%').skip(1).all(hex) {
+        return Err(malformed());
+    }
+    let spaced = text.replace('+', " ");
+    let decoded = percent_decode(spaced.as_bytes()).decode_utf8().map_err(|_| malformed())?;
+    Ok(Cow::Owned(decoded.into_owned()))
+}
+
+/// An integer.
+pub(super) fn unsigned(key: &str, value: &str) -> Result<u64> {
+    let is_number = value.bytes().all(|digit| digit.is_ascii_digit());
+    value
+        .parse()
+        .ok()
+        .filter(|_| is_number)
+        .ok_or_else(|| Refusal::wrong_type(format!("{key} must be an integer from 0 to 18446744073709551615")))
+}
+
+/// True or false.
+pub(super) fn boolean(key: &str, value: &str) -> Result<bool> {
+    match value {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(Refusal::wrong_type(format!("{key} must be true or false"))),
+    }
+}

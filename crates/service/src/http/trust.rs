@@ -1,0 +1,91 @@
+//! Keys and certificates in force, read again when their files change or somebody says so.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use tokio_rustls::TlsAcceptor;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::access::Keys;
+use super::tls;
+use crate::config::HttpConfig;
+use crate::error::Error;
+use crate::state::lock;
+
+/// How often the files are looked at.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// What connections and requests are let in by.
+pub(crate) struct Trust {
+    config: HttpConfig,
+    keys: ArcSwap<Keys>,
+    tls: ArcSwapOption<TlsAcceptor>,
+    /// What the files held when they were last read.
+    seen: Mutex<Vec<Option<u64>>>,
+}
+
+impl Trust {
+    pub(crate) fn new(config: &HttpConfig) -> Result<Self, Error> {
+        let trust = Self {
+            config: config.clone(),
+            keys: ArcSwap::default(),
+            tls: ArcSwapOption::empty(),
+            seen: Mutex::default(),
+        };
+        trust.reload()?;
+        Ok(trust)
+    }
+
+    pub(crate) fn keys(&self) -> arc_swap::Guard<Arc<Keys>> {
+        self.keys.load()
+    }
+
+    pub(crate) fn tls(&self) -> Option<Arc<TlsAcceptor>> {
+        self.tls.load_full()
+    }
+
+    /// Reads all files. If one cannot be used, all stays as it was.
+    pub(crate) fn reload(&self) -> Result<(), Error> {
+        let mut seen = lock(&self.seen);
+        *seen = self.prints();
+        let keys = Keys::read(&self.config)?;
+        let tls = self.config.tls.as_ref().map(tls::acceptor).transpose()?;
+        self.keys.store(Arc::new(keys));
+        self.tls.store(tls.map(Arc::new));
+        Ok(())
+    }
+
+    /// Reads the files again whenever they have changed. To be run for as long as the service lives.
+    pub(crate) async fn watch(self: Arc<Self>) {
+        if self.files().next().is_none() {
+            return;
+        }
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let trust = self.clone();
+            let _ = tokio::task::spawn_blocking(move || trust.look()).await;
+        }
+    }
+
+    fn look(&self) {
+        if *lock(&self.seen) == self.prints() {
+            return;
+        }
+        match self.reload() {
+            Ok(()) => tracing::info!("keys and certificates have changed and are read again"),
+            Err(error) => tracing::error!(%error, "changed keys and certificates cannot be used; the old ones stay"),
+        }
+    }
+
+    fn files(&self) -> impl Iterator<Item = &PathBuf> {
+        let HttpConfig { key_file, admin_key_file, tls, .. } = &self.config;
+        let tls = tls.iter().flat_map(|tls| [Some(&tls.cert), Some(&tls.key), tls.client_ca.as_ref()]);
+        [key_file.as_ref(), admin_key_file.as_ref()].into_iter().chain(tls).flatten()
+    }
+
+    fn prints(&self) -> Vec<Option<u64>> {
+        self.files().map(|path| std::fs::read(path).ok().map(|bytes| xxh3_64(&bytes))).collect()
+    }
+}

@@ -1,0 +1,72 @@
+//! Keys that clients show. They are in no message and no log.
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+use subtle::ConstantTimeEq as _;
+
+/// A file with more bytes is none of a key.
+const MAX_FILE: u64 = 64 << 10;
+
+/// A bearer key.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The one key that a file holds, white space around it aside.
+    ///
+    /// # Errors
+    /// Words for why there is none; the key is not among them.
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+        let failed = |why: &dyn fmt::Display| format!("cannot read the key in {}: {why}", path.display());
+        let size = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
+        if size > MAX_FILE {
+            return Err(failed(&"the file is too large for one"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        let key = text.trim();
+        if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(failed(&"it must be one key of visible ASCII characters without white space"));
+        }
+        Ok(Self(key.to_owned()))
+    }
+
+    /// Whether this is what a client shows, in a time that does not depend on how much of it is right.
+    pub(crate) fn is(&self, shown: &[u8]) -> bool {
+        self.0.as_bytes().ct_eq(shown).into()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_not_shown() {
+        let secret: Secret = serde_json::from_str("\"s3cret\"").expect("a string");
+        assert_eq!(format!("{secret:?} {:#?}", Some(&secret)), "*** Some(\n    ***,\n)");
+        assert!(secret.is(b"s3cret") && !secret.is(b"s3cre") && !secret.is(b"S3cret") && !secret.is(b""));
+    }
+
+    #[test]
+    fn files_that_hold_none() {
+        let path = std::env::temp_dir().join(format!("kvatlas-secret-{}", std::process::id()));
+        assert!(Secret::read(&path).is_err_and(|why| why.contains("cannot read")));
+        for (text, good) in [(" s3cret\n", true), ("", false), ("\n", false), ("two s3crets", false), ("s3crét", false)]
+        {
+            std::fs::write(&path, text).expect("written");
+            let read = Secret::read(&path);
+            assert_eq!(read.is_ok(), good, "{text:?}");
+            assert!(!format!("{read:?}").contains("s3cr"));
+        }
+        std::fs::remove_file(&path).expect("it is there");
+    }
+}

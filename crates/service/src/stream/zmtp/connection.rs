@@ -1,0 +1,240 @@
+//! One connection: the handshake, then messages, and signs of life in between.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::greeting::{self, Kind};
+use super::parser::{Budget, Head, Item, Parser};
+use super::socket::Socket;
+
+/// Bytes read at once. What is here is on top of the message that is being read.
+const READ: usize = 64 << 10;
+/// To shake hands.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A peer that is silent for so long is asked for a sign of life.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Without one, the connection is given up.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Of answers that the peer does not read.
+const MAX_OUTPUT: usize = 4 << 10;
+
+const NO_HANDSHAKE: &str = "what listens there completes no ZMTP handshake: it hangs, or is no ZMQ socket";
+
+/// What happens on a connection.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// Messages may come.
+    Open,
+    /// The last frame of a message; the others are in [`Connection::head`].
+    Message(Vec<u8>),
+    /// It is over; why.
+    Ended(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    Ready,
+    Open,
+}
+
+pub(crate) struct Connection {
+    socket: Socket,
+    kind: Kind,
+    stage: Stage,
+    /// What a subscriber subscribes to.
+    topic: Box<[u8]>,
+    parser: Parser,
+    /// Read, but for the first `used` bytes not parsed. Without room of its own while nothing comes.
+    input: Vec<u8>,
+    used: usize,
+    output: Vec<u8>,
+    /// A message that was given back.
+    again: Option<Vec<u8>>,
+    /// When something came last.
+    heard: Instant,
+    /// When a sign of life was last asked for.
+    asked: Instant,
+    timer: Pin<Box<Sleep>>,
+    /// Its place among those that may be open.
+    place: Option<OwnedSemaphorePermit>,
+}
+
+impl Connection {
+    pub(crate) fn new(socket: Socket, kind: Kind, topic: &str, budget: Budget) -> Self {
+        let now = Instant::now();
+        Self {
+            socket,
+            kind,
+            stage: Stage::Greeting,
+            topic: topic.as_bytes().into(),
+            parser: Parser::new(budget),
+            input: Vec::new(),
+            used: 0,
+            output: greeting::greeting().to_vec(),
+            again: None,
+            heard: now,
+            asked: now,
+            timer: Box::pin(sleep_until(now + HANDSHAKE_TIMEOUT)),
+            place: None,
+        }
+    }
+
+    /// Gives a place back when it is over.
+    pub(crate) fn keep(&mut self, place: OwnedSemaphorePermit) {
+        self.place = Some(place);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.stage == Stage::Open
+    }
+
+    /// The frames before the last of the message that came last.
+    pub(crate) fn head(&self) -> &Head {
+        self.parser.head()
+    }
+
+    /// Has the message that came last come again.
+    pub(crate) fn give_back(&mut self, body: Vec<u8>) {
+        self.again = Some(body);
+    }
+
+    /// Sends a message of an empty frame and another one.
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        self.output.extend(greeting::frame(true, b""));
+        self.output.extend(greeting::frame(false, bytes));
+    }
+
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        if let Some(body) = self.again.take() {
+            return Poll::Ready(Event::Message(body));
+        }
+        match self.poll_event(cx) {
+            Ok(Poll::Ready(event)) => Poll::Ready(event),
+            Ok(Poll::Pending) => Poll::Pending,
+            Err(why) => Poll::Ready(Event::Ended(why)),
+        }
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Result<Poll<Event>, String> {
+        loop {
+            if let Some(event) = self.next()? {
+                return Ok(Poll::Ready(event));
+            }
+            self.flush(cx)?;
+            if self.fill(cx)?.is_pending() {
+                break;
+            }
+        }
+        self.beat(cx)?;
+        Ok(Poll::Pending)
+    }
+
+    /// What the bytes read so far bring.
+    fn next(&mut self) -> Result<Option<Event>, String> {
+        if self.stage == Stage::Greeting {
+            let whole = greeting::check(&self.input[..self.input.len().min(greeting::LENGTH)])?;
+            if !whole {
+                return Ok(None);
+            }
+            self.used = greeting::LENGTH;
+            self.output.extend(greeting::ready(self.kind));
+            self.stage = Stage::Ready;
+        }
+        loop {
+            let (used, item) = self.parser.parse(&self.input[self.used..])?;
+            self.used += used;
+            match item {
+                None => return Ok(None),
+                Some(Item::Message(body)) if self.stage == Stage::Open => return Ok(Some(Event::Message(body))),
+                Some(Item::Message(_)) => return Err("it completes no ZMTP handshake".to_owned()),
+                Some(Item::Command(command)) if self.stage == Stage::Ready => {
+                    greeting::check_ready(self.kind, &command)?;
+                    self.stage = Stage::Open;
+                    if self.kind == Kind::Sub {
+                        self.output.extend(greeting::frame(false, &[&[1], &self.topic[..]].concat()));
+                    }
+                    return Ok(Some(Event::Open));
+                }
+                Some(Item::Command(command)) => self.command(&command)?,
+            }
+        }
+    }
+
+    fn command(&mut self, command: &[u8]) -> Result<(), String> {
+        match greeting::named(command) {
+            Some((b"PING", content)) if self.output.len() < MAX_OUTPUT => {
+                // Behind a time to live of two bytes, up to 16 that are to come back.
+                let context = content.get(2..).unwrap_or_default();
+                let pong = greeting::command("PONG", &context[..context.len().min(16)]);
+                self.output.extend(pong);
+            }
+            Some((b"ERROR", _)) => return Err("the engine has ended the connection with an error".to_owned()),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        while !self.output.is_empty() {
+            match self.socket.poll_write(cx, &self.output) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(written)) => drop(self.output.drain(..written)),
+                Poll::Ready(Err(error)) => return Err(self.lost(&error.to_string())),
+            }
+        }
+        if self.output.is_empty() {
+            self.output = Vec::new();
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, cx: &mut Context<'_>) -> Result<Poll<()>, String> {
+        self.input.drain(..std::mem::take(&mut self.used));
+        self.input.reserve(READ - self.input.len().min(READ - 1));
+        match self.socket.poll_read(cx, &mut self.input) {
+            Poll::Pending => {
+                // Most connections are silent most of the time.
+                if self.input.is_empty() {
+                    self.input = Vec::new();
+                }
+                Ok(Poll::Pending)
+            }
+            Poll::Ready(Ok(0)) => Err(self.lost("the connection was lost")),
+            Poll::Ready(Ok(_)) => {
+                self.heard = Instant::now();
+                Ok(Poll::Ready(()))
+            }
+            Poll::Ready(Err(error)) => Err(self.lost(&format!("the connection was lost: {error}"))),
+        }
+    }
+
+    fn lost(&self, why: &str) -> String {
+        if self.is_open() { why.to_owned() } else { NO_HANDSHAKE.to_owned() }
+    }
+
+    /// After all has been read that was there.
+    fn beat(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
+        while self.timer.as_mut().poll(cx).is_ready() {
+            if !self.is_open() {
+                return Err(NO_HANDSHAKE.to_owned());
+            }
+            let now = Instant::now();
+            if now >= self.heard + HEARTBEAT + HEARTBEAT_TIMEOUT {
+                return Err("the connection was lost: no sign of life".to_owned());
+            }
+            if now >= self.heard.max(self.asked) + HEARTBEAT && self.output.len() < MAX_OUTPUT {
+                self.asked = now;
+                self.output.extend(greeting::command("PING", &[0, 0]));
+                self.flush(cx)?;
+            }
+            self.timer.as_mut().reset((self.heard.max(self.asked) + HEARTBEAT).max(now + HEARTBEAT / 10));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! What two sockets say before their messages: which protocol they speak, and what they are.
+
+const SIGNATURE: [u8; 10] = [0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F];
+pub(super) const LENGTH: usize = 64;
+
+/// What this side is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Sub,
+    Dealer,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sub => "SUB",
+            Self::Dealer => "DEALER",
+        }
+    }
+
+    fn peers(self) -> &'static [&'static str] {
+        match self {
+            Self::Sub => &["PUB", "XPUB"],
+            Self::Dealer => &["ROUTER", "DEALER", "REP"],
+        }
+    }
+}
+
+/// Ours: version 3.0, no security.
+pub(super) fn greeting() -> [u8; LENGTH] {
+    let mut greeting = [0; LENGTH];
+    greeting[..10].copy_from_slice(&SIGNATURE);
+    greeting[10] = 3;
+    greeting[12..16].copy_from_slice(b"NULL");
+    greeting
+}
+
+/// Whether what the peer has said so far is a greeting that we can answer; true when it is whole.
+pub(super) fn check(said: &[u8]) -> Result<bool, String> {
+    let is = |at: usize, wanted: u8| said.get(at).is_none_or(|byte| *byte == wanted);
+    if !is(0, SIGNATURE[0]) || said.get(9).is_some_and(|byte| byte & 1 == 0) {
+        return Err("what is there is no ZMQ socket".to_owned());
+    }
+    if let Some(version) = said.get(10).filter(|version| **version < 3) {
+        return Err(format!("it speaks version {version} of ZMTP; 3 is needed, which libzmq has since 4.0"));
+    }
+    let Some(mechanism) = said.get(12..32) else { return Ok(false) };
+    if said.len() < LENGTH {
+        return Ok(false);
+    }
+    let name = mechanism.split(|byte| *byte == 0).next().unwrap_or_default();
+    if name != b"NULL" {
+        return Err(format!("it asks for {} security, which is not supported", name.escape_ascii()));
+    }
+    Ok(true)
+}
+
+/// A command's frame.
+pub(super) fn command(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut body = vec![name.len() as u8];
+    body.extend(name.as_bytes());
+    body.extend(content);
+    let mut frame = vec![4 | 2];
+    frame.extend((body.len() as u64).to_be_bytes());
+    frame.extend(body);
+    frame
+}
+
+/// A message's frame.
+pub(super) fn frame(more: bool, bytes: &[u8]) -> Vec<u8> {
+    let more = u8::from(more);
+    let mut frame = match u8::try_from(bytes.len()) {
+        Ok(size) => vec![more, size],
+        Err(_) => [&[more | 2][..], &(bytes.len() as u64).to_be_bytes()].concat(),
+    };
+    frame.extend(bytes);
+    frame
+}
+
+/// What this side is, as a command.
+pub(super) fn ready(kind: Kind) -> Vec<u8> {
+    let mut properties = Vec::new();
+    for (name, value) in [("Socket-Type", kind.name()), ("Identity", "")] {
+        properties.push(name.len() as u8);
+        properties.extend(name.as_bytes());
+        properties.extend((value.len() as u32).to_be_bytes());
+        properties.extend(value.as_bytes());
+    }
+    command("READY", &properties)
+}
+
+/// A command's name and content.
+pub(super) fn named(command: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = command.split_first()?;
+    rest.split_at_checked(usize::from(*length))
+}
+
+/// Whether the peer is what this side can talk to.
+pub(super) fn check_ready(kind: Kind, command: &[u8]) -> Result<(), String> {
+    match named(command) {
+        Some((b"READY", properties)) => {
+            let peer = socket_type(properties).unwrap_or_default();
+            if kind.peers().iter().any(|name| name.as_bytes() == peer) {
+                return Ok(());
+            }
+            Err(format!("it is a {} socket, not {}", peer.escape_ascii(), kind.peers()[0]))
+        }
+        Some((b"ERROR", reason)) => Err(format!("it refuses: {}", reason.get(1..).unwrap_or_default().escape_ascii())),
+        _ => Err("it completes no ZMTP handshake".to_owned()),
+    }
+}
+
+fn socket_type(mut properties: &[u8]) -> Option<&[u8]> {
+    loop {
+        let (length, rest) = properties.split_first()?;
+        let (name, rest) = rest.split_at_checked(usize::from(*length))?;
+        let (size, rest) = rest.split_first_chunk::<4>()?;
+        let (value, rest) = rest.split_at_checked(u32::from_be_bytes(*size) as usize)?;
+        if name.eq_ignore_ascii_case(b"Socket-Type") {
+            return Some(value);
+        }
+        properties = rest;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greetings_are_judged_as_soon_as_they_can_be() {
+        let ours = greeting();
+        for length in 0..LENGTH {
+            assert_eq!(check(&ours[..length]), Ok(false), "{length}");
+        }
+        assert_eq!(check(&ours), Ok(true));
+        let with = |at: usize, bytes: &[u8]| {
+            let mut greeting = ours.to_vec();
+            greeting[at..at + bytes.len()].copy_from_slice(bytes);
+            check(&greeting).expect_err("it is none")
+        };
+        assert!(with(12, b"CURVE").contains("CURVE security"));
+        assert!(with(10, b"\x02").contains("version 2"));
+        assert!(check(b"HTTP/1.1 400").is_err_and(|why| why.contains("no ZMQ socket")));
+        assert!(with(9, b"\0").contains("no ZMQ socket"));
+    }
+
+    #[test]
+    fn peers_say_what_they_are() {
+        let said = |kind, body: &[u8]| check_ready(kind, body);
+        assert_eq!(said(Kind::Sub, b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"), Ok(()));
+        assert_eq!(said(Kind::Sub, b"\x05READY\x08Identity\0\0\0\0\x0bsocket-type\0\0\0\x04XPUB"), Ok(()));
+        assert_eq!(said(Kind::Dealer, b"\x05READY\x0bSocket-Type\0\0\0\x06ROUTER"), Ok(()));
+        let why = said(Kind::Sub, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB").expect_err("another one");
+        assert_eq!(why, "it is a SUB socket, not PUB");
+        assert!(said(Kind::Sub, b"\x05ERROR\x04nope").is_err_and(|why| why.contains("nope")));
+        for bad in [&b""[..], b"\x05REA", b"\x04PING\0\0", b"\x05READY\x0bSocket-Type\xff\xff\xff\xffPUB", b"\x05READY"]
+        {
+            assert!(said(Kind::Sub, bad).is_err());
+        }
+    }
+
+    #[test]
+    fn long_frames_have_long_sizes() {
+        assert_eq!(frame(true, b"ab"), b"\x01\x02ab");
+        assert_eq!(frame(false, &[7; 300])[..11], *b"\x02\0\0\0\0\0\0\x01\x2c\x07\x07");
+    }
+}

@@ -1,0 +1,276 @@
+//! How far the engine of a hybrid model can serve a prompt.
+//!
+//! Hybrid models have several groups of layers, each with blocks and events of its own. A prompt can be continued at a
+//! depth that every group can serve: one with full attention needs all blocks before it, one with a sliding window the
+//! last few, one with a state the last. The index knows one group with full attention; here is what the others hold,
+//! and the greatest depth up to the index's that they can serve too.
+//!
+//! ```text
+//! need     how far one group reaches, given which blocks it holds
+//! blocks   which groups hold the block that ends a given beginning of a prompt
+//! ```
+
+mod blocks;
+mod need;
+#[cfg(test)]
+mod tests;
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use kvatlas_index::{BlockHash, Tier};
+
+use self::blocks::{Blocks, HOLDERS, bit};
+use self::need::Need;
+use crate::event::StoredOf;
+
+/// The group that the index knows.
+const INDEXED: usize = 0;
+/// Those who announce blocks without naming a group: connectors, which keep blocks whole.
+const ALL_GROUPS: usize = 1;
+/// The first of the others.
+const OTHERS: usize = 2;
+
+/// What one rank of a hybrid model holds, by group. A [`Reader`](crate::Reader) writes it, queries read it.
+#[derive(Debug)]
+pub struct Hybrid {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Tokens in a block of the index.
+    block_size: u32,
+    groups: Vec<Group>,
+    blocks: Blocks,
+    /// Whether anything was ever stored elsewhere than on the device.
+    offloaded: bool,
+    /// Whether there were groups that cannot be followed: too many, or without a number.
+    lost: bool,
+    /// Whether there is a group that the index knows. Models of windows alone have none.
+    indexed: bool,
+    /// Whether there is none, and not all events have said what their blocks contain.
+    sparse: bool,
+}
+
+#[derive(Debug)]
+struct Group {
+    number: u32,
+    block_size: u32,
+    /// None until it is known, and for kinds whose events do not tell.
+    need: Option<Need>,
+}
+
+impl Hybrid {
+    pub(crate) fn new(block_size: u32) -> Self {
+        let inner = Inner {
+            block_size,
+            groups: Vec::new(),
+            blocks: Blocks::default(),
+            offloaded: false,
+            lost: false,
+            indexed: false,
+            sparse: false,
+        };
+        Self { inner: RwLock::new(inner) }
+    }
+
+    /// Whether what all groups need is known, so that [`depths`](Self::depths) are what the engine can serve.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.read().is_exact()
+    }
+
+    /// Whether nothing can be said of what the engine serves: no group tells what all its blocks contain.
+    #[must_use]
+    pub fn is_blind(&self) -> bool {
+        self.read().is_blind()
+    }
+
+    /// Different blocks that any group holds, the indexed one included.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.read().blocks.len()
+    }
+
+    /// The depths that all groups can serve, up to those of the index: on the device, on it or in host memory, on
+    /// these or on local disks, anywhere. `prefixes` are the prefix hashes of the prompt's blocks.
+    ///
+    /// Depths stay as they are where nothing better is known: see [`is_exact`](Self::is_exact).
+    #[must_use]
+    pub fn depths(&self, prefixes: &[u64], depths: [u32; 4]) -> [u32; 4] {
+        let it = self.read();
+        if !it.is_exact() {
+            return depths;
+        }
+        let mut served = [0; 4];
+        for view in 0..served.len() {
+            served[view] = match view.checked_sub(1) {
+                Some(before) if depths[view] == depths[before] && !it.offloaded => served[before],
+                _ => it.serve(prefixes, depths[view], view),
+            };
+        }
+        served
+    }
+
+    /// The greatest depth up to `limit` that all groups can serve from the device; `limit` where nothing better is known.
+    /// With a smaller limit it may be much smaller: the blocks of a window are needed before the very depth.
+    #[must_use]
+    pub fn reach(&self, prefixes: &[u64], limit: u32) -> u32 {
+        let it = self.read();
+        if it.is_exact() { it.serve(prefixes, limit, 0) } else { limit }
+    }
+
+    /// As [`depths`](Self::depths), of a model without a group that the index knows, whose depths there are none; and none
+    /// if there is one or nothing certain is known.
+    #[must_use]
+    pub fn depths_alone(&self, prefixes: &[u64]) -> Option<[u32; 4]> {
+        {
+            let it = self.read();
+            if it.indexed || !it.is_exact() {
+                return None;
+            }
+        }
+        Some(self.depths(prefixes, [u32::try_from(prefixes.len()).unwrap_or(u32::MAX); 4]))
+    }
+
+    /// Blocks of the group that is indexed.
+    pub(crate) fn store(
+        &self,
+        parent: Option<BlockHash>,
+        names: &[BlockHash],
+        contents: &[u64],
+        tier: Tier,
+        all_groups: bool,
+        count_copies: bool,
+    ) {
+        let mut it = self.write();
+        it.indexed = true;
+        it.hold(INDEXED, names, tier, count_copies);
+        if all_groups {
+            it.hold(ALL_GROUPS, names, tier, count_copies);
+        }
+        it.blocks.link(parent, names, contents);
+    }
+
+    /// Blocks of another group.
+    pub(crate) fn store_other<N>(&self, event: &StoredOf<N>, names: &[BlockHash], tier: Tier, count_copies: bool) {
+        let mut it = self.write();
+        let Some(group) = event.group.and_then(|number| it.group(number)) else {
+            it.lost = true;
+            return;
+        };
+        it.describe(group, event);
+        it.hold(OTHERS + group, names, tier, count_copies);
+    }
+
+    /// What blocks contain that a group holds which is not indexed. None if its event does not say.
+    pub(crate) fn link_other(&self, parent: Option<BlockHash>, names: &[BlockHash], contents: Option<&[u64]>) {
+        let mut it = self.write();
+        match contents {
+            Some(contents) => it.blocks.link(parent, names, contents),
+            None => it.sparse = true,
+        }
+    }
+
+    pub(crate) fn remove(&self, names: &[BlockHash], tier: Tier, all_groups: bool) {
+        let mut it = self.write();
+        it.release(INDEXED, names, tier);
+        if all_groups {
+            it.release(ALL_GROUPS, names, tier);
+        }
+    }
+
+    pub(crate) fn remove_other(&self, group: u32, names: &[BlockHash], tier: Tier) {
+        let mut it = self.write();
+        // One that has stored nothing may turn out to be the one that is indexed.
+        if let Some(group) = it.find(group) {
+            it.release(OTHERS + group, names, tier);
+        }
+    }
+
+    /// Nobody holds anything any more, or not on this tier.
+    pub(crate) fn clear(&self, tier: Option<Tier>) {
+        let mut it = self.write();
+        match tier {
+            Some(tier) => it.blocks.clear(tier),
+            None => it.blocks = Blocks::default(),
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn is_exact(&self) -> bool {
+        !self.is_blind() && !self.lost && !self.blocks.ambiguous && self.groups.iter().all(|group| group.need.is_some())
+    }
+
+    fn is_blind(&self) -> bool {
+        self.sparse && !self.indexed
+    }
+
+    fn find(&self, number: u32) -> Option<usize> {
+        self.groups.iter().position(|group| group.number == number)
+    }
+
+    /// The place of a group, new or not, if there is one for it.
+    fn group(&mut self, number: u32) -> Option<usize> {
+        self.find(number).or_else(|| {
+            let room = OTHERS + self.groups.len() < HOLDERS;
+            room.then(|| {
+                self.groups.push(Group { number, block_size: 0, need: None });
+                self.groups.len() - 1
+            })
+        })
+    }
+
+    /// Learns from a store what a group needs. Placeholders of offloaded blocks do not tell the size of blocks; entries
+    /// of a part of a block tell a smaller one.
+    fn describe<N>(&mut self, group: usize, event: &StoredOf<N>) {
+        let of_index = self.block_size;
+        let group = &mut self.groups[group];
+        if event.block_size > group.block_size {
+            group.block_size = event.block_size;
+            group.need =
+                event.kind.as_deref().and_then(|kind| Need::of(kind, event.window, event.block_size, of_index));
+        }
+    }
+
+    fn hold(&mut self, holder: usize, names: &[BlockHash], tier: Tier, count_copies: bool) {
+        self.offloaded |= tier != Tier::Gpu;
+        for &name in names {
+            self.blocks.store(name, bit(holder, tier), count_copies);
+        }
+    }
+
+    fn release(&mut self, holder: usize, names: &[BlockHash], tier: Tier) {
+        for &name in names {
+            self.blocks.remove(name, bit(holder, tier));
+        }
+    }
+
+    /// The greatest depth up to `limit` that all groups can serve from the first tiers, up to `view`. Groups only ever
+    /// shorten it, so it is found when none does any more.
+    fn serve(&self, prefixes: &[u64], limit: u32, view: usize) -> u32 {
+        let mut depth = prefixes.len().min(limit as usize);
+        let tiers = |holder| Tier::ALL[..=view].iter().fold(0, |bits, &tier| bits | bit(holder, tier));
+        let whole = tiers(ALL_GROUPS);
+        loop {
+            let before = depth;
+            for (number, group) in self.groups.iter().enumerate() {
+                let holders = tiers(OTHERS + number) | whole;
+                let held = |block: usize| self.blocks.holders(prefixes[block - 1]) & holders != 0;
+                depth = group.need.map_or(depth, |need| need.reach(depth, held));
+            }
+            if depth == before {
+                return depth as u32;
+            }
+        }
+    }
+}

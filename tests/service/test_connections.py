@@ -1,0 +1,100 @@
+"""Connections: who keeps a place, who has to give way, and the listener that is for administrators only."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Iterator
+
+from .dialect.tools import DEADLINE, Connection, ask, running, until
+from .process import address_of, serving
+
+KEY = {"Authorization": "Bearer k"}
+
+
+@contextlib.contextmanager
+def idlers(address: str, number: int) -> Iterator[list[Connection]]:
+    """Connections over which nothing comes."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Connection(address)) for _ in range(number)]
+
+
+def test_the_first_byte_comes_within_seconds() -> None:
+    with running() as service, Connection(service.address) as quiet, Connection(service.address) as used:
+        assert used.ask("GET", "/health").status == 200
+        start = time.monotonic()
+        assert quiet.is_closed()
+        assert 4 < time.monotonic() - start < 9
+        assert used.ask("GET", "/health").status == 200, "one that was used may be idle for longer"
+
+
+def test_connections_without_a_key_give_way() -> None:
+    with running(key="k", max_connections=20) as service:
+        with Connection(service.address) as known:
+            assert known.ask("GET", "/workers", headers=KEY).status == 200
+            with idlers(service.address, 40) as strangers:
+                for stranger in strangers[:5]:
+                    stranger.send(b"GET /workers HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer wrong\r\n\r\n")
+                start = time.monotonic()
+                assert ask(service.address, "GET", "/workers", headers=KEY).status == 200
+                assert time.monotonic() - start < 3, "well before the strangers' time is over"
+                assert known.ask("GET", "/workers", headers=KEY).status == 200, "whoever showed the key stays"
+                metrics = known.ask("GET", "/metrics", headers=KEY).body.decode()
+                evicted = re.search(r"kvatlas_http_connections_evicted_total (\d+)", metrics)
+                assert evicted
+                assert int(evicted[1]) >= 20
+        assert ask(service.address, "GET", "/health").status == 200
+
+
+def test_probes_have_a_door_of_their_own() -> None:
+    with running(key="k", max_connections=2, admin_bind="127.0.0.1:0") as service:
+        admin = service.admin_address
+        assert admin
+        assert admin != service.address
+        with Connection(service.address) as first, Connection(service.address) as second:
+            for client in (first, second):
+                assert client.ask("GET", "/workers", headers=KEY).status == 200
+            # The main door is full of known clients; nobody else gets in.
+            for path in ("/health", "/ready", "/metrics"):
+                assert ask(admin, "GET", path).status == 200, path
+        for method, path in (
+            ("GET", "/workers"),
+            ("GET", "/dump"),
+            ("POST", "/register"),
+            ("POST", "/query"),
+            ("GET", "/"),
+        ):
+            answer = ask(admin, method, path, headers=KEY)
+            assert (answer.status, answer.code) == (404, "unknown_path"), path
+        assert ask(admin, "GET", "/metrics", headers={"Host": "evil.example"}).code == "wrong_host"
+        with idlers(admin, 100):
+            assert ask(service.address, "GET", "/health").status == 200, "and the other way round"
+
+
+def test_without_an_admin_door_there_is_none() -> None:
+    with running() as service:
+        assert service.admin_address is None
+
+
+def test_a_service_that_stops_is_not_ready_before_it_is_gone() -> None:
+    with serving("--drain-delay", "2s", "--admin-bind", "127.0.0.1:0") as process:
+        address, _ = address_of(process)
+        admin, _ = address_of(process)
+        assert admin != address
+        assert ask(address, "GET", "/ready").status == 200
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        until(lambda: ask(address, "GET", "/ready").status == 503)
+        assert time.monotonic() - start < 1
+        assert ask(admin, "GET", "/ready").status == 503
+        answered = 0
+        while time.monotonic() - start < 1.5:
+            assert ask(address, "GET", "/workers").status == 200, "it still answers"
+            answered += 1
+            time.sleep(0.05)
+        assert answered > 3
+        process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0
+        assert 2 <= time.monotonic() - start < 8
