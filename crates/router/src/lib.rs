@@ -1,0 +1,1 @@
+//! The byte path of the router: clients on one side, engines on the other.

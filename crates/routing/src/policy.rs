@@ -1,0 +1,73 @@
+//! What a policy is.
+
+use crate::candidates::Candidates;
+use crate::request::Request;
+
+/// What a policy decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// The row of the candidate that takes the request.
+    Row(usize),
+    /// Everybody has enough to do: ask again when something there has ended.
+    Wait,
+}
+
+/// What was placed, as policies are told of it.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed {
+    /// The request's number.
+    pub number: u64,
+    /// The worker's number: [`Candidates::worker`].
+    pub worker: u32,
+    /// Prompt tokens that are not expected in its cache.
+    pub uncached: u32,
+}
+
+/// Why a policy decided as it did: the same terms for each candidate, row by row.
+#[derive(Debug, Clone, Default)]
+pub struct Terms {
+    /// What the columns are, with their unit in the text: `ttft`, `delay to others`, ... The last one is what was compared.
+    pub names: Vec<&'static str>,
+    /// `rows x names`, row by row.
+    pub values: Vec<f64>,
+}
+
+/// Picks a worker for each request. One policy serves one router; calls come one at a time.
+pub trait Policy: Send {
+    /// Its name, as users give it.
+    fn name(&self) -> &str;
+
+    /// Whether it weighs what the index says. If not, nobody needs to look up the prompt.
+    fn uses_index(&self) -> bool;
+
+    /// Picks a row of `candidates`, of which there is at least one. `now`: seconds, never going back.
+    ///
+    /// Must not count on the request being sent: [`Policy::sent`] tells.
+    fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
+
+    /// The request that [`Policy::choose`] was just asked about is sent to the worker of `row`.
+    fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        let _ = (request, candidates, row, now);
+    }
+
+    /// A request has its first token.
+    fn first_token(&mut self, placed: &Placed, now: f64) {
+        let _ = (placed, now);
+    }
+
+    /// A request has ended, however. Called once for each that was sent.
+    fn ended(&mut self, placed: &Placed, now: f64) {
+        let _ = (placed, now);
+    }
+
+    /// A worker is gone; its number may come again for another one.
+    fn left(&mut self, worker: u32) {
+        let _ = worker;
+    }
+
+    /// Why it would choose as it would, without any effect. `None`: it has no terms to show.
+    fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
+        let _ = (request, candidates, now);
+        None
+    }
+}

@@ -1,0 +1,45 @@
+//! A request as policies see it.
+
+/// A prompt to place. Blocks are of `block_size` tokens; a prompt's last block, if it is not full, has no hash.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Request<'a> {
+    /// Tokens of the prompt; an estimate from its length in bytes where it could not be tokenised.
+    pub tokens: u32,
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// Content hashes of the prompt's full blocks, at most `tokens / block_size`; empty where it could not be tokenised.
+    pub content_hashes: &'a [u64],
+    /// The prompt as text, where the caller has it: for policies that work on characters. Others use the hashes.
+    pub text: Option<&'a str>,
+    /// What it belongs to: a hash of the session's name.
+    pub session: Option<u64>,
+    /// The most tokens that it may generate, if it says so.
+    pub max_tokens: Option<u32>,
+    /// Higher goes first where requests wait.
+    pub priority: i32,
+    /// How many answers it wants (`n`): they share the prompt.
+    pub answers: u32,
+    /// Tells requests apart: counted up by the router.
+    pub number: u64,
+}
+
+impl Request<'_> {
+    /// Blocks of the prompt that can be taken from a cache: one token is always computed.
+    #[must_use]
+    pub fn usable_blocks(&self) -> u32 {
+        let most = self.tokens.saturating_sub(1) / self.block_size.max(1);
+        most.min(u32::try_from(self.content_hashes.len()).unwrap_or(u32::MAX))
+    }
+
+    /// Tokens that a worker computes that holds the first `depth` blocks: at least one.
+    #[must_use]
+    pub fn uncached(&self, depth: u32) -> u32 {
+        self.tokens - depth.min(self.usable_blocks()) * self.block_size
+    }
+
+    /// Blocks that the prompt takes up, the last one included though it may not be full.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        self.tokens.div_ceil(self.block_size.max(1))
+    }
+}
