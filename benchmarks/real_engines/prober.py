@@ -28,18 +28,13 @@ class Said:
     upper_bound: bool  # whether it may be fewer
 
 
-class Prober:
-    """Sends prompts to engines that an index follows."""
+class Asking:
+    """Sends prompts to engines, and compares what was predicted of each with what the engine says."""
 
-    def __init__(self, index: Index, log: Callable[[str], None]) -> None:
-        self.index = index
+    def __init__(self, log: Callable[[str], None]) -> None:
         self.samples: list[Sample] = []
-        self.lateness: list[float] = []  # seconds from an answer until the index has its blocks
-        self.unseen = 0  # answers whose blocks it did not have in time
         self._log = log
         self._lock = threading.Lock()
-        self._begun: Counter[str] = Counter()  # requests, by engine
-        self._running: Counter[str] = Counter()
 
     def ask(
         self,
@@ -85,6 +80,36 @@ class Prober:
         adapter: str | None,
         rank: int | None,
     ) -> Answered:
+        raise NotImplementedError
+
+    def _add(self, sample: Sample) -> None:
+        with self._lock:
+            self.samples.append(sample)
+        if sample.cause is not None:
+            self._log(f"  {sample}")
+
+
+class Prober(Asking):
+    """Asks the index that follows the engines before it sends a prompt."""
+
+    def __init__(self, index: Index, log: Callable[[str], None]) -> None:
+        super().__init__(log)
+        self.index = index
+        self.lateness: list[float] = []  # seconds from an answer until the index has its blocks
+        self.unseen = 0  # answers whose blocks it did not have in time
+        self._begun: Counter[str] = Counter()  # requests, by engine
+        self._running: Counter[str] = Counter()
+
+    def _compare(
+        self,
+        scenario: str,
+        server: Server,
+        tokens: Sequence[int],
+        send: Callable[[], Answered],
+        salt: str | None,
+        adapter: str | None,
+        rank: int | None,
+    ) -> Answered:
         name = server.name
         with self._lock:
             begun = self._begun[name]
@@ -113,12 +138,9 @@ class Prober:
             partial=stream is not None and stream.partial,
             upper_bound=said.upper_bound,
             overlapping=others,
-            unannounced=_unannounced(scenario, server),
+            unannounced=unannounced(scenario, server),
         )
-        with self._lock:
-            self.samples.append(sample)
-        if sample.cause is not None:
-            self._log(f"  {sample}")
+        self._add(sample)
         self._wait(server, [*tokens, *answered.tokens], salt, adapter, rank)
         return answered
 
@@ -156,7 +178,7 @@ class Prober:
             self.lateness.append(time.monotonic() - start)
 
 
-def _unannounced(scenario: str, server: Server) -> str:
+def unannounced(scenario: str, server: Server) -> str:
     """What the scenario's prompts differ in that the engine does not tell in its events."""
     salt = "extra_keys" if server.engine.product == "vLLM" else "cache_salt"
     if scenario == "salts" and not server.engine.announces(salt):

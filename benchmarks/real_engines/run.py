@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from .index import Index
 from .install import Engine
 from .launch import Setup
 from .prober import PATIENCE, Prober
+from .routed import ROUTED, Front, RoutedProber
 from .standins import loopback
 
 SMALL_BUFFER = 5  # batches
@@ -80,6 +82,7 @@ class Run:
                 scenarios.adapters(prober, servers, self.seed + 4)
             scenarios.pressure(prober, servers, self.seed + 5)
             scenarios.together(prober, servers, self.seed + 6)
+            self._routed(prober, servers)
             self._restart(prober, *servers)
             self._kill(prober, *servers)
             self._late(prober, *servers)
@@ -99,6 +102,31 @@ class Run:
             return
         with self._fleet({"d": Setup(self._plain, self._loopback, ranks=2)}) as (prober, servers):
             scenarios.ranks(prober, servers[0], self.seed + 30)
+
+    def _routed(self, prober: Prober, servers: Sequence[Server]) -> None:
+        """The router in front of both: whatever engine it chooses, what it expects there is held against the answer."""
+        if not prober.index.by_url:
+            self._note(
+                "the router was left out: it is started with URLs alone, and this engine does not tell its sockets"
+            )
+            return
+        front = Front(servers, self._plain, self._logs)
+        front.start()
+        try:
+            routed = RoutedProber(front, self._log)
+            routed.samples = self.outcome.samples
+            scenarios.turns(routed, [front], self.seed + 40)
+            scenarios.chats(routed, [front], self.seed + 41)
+            scenarios.siblings(routed, [front], self.seed + 42)
+            scenarios.salts(routed, [front], self.seed + 43)
+            if servers[0].setup.adapters:
+                scenarios.adapters(routed, [front], self.seed + 44)
+            chosen = Counter(each.worker for each in routed.samples if each.scenario.startswith(ROUTED))
+            self._note(
+                "the router chose " + ", ".join(f"{name} {count} times" for name, count in sorted(chosen.items()))
+            )
+        finally:
+            front.stop()
 
     def _restart(self, prober: Prober, kept: Server, restarted: Server) -> None:
         """Restarts an engine: what it had is gone, and the index notices."""
