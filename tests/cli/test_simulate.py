@@ -20,7 +20,7 @@ from .conftest import Run
 pytest.importorskip("zmq")
 pytest.importorskip("aiohttp")
 
-from kvatlas.sim.server import Faults  # noqa: E402 - not without those
+from kvatlas.sim.server import Faults
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -112,7 +112,7 @@ def test_an_engine_that_ends_is_told(start: Start) -> None:
 
 def test_flags_reach_the_engines(start: Start) -> None:
     flags = ("--drop", 0.25, "--replay-socket-fault", "silent", "--pause-seconds", 3, "--poison-type", 0.5)
-    flags += ("--http-die-after", 0.125, "--role", "prefill")
+    http = ("--http-die-after", 0.125, "--role", "prefill")
     more = (
         "--dialect",
         "sglang",
@@ -127,7 +127,7 @@ def test_flags_reach_the_engines(start: Start) -> None:
         "--topic",
         "kv",
     )
-    [engine] = ready(start("--engines", 1, "--json", *flags, *more))
+    [engine] = ready(start("--engines", 1, "--json", *flags, *http, *more))
     faults = get(engine["url"] + "/sim/faults")
     usual = asdict(Faults())
     assert {name: value for name, value in faults.items() if value != usual[name]} == {

@@ -156,7 +156,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     "--engines-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the engines' URLs to FILE, for `kvatlas serve` and `kvatlas router`.",
+    help="Write the engines' URLs to FILE, for `kvatlas serve --engines-file` and `kvatlas router --engines-file`.",
 )
 @click.option(
     "--tokenizer-dir",
