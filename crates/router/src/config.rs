@@ -171,6 +171,18 @@ pub enum Role {
     Decode,
 }
 
+impl Role {
+    /// The name in the configuration and in answers.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Both => "both",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+}
+
 /// Whose way of handing a prompt's blocks over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -157,7 +157,8 @@ impl Events {
                 merge(&mut self.seen.usage, usage);
             }
             // The Responses API and the Messages API end with an event of their own.
-            if memmem::find(data, b"\"response.completed\"").is_some() || memmem::find(data, b"\"message_stop\"").is_some()
+            if memmem::find(data, b"\"response.completed\"").is_some()
+                || memmem::find(data, b"\"message_stop\"").is_some()
             {
                 (self.seen.over, self.seen.finished) = (true, true);
             }

@@ -25,8 +25,9 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(url: &str) -> Result<Self, Error> {
-        let wrong =
-            |why: &str| Error::config(format!("an engine's url must be http://host:port or https://…, got {url:?}: {why}"));
+        let wrong = |why: &str| {
+            Error::config(format!("an engine's url must be http://host:port or https://…, got {url:?}: {why}"))
+        };
         let uri: Uri = url.parse().map_err(|error| wrong(&format!("{error}")))?;
         let https = match uri.scheme_str() {
             Some("http") => false,

@@ -391,7 +391,8 @@ mod tests {
 
     #[test]
     fn heads() {
-        let (head, interim) = parsed("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello").expect("http").expect("whole");
+        let (head, interim) =
+            parsed("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello").expect("http").expect("whole");
         assert!(!interim && head.keep && matches!(head.framing, Framing::Length(5)));
         assert_eq!(head.headers["x-a"], "b");
         let (head, _) = parsed("HTTP/1.0 200 OK\r\n\r\n").expect("http").expect("whole");
@@ -403,7 +404,8 @@ mod tests {
         assert!(parsed("HTTP/1.1 100 Continue\r\n\r\n").expect("http").expect("whole").1);
         assert!(parsed("HTTP/1.1 200 OK\r\nContent-").expect("http").is_none());
         let many: String = (0..100).map(|at| format!("x-{at}: y\r\n")).collect();
-        let (head, _) = parsed(&format!("HTTP/1.1 200 OK\r\n{many}content-length: 0\r\n\r\n")).expect("http").expect("whole");
+        let (head, _) =
+            parsed(&format!("HTTP/1.1 200 OK\r\n{many}content-length: 0\r\n\r\n")).expect("http").expect("whole");
         assert_eq!(head.headers.len(), 101);
     }
 

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use hyper::header::HeaderValue;
 use serde_json::{Value, json};
 use tokio_rustls::rustls::ClientConfig;
 
@@ -43,6 +44,8 @@ pub struct Engine {
     connect_timeout: Duration,
     /// The value of the `Authorization` header that it wants.
     pub(crate) authorization: Option<String>,
+    /// Its name, as a header's value.
+    pub(crate) header: HeaderValue,
 }
 
 /// The models and adapters that an engine serves.
@@ -133,7 +136,6 @@ impl Engine {
         let models = Models { names: config.models.iter().map(card).collect() };
         let key = config.key.as_ref().or(all.upstream.key.as_ref());
         Ok(Self {
-            name,
             address,
             models: ArcSwap::from_pointee(models),
             health: Health::new(&all.health),
@@ -142,6 +144,8 @@ impl Engine {
             tls,
             connect_timeout: all.upstream.connect_timeout,
             authorization: key.map(|key| format!("Bearer {}", key.reveal())),
+            header: HeaderValue::from_bytes(name.as_bytes()).unwrap_or_else(|_| HeaderValue::from_static("?")),
+            name,
             config,
         })
     }

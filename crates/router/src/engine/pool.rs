@@ -60,6 +60,13 @@ impl Pool {
             .sum()
     }
 
+    /// Closes those of a thread.
+    pub(crate) fn clear_shard(&self, shard: usize) {
+        if let Some(shard) = self.shards.get(shard) {
+            lock(shard).clear();
+        }
+    }
+
     /// Closes all.
     pub(crate) fn clear(&self) {
         self.shards.iter().for_each(|shard| lock(shard).clear());
