@@ -20,11 +20,16 @@
 //! Nothing here is a reason to refuse a request: what cannot be turned into tokens has a [`WhyNot`] instead, to be
 //! counted, and is routed without knowledge of caches. No code here does I/O, but for reading a tokenizer's files.
 
+mod chat;
+mod convert;
 mod endpoint;
 mod error;
+mod messages;
 mod prompted;
 mod prompter;
+mod python;
 mod request;
+mod template;
 mod why_not;
 
 pub use endpoint::Endpoint;
@@ -32,4 +37,5 @@ pub use error::Error;
 pub use prompted::Prompted;
 pub use prompter::{Options, Prompter};
 pub use request::Request;
+pub use template::{ChatTemplate, Variables};
 pub use why_not::WhyNot;
