@@ -15,7 +15,7 @@
 //! | `predict/` | what was just sent counts at once |
 //! | `speed.rs` | how fast a worker has proved to be |
 //! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
-//! | `split.rs` | [`PrefillDecode`]: prompts computed by one worker and decoded by another |
+//! | `split/` | [`PrefillDecode`]: prompts computed by one worker and decoded by another |
 //!
 //! Imports go up this table only.
 

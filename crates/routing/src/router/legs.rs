@@ -27,6 +27,12 @@ impl Router {
         Some(self.fleet.candidates(depths, &self.predicted, Some(&self.who), now).clone())
     }
 
+    /// Where the request's session is, if sessions stick.
+    pub(crate) fn home(&self, request: &Request<'_>, now: f64) -> Option<WorkerId> {
+        let session = request.session.filter(|_| self.config.session_ttl > 0.0)?;
+        self.sessions.get(session, now).map(WorkerId)
+    }
+
     /// Reserves a worker that was chosen already. None: it is not up.
     pub(crate) fn place_at(
         &mut self,

@@ -1,5 +1,8 @@
 //! Prefill and decode on different workers: which of each takes a prompt, or a decode worker alone.
 
+#[cfg(test)]
+mod tests;
+
 use crate::candidates::Candidates;
 use crate::cost::Kvatlas;
 use crate::depths::{Depth, Depths};
@@ -25,7 +28,7 @@ const NAMES: [&str; 6] =
 /// alone            the least, over decode workers with at most `alone_most` tokens to compute, of the cost of `kvatlas` there
 ///                  + generate + others delayed
 /// ```
-/// The cheaper of both and alone is taken, alone if no prefill worker is up. Costs are in seconds; equal ones go to the
+/// The cheaper of both and alone is taken, alone if no prefill worker is up. A session that sticks binds the decode worker. Costs are in seconds; equal ones go to the
 /// worker with fewer requests, then to the one that had fewer so far. A short rest is computed where it will be decoded,
 /// because handing it over costs more.
 ///
@@ -79,6 +82,13 @@ pub struct Compared {
     pub goes_alone: bool,
 }
 
+struct Seen<'a> {
+    request: Request<'a>,
+    prefill: Candidates,
+    decode: Candidates,
+    compared: Compared,
+}
+
 impl PrefillDecode {
     /// With its own options, and those of the policy `kvatlas`.
     ///
@@ -109,21 +119,17 @@ impl PrefillDecode {
         decode: &[WorkerId],
         now: f64,
     ) -> Legs {
-        let block_size = if request.block_size == 0 { router.config().block_size } else { request.block_size };
-        let request = Request { block_size, ..*request };
-        let output = router.mean_output();
-        let Some(decoders) = router.seen(&request, depths, decode, now) else {
+        let Some(seen) = self.look(router, request, depths, prefill, decode, now) else {
             return Legs::Refused(Refusal::NoWorker);
         };
-        let prefillers = router.seen(&request, depths, prefill, now).unwrap_or_default();
-        let compared = self.compare(&request, &prefillers, &decoders, output, now);
+        let Seen { request, prefill: prefillers, decode: decoders, compared } = seen;
         if let (Some((first, second)), false) = (compared.both, compared.goes_alone) {
             let (first, second) = (WorkerId(prefillers.worker[first]), WorkerId(decoders.worker[second]));
             let one_token = Request { max_tokens: Some(1), session: None, ..request };
             if let Some(prefill) = router.place_at(&one_token, depths, first, now) {
                 // It gets the blocks from the other worker: nothing is left to compute but the last token.
                 let blocks = request.usable_blocks();
-                let fetched = Request { tokens: (blocks * block_size + 1).min(request.tokens), ..request };
+                let fetched = Request { tokens: (blocks * request.block_size + 1).min(request.tokens), ..request };
                 let mut there = Depths::default();
                 there.set(second.0, Depth { device: blocks, host: blocks, any: blocks });
                 if let Some(decode) = router.place_at(&fetched, &there, second, now) {
@@ -141,6 +147,46 @@ impl PrefillDecode {
         }
     }
 
+    /// Why it would choose as it would, without any effect: the prefill and the decode workers in order of the rows, and
+    /// what is compared. `None`: no decode worker is up.
+    pub fn explain(
+        &self,
+        router: &mut Router,
+        request: &Request<'_>,
+        depths: &Depths,
+        prefill: &[WorkerId],
+        decode: &[WorkerId],
+        now: f64,
+    ) -> Option<(Vec<WorkerId>, Vec<WorkerId>, Compared)> {
+        let seen = self.look(router, request, depths, prefill, decode, now)?;
+        let workers = |all: &Candidates| all.worker.iter().map(|&worker| WorkerId(worker)).collect();
+        Some((workers(&seen.prefill), workers(&seen.decode), seen.compared))
+    }
+
+    fn look<'a>(
+        &self,
+        router: &mut Router,
+        request: &Request<'a>,
+        depths: &Depths,
+        prefill: &[WorkerId],
+        decode: &[WorkerId],
+        now: f64,
+    ) -> Option<Seen<'a>> {
+        let block_size = if request.block_size == 0 { router.config().block_size } else { request.block_size };
+        let request = Request { block_size, ..*request };
+        let output = router.mean_output();
+        let home = router.home(&request, now).filter(|home| decode.contains(home));
+        // A session is where it generates: that worker has its answers too.
+        let at_home = home.and_then(|home| router.seen(&request, depths, &[home], now));
+        let decode = match at_home {
+            Some(one) => one,
+            None => router.seen(&request, depths, decode, now)?,
+        };
+        let prefill = router.seen(&request, depths, prefill, now).unwrap_or_default();
+        let compared = self.compare(&request, &prefill, &decode, output, now);
+        Some(Seen { request, prefill, decode, compared })
+    }
+
     /// What [`PrefillDecode::choose`] compares: `prefill` may be without rows, `decode` has at least one. `output`: tokens
     /// that the request is expected to generate, if it does not say less.
     #[must_use]
@@ -152,7 +198,8 @@ impl PrefillDecode {
         output: f64,
         now: f64,
     ) -> Compared {
-        let output = request.max_tokens.map_or(output, |most| output.min(f64::from(most))).max(1.0);
+        let output = request.max_tokens.map_or(output, |most| output.min(f64::from(most)));
+        let output = if output.is_finite() { output.max(1.0) } else { 1.0 };
         let one_token = Request { max_tokens: Some(1), ..*request };
         let prefill_terms = match prefill.is_empty() {
             true => Terms::default(),
@@ -235,168 +282,4 @@ fn least(all: &Candidates, cost: impl Fn(usize) -> f64) -> usize {
     };
     // Not `min_by`: costs that are equal but for the last digits are not in one order for three of them.
     (1..all.len()).fold(0, |best, row| if order(&row, &best).is_lt() { row } else { best })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::names::by_name;
-    use crate::router::{Config, RequestId, Usage};
-
-    const PREFILL: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];
-    const DECODE: [WorkerId; 2] = [WorkerId(2), WorkerId(3)];
-
-    fn router() -> Router {
-        let config = Config { prefill_rate: 1000.0, step_time: 0.01, output_tokens: 100.0, ..Config::default() };
-        let mut router = Router::new(config, by_name("kvatlas", Options::default(), 0).unwrap());
-        for name in ["p0", "p1", "d0", "d1"] {
-            router.add_worker(name, 0, 1.0, 0.0);
-        }
-        router
-    }
-
-    fn chooser(options: &str) -> PrefillDecode {
-        PrefillDecode::new(Options::from_json(options).unwrap(), 0).unwrap()
-    }
-
-    fn prompt(hashes: &[u64]) -> Request<'_> {
-        Request { tokens: 100 * hashes.len() as u32, block_size: 100, content_hashes: hashes, ..Request::default() }
-    }
-
-    fn held(depths: &[(u32, u32)]) -> Depths {
-        let mut found = Depths::default();
-        found.begin();
-        for &(worker, blocks) in depths {
-            found.set(worker, Depth { device: blocks, host: blocks, any: blocks });
-        }
-        found
-    }
-
-    fn both(legs: Legs) -> (Decision, Decision) {
-        let Legs::Both { prefill, decode } = legs else { panic!("{legs:?}") };
-        (prefill, decode)
-    }
-
-    #[test]
-    fn prefill_goes_where_the_cache_is_and_decode_where_least_is_fetched() {
-        let (mut router, chooser) = (router(), chooser(""));
-        let hashes: Vec<u64> = (0..40).collect();
-        let depths = held(&[(1, 20), (2, 5)]);
-        let (prefill, decode) = both(chooser.choose(&mut router, &prompt(&hashes), &depths, &PREFILL, &DECODE, 0.0));
-        assert_eq!((&*prefill.name, &*decode.name), ("p1", "d0"));
-        assert_eq!((prefill.cached_tokens, prefill.uncached_tokens), (2000, 2000));
-        // 39 blocks are fetched, and one token is computed.
-        assert_eq!(decode.uncached_tokens, 1);
-    }
-
-    #[test]
-    fn a_short_rest_is_computed_where_it_is_decoded() {
-        let (mut router, chooser) = (router(), chooser(""));
-        let hashes: Vec<u64> = (0..40).collect();
-        // The decode worker has all but 100 tokens, the prefill workers nothing.
-        let depths = held(&[(3, 39)]);
-        let legs = chooser.choose(&mut router, &prompt(&hashes), &depths, &PREFILL, &DECODE, 0.0);
-        let Legs::Alone(decision) = legs else { panic!("{legs:?}") };
-        assert_eq!((&*decision.name, decision.uncached_tokens), ("d1", 100));
-    }
-
-    #[test]
-    fn more_than_the_limit_never_goes_alone_while_a_prefill_worker_is_up() {
-        let (mut router, chooser) = (router(), chooser(r#"{"handover": 1000}"#));
-        let hashes: Vec<u64> = (0..21).collect();
-        let depths = held(&[]);
-        assert!(matches!(
-            chooser.choose(&mut router, &prompt(&hashes), &depths, &PREFILL, &DECODE, 0.0),
-            Legs::Both { .. }
-        ));
-        // 2,000 tokens are within it, and the handover is too dear.
-        let legs = chooser.choose(&mut router, &prompt(&hashes[..20]), &depths, &PREFILL, &DECODE, 0.0);
-        assert!(matches!(legs, Legs::Alone(_)));
-        let legs = chooser.choose(&mut router, &prompt(&hashes), &depths, &[], &DECODE, 0.0);
-        assert!(matches!(legs, Legs::Alone(_)), "nobody else is there");
-        let legs = chooser.choose(&mut router, &prompt(&hashes), &depths, &PREFILL, &[], 0.0);
-        assert_eq!(legs, Legs::Refused(Refusal::NoWorker));
-    }
-
-    #[test]
-    fn the_terms_of_a_decode_worker_add_up() {
-        let (mut router, chooser) = (router(), chooser(""));
-        let hashes: Vec<u64> = (0..40).collect();
-        let request = prompt(&hashes);
-        // One request of 4,000 tokens is under way at the first decode worker.
-        let (_, decode) = both(chooser.choose(&mut router, &request, &held(&[(2, 1)]), &PREFILL, &DECODE, 0.0));
-        assert_eq!(&*decode.name, "d0");
-        let none = held(&[]);
-        let others: Vec<u64> = (100..130).collect();
-        let request = Request { max_tokens: Some(50), ..prompt(&others) };
-        let decoders = router.seen(&request, &none, &DECODE, 0.0).unwrap();
-        let terms = chooser.compare(&request, &Candidates::default(), &decoders, 100.0, 0.0).decode;
-        // 3,000 tokens to fetch at 100,000 a second; 50 tokens of 0.01 s, 1 % longer for the request there and 0.78 % for
-        // its 3,901 tokens; it is 50 * 0.01 * (0.01 + 0.006) longer in turn.
-        let expected = [0.03, 0.0, 0.508_901, 0.008, 3000.0, 0.546_901];
-        for (value, expected) in terms.values[..6].iter().zip(expected) {
-            assert!((value - expected).abs() < 1e-9, "{terms:?}");
-        }
-        assert!((terms.values[11] - 0.53).abs() < 1e-9, "{terms:?}");
-    }
-
-    #[test]
-    fn work_spreads_over_both_pools_and_all_is_given_back() {
-        let (mut router, chooser) = (router(), chooser(""));
-        let mut legs = Vec::new();
-        for number in 0..8u64 {
-            let hashes: Vec<u64> = (0..30).map(|block| number * 100 + block).collect();
-            legs.push(both(chooser.choose(&mut router, &prompt(&hashes), &held(&[]), &PREFILL, &DECODE, 0.0)));
-        }
-        assert_eq!(router.rows().requests, [4, 4, 4, 4]);
-        assert_eq!(router.rows().waiting, [4, 4, 0, 0], "nobody waits for a decode leg");
-        for (number, (prefill, decode)) in legs.iter().enumerate() {
-            let now = 3.0 * (number + 1) as f64;
-            let ended = router.prefilled(prefill.id, Usage::default(), now).unwrap();
-            assert_eq!(ended.ttft, Some(now));
-            assert_eq!(router.prefilled(prefill.id, Usage::default(), now), None);
-            router.handed_over(decode.id, now);
-            router.progress(decode.id, 19, now + 0.2);
-            router.finish(decode.id, Usage { output_tokens: Some(20), ..Usage::default() }, now + 0.2);
-        }
-        assert_eq!((router.in_flight(), &router.rows().requests), (0, &vec![0; 4]));
-        assert!(router.rows().context_tokens.iter().all(|tokens| tokens.abs() < 1e-6));
-        // What requests generate is learnt from decode legs only.
-        assert!((router.mean_output() - 20.0).abs() < 1e-9, "{}", router.mean_output());
-        router.handed_over(RequestId(999), 99.0);
-    }
-
-    #[test]
-    fn a_decode_worker_that_will_hold_it_is_preferred_for_the_next_turn() {
-        let (mut router, chooser) = (router(), chooser(""));
-        let hashes: Vec<u64> = (0..40).collect();
-        let (_, first) = both(chooser.choose(&mut router, &prompt(&hashes[..30]), &held(&[]), &PREFILL, &DECODE, 0.0));
-        // Ten blocks more: 1,100 tokens to compute there, for the first token of the second needs its last block.
-        let legs = chooser.choose(&mut router, &prompt(&hashes), &held(&[]), &PREFILL, &DECODE, 0.5);
-        let Legs::Alone(decision) = legs else { panic!("{legs:?}") };
-        assert_eq!(decision.worker, first.worker);
-    }
-
-    #[test]
-    fn options_that_it_does_not_have_are_refused() {
-        let error = PrefillDecode::new(Options::from_json(r#"{"no_such": 1}"#).unwrap(), 0).err().unwrap();
-        assert_eq!(error.code, "bad_option");
-        assert!(
-            error.message.contains("transfer_rate") && error.message.contains("later_waiting"),
-            "{}",
-            error.message
-        );
-    }
-
-    #[test]
-    fn the_page_names_every_option() {
-        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/policies.md");
-        let page = std::fs::read_to_string(page).unwrap();
-        let section = page.split("\n## ").find(|section| section.starts_with("Prefill and decode pools")).unwrap();
-        for option in ["transfer_rate", "handover", "alone_most", "request_share", "context_share", "others"] {
-            assert!(PrefillDecode::new(Options::from_json(&format!(r#"{{"{option}": 1}}"#)).unwrap(), 0).is_ok());
-            assert!(section.contains(&format!("\n| `{option}` |")), "{option}");
-        }
-        assert_eq!(section.matches("\n| `").count(), 6);
-    }
 }
