@@ -65,7 +65,10 @@ mod tests {
                 let is_name = part.starts_with("http://www.w3.org/");
                 assert!(!part.contains("//") || is_name, "{path} names {part}");
             }
-            assert!(!text.contains("innerHTML") && !text.contains("eval("), "{path}: what engines say is text, not HTML");
+            assert!(
+                !text.contains("innerHTML") && !text.contains("eval("),
+                "{path}: what engines say is text, not HTML"
+            );
         }
         assert_eq!(asset("/ui/../Cargo.toml"), None);
     }
@@ -73,7 +76,10 @@ mod tests {
     #[test]
     fn the_page_needs_nothing_that_its_policy_forbids() {
         let page = std::str::from_utf8(asset("/ui").expect("a page").bytes).expect("UTF-8");
-        assert!(!page.contains("style=") && !page.contains("<style") && !page.contains(" on"), "inline style or handler");
+        assert!(
+            !page.contains("style=") && !page.contains("<style") && !page.contains(" on"),
+            "inline style or handler"
+        );
         assert!(page.matches("<script").count() == 1 && page.contains(r#"<script type="module" src="ui/page.js">"#));
     }
 }

@@ -10,7 +10,7 @@ use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::access::check_host;
-use super::answer::{Answer, json, json_pieces, typed};
+use super::answer::{self, Answer, json, json_pieces, typed};
 use super::app::App;
 use super::places::Place;
 use super::query::{Body, Kind};
@@ -83,6 +83,9 @@ async fn dispatch(
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
+        Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
+        Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),
+        Route::PageEvents => app.page.watch().map(answer::events),
         Route::Health => Ok(health::health(&app.pulses)),
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
