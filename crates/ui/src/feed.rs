@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::patch::difference;
+use crate::patch::{difference, drop_nulls};
 
 /// Bytes that may wait for a viewer. One that is further behind gets everything anew when it has read what it was given.
 const WAITING: usize = 1 << 20;
@@ -88,7 +88,8 @@ impl Feed {
     }
 
     /// The state as it is now: an object, in which null is the same as nothing.
-    pub fn update(&self, state: Value) {
+    pub fn update(&self, mut state: Value) {
+        drop_nulls(&mut state);
         let mut inner = lock(&self.inner);
         let behind: Vec<_> = inner.queues.iter().filter(|queue| lock(queue).wants_everything()).cloned().collect();
         if behind.len() < inner.queues.len() {
@@ -106,7 +107,11 @@ impl Feed {
 
     /// Puts items at the end of a list, of which the last `keep` are kept for those who come later.
     pub fn append(&self, list: &'static str, keep: usize, items: impl IntoIterator<Item = Value>) {
-        let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
+        let text = |mut item: Value| {
+            drop_nulls(&mut item);
+            item.to_string()
+        };
+        let items: Vec<String> = items.into_iter().map(text).collect();
         if items.is_empty() {
             return;
         }
@@ -263,7 +268,7 @@ mod tests {
         feed.append("history", 2, [json!(1), json!(2), json!(3)]);
         let mut first = feed.watch().expect("room");
         assert_eq!(read(&mut first), []);
-        feed.update(json!({"a": {"x": 1}, "b": 2}));
+        feed.update(json!({"a": {"x": 1, "y": null}, "b": 2}));
         let whole = json!({"state": {"a": {"x": 1}, "b": 2}, "lists": {"history": [2, 3]}});
         assert_eq!(read(&mut first), [("whole".to_owned(), whole)]);
         let mut second = feed.watch().expect("room");

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// The JSON Merge Patch (RFC 7396) that makes `old` into `new`; nothing if they are equal.
 ///
-/// In such a patch null means that a field is gone, so a null in a state counts as no field at all.
+/// In such a patch null means that a field is gone, so states must be without nulls: [`drop_nulls`].
 pub(crate) fn difference(old: &Value, new: &Value) -> Option<Value> {
     match (old, new) {
         (Value::Object(old), Value::Object(new)) => {
@@ -12,22 +12,29 @@ pub(crate) fn difference(old: &Value, new: &Value) -> Option<Value> {
             for (name, value) in new {
                 match old.get(name) {
                     Some(before) if before == value => {}
-                    Some(before) if !before.is_null() => {
+                    Some(before) => {
                         if let Some(change) = difference(before, value) {
                             changes.insert(name.clone(), change);
                         }
                     }
-                    _ if value.is_null() => {}
-                    _ => {
+                    None => {
                         changes.insert(name.clone(), value.clone());
                     }
                 }
             }
-            let gone = old.iter().filter(|(name, value)| !value.is_null() && !new.contains_key(*name));
-            changes.extend(gone.map(|(name, _)| (name.clone(), Value::Null)));
+            let gone = old.keys().filter(|name| !new.contains_key(*name));
+            changes.extend(gone.map(|name| (name.clone(), Value::Null)));
             (!changes.is_empty()).then_some(Value::Object(changes))
         }
         _ => (old != new).then(|| new.clone()),
+    }
+}
+
+/// Takes fields away that are null, at every depth of objects.
+pub(crate) fn drop_nulls(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        fields.retain(|_, value| !value.is_null());
+        fields.values_mut().for_each(drop_nulls);
     }
 }
 
@@ -63,13 +70,18 @@ pub(crate) mod tests {
             (json!({"a": {"b": 1, "c": 2}}), json!({"a": {"b": 1}}), Some(json!({"a": {"c": null}}))),
             (json!({"a": {"b": 1}}), json!({"a": {"b": 1}}), None),
             (json!({"a": [1, 2]}), json!({"a": [1, 3]}), Some(json!({"a": [1, 3]}))),
-            (json!({"a": 1}), json!({"a": 1, "b": null}), None),
-            (json!({"a": null}), json!({"a": 4}), Some(json!({"a": 4}))),
-            (json!({"a": 4}), json!({"a": null}), Some(json!({"a": null}))),
-            (json!({"a": null}), json!({}), None),
+            (json!({"a": 1}), json!({"a": {"b": 1}}), Some(json!({"a": {"b": 1}}))),
+            (json!({"a": {"b": 1}}), json!({"a": {"c": 1}}), Some(json!({"a": {"b": null, "c": 1}}))),
         ] {
             assert_eq!(difference(&old, &new), patch, "{old} {new}");
         }
+    }
+
+    #[test]
+    fn nulls_are_no_fields() {
+        let mut state = json!({"a": null, "b": {"c": null, "d": [null]}});
+        drop_nulls(&mut state);
+        assert_eq!(state, json!({"b": {"d": [null]}}));
     }
 
     /// A state without nulls, as random as the word says.
