@@ -24,6 +24,10 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
+class Navigated(Exception):
+    """The page went away while it was asked."""
+
+
 class Tab:
     """One page."""
 
@@ -53,6 +57,8 @@ class Tab:
         await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
         said = await asyncio.wait_for(answer, 30)
         if "error" in said:
+            if "navigated" in said["error"]["message"]:
+                raise Navigated
             raise RuntimeError(f"{method}: {said['error']['message']}")
         result: dict[str, Any] = said["result"]
         return result
@@ -85,8 +91,10 @@ class Tab:
         """Waits until an expression is true."""
         end = time.monotonic() + seconds
         while True:
-            if value := await self.evaluate(expression):
-                return value
+            # While the page is loaded, there is nothing to ask.
+            with contextlib.suppress(Navigated):
+                if value := await self.evaluate(expression):
+                    return value
             if time.monotonic() > end:
                 body = await self.evaluate("document.body.innerText")
                 raise AssertionError(f"never true: {expression}\n{body}\n{self.problems}")

@@ -109,13 +109,14 @@ export class Chart {
     context.fillStyle = palette.soft;
     context.strokeStyle = palette.line;
     context.lineWidth = 1;
-    if (!points.some((point) => lines.some((line) => typeof point[line.field] === "number"))) {
+    const isEmpty = !points.some((point) => lines.some((line) => typeof point[line.field] === "number"));
+    if (isEmpty) {
       context.textAlign = "center";
-      context.fillText("nothing yet", width / 2, height / 2);
+      context.fillText("nothing yet", width / 2, y(top / 2) + 4);
       context.textAlign = "left";
     }
     context.beginPath();
-    for (const share of [0, 0.5, 1]) {
+    for (const share of isEmpty ? [0] : [0, 0.5, 1]) {
       const at = Math.round(y(top * share)) + 0.5;
       context.moveTo(0, at);
       context.lineTo(width, at);
@@ -123,7 +124,7 @@ export class Chart {
     context.stroke();
     context.textBaseline = "bottom";
     // 1.50k as 1.5k: the end of an axis is a round number.
-    context.fillText(this.format(top).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, ""), 0, y(top) - 1);
+    if (!isEmpty) context.fillText(this.format(top).replace(/(\.\d*?)0+(?=\D|$)/, "$1").replace(/\.(?=\D|$)/, ""), 0, y(top) - 1);
     context.textBaseline = "alphabetic";
     const minutes = Math.round(span / 60000);
     context.fillText(`${minutes} min ago`, 0, height - 2);

@@ -2,7 +2,7 @@
 
 import { spark } from "./charts.js";
 import { definitions, make, mark, say } from "./dom.js";
-import { count, duration, percent, rate, whole, words } from "./format.js";
+import { count, duration, percent, perSecond, whole, words } from "./format.js";
 import { Rows, text } from "./rows.js";
 import { health } from "./summary.js";
 
@@ -114,7 +114,7 @@ export class Engines {
           cell.kvNumber = make("span", "number");
           cell.append(make("span", "with-spark", cell.kvCanvas, cell.kvNumber));
         },
-        show: (cell, row, key) => say(cell.kvNumber, this.rate(key) === undefined ? count(null) : `${rate(this.rate(key))}/s`) },
+        show: (cell, row, key) => say(cell.kvNumber, perSecond(this.rate(key))) },
       { name: "To note", className: "note",
         show: (cell, row) => {
           const all = troubles(row);

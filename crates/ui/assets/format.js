@@ -26,6 +26,9 @@ export function whole(value) {
 /** A rate: with a decimal below 100. */
 export const rate = (value) => (isNumber(value) && value > 0 && value < 0.05 ? "<0.1" : count(value));
 
+/** A rate with its unit. */
+export const perSecond = (value) => (isNumber(value) ? `${rate(value)}/s` : NONE);
+
 /** Milliseconds in a fitting unit: 0.4 ms, 12 ms, 3.2 s, 4 min. */
 export function duration(ms) {
   if (!isNumber(ms)) return NONE;

@@ -286,20 +286,18 @@ document.addEventListener("keydown", (event) => {
 
 /** Opens the row after the one that is open. */
 function step(by) {
-  const { rows } = opened;
-  const row = rows.rows.get(rows.chosen);
+  const { rows, key } = opened;
+  const row = rows.rows.get(key);
   const next = by > 0 ? row?.nextElementSibling : row?.previousElementSibling;
   if (!next) return;
-  rows.focused(next);
   rows.open(next.key, next.item);
-  opened.rows = rows;
 }
 
 for (const rows of [engines.rows, decisions.rows]) {
   const { open } = rows;
   rows.open = (key, item) => {
     open(key, item);
-    opened.rows = rows;
+    Object.assign(opened, { rows, key });
   };
 }
 
@@ -310,10 +308,11 @@ for (const dialog of document.querySelectorAll("dialog")) {
   }
 }
 byId("drawer").addEventListener("close", () => {
-  const rows = opened?.rows;
+  const row = opened?.rows?.rows.get(opened.key);
   opened = null;
   byId("drawer-body").replaceChildren();
-  rows?.move(0);
+  // The browser has put the focus where it was before: j and k may have gone on from there.
+  row?.focus();
 });
 byId("theme").addEventListener("click", nextTheme);
 byId("help-open").addEventListener("click", KEYS["?"]);

@@ -2,7 +2,7 @@
 
 import { Chart } from "./charts.js";
 import { make, mark, say } from "./dom.js";
-import { bytes, count, duration, percent, rate, whole } from "./format.js";
+import { bytes, count, duration, percent, perSecond, rate, whole } from "./format.js";
 
 /** What is wrong with a row: `bad`, `busy` (it will pass), `off` or `good`. */
 export function health(row) {
@@ -25,7 +25,7 @@ function figures(state, rows, last) {
   const all = [];
   if (isRouter) {
     all.push(
-      ["Requests", `${rate(last.requests)}/s`, `${count(state.requests)} in all`],
+      ["Requests", perSecond(last.requests), `${count(state.requests)} in all`],
       ["In flight", whole(state.in_flight), state.waiting_here ? `${whole(state.waiting_here)} wait for an engine` : "none waits"],
       ["Hit rate", percent(last.hit_real), `predicted ${percent(last.hit_predicted)}`],
       ["First token", duration(last.ttft), `p99 ${duration(last.ttft_p99)}`],
@@ -39,11 +39,11 @@ function figures(state, rows, last) {
     ["Blocks held", count(sum(rows, "blocks") + sum(rows, "offloaded")),
       indexes.length ? `${count(sum(indexes, "prefixes"))} different` : ""],
     ["Index", bytes(indexes.length ? sum(indexes, "bytes") : null), indexes.length > 1 ? `${indexes.length} models` : "memory"],
-    ["Events", `${rate(last.events)}/s`, `${count(rows.reduce((total, row) => total + (row.counts?.events ?? 0), 0))} in all`],
+    ["Events", perSecond(last.events), `${count(rows.reduce((total, row) => total + (row.counts?.events ?? 0), 0))} in all`],
     ["Worst lag", duration(lags.length ? Math.max(...lags) : null), "engine to index"],
   );
   if (!isRouter) {
-    all.push(["Queries", `${rate(last.queries)}/s`, `${count(state.queries)} in all`]);
+    all.push(["Queries", perSecond(last.queries), `${count(state.queries)} in all`]);
     const share = state.queries > 0 ? state.queries_matched / state.queries : null;
     all.push(["Matched", percent(last.matched ?? null), `${percent(share)} in all`]);
   }
