@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ def find() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
-class Navigated(Exception):
+class NavigatedError(Exception):
     """The page went away while it was asked."""
 
 
@@ -58,7 +58,7 @@ class Tab:
         said = await asyncio.wait_for(answer, 30)
         if "error" in said:
             if "navigated" in said["error"]["message"]:
-                raise Navigated
+                raise NavigatedError
             raise RuntimeError(f"{method}: {said['error']['message']}")
         result: dict[str, Any] = said["result"]
         return result
@@ -92,7 +92,7 @@ class Tab:
         end = time.monotonic() + seconds
         while True:
             # While the page is loaded, there is nothing to ask.
-            with contextlib.suppress(Navigated):
+            with contextlib.suppress(NavigatedError):
                 if value := await self.evaluate(expression):
                     return value
             if time.monotonic() > end:
@@ -183,9 +183,3 @@ class Browser:
                 await tab.close()
             async with session.get(f"{base}/json/close/{target['id']}"):
                 pass
-
-
-def run(work: Callable[[Browser], Any]) -> None:
-    """Runs `await work(browser)` with a browser of its own."""
-    with Browser() as browser:
-        asyncio.run(work(browser))

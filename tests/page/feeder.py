@@ -69,7 +69,8 @@ class Feeder:
         cache = {"blocks": 20_000, "offloaded": 0, "unlinked": 0, "capacity": 24_576, "counts": {"events": 0}}
         work = {"up": "up", "in_flight": 4, "waiting": 1, "queued_tokens": 900, "requests": 0, "ttft_ms": 210.0}
         rates = {"hit_predicted": 0.71, "hit_real": 0.7, "prefill_rate": 8200.0, "step_ms": 14.0}
-        row = state | streams | cache | {"endpoint": f"tcp://{name.split(':')[0]}:5557", "url": f"http://{name}"}
+        host = name.partition(":")[0]
+        row = state | streams | cache | {"endpoint": f"tcp://{host}:5557", "url": f"http://{name}"}
         self.state["engines"][f"{name}/0"] = row | work | rates if self.state["kind"] == "router" else row
 
     def step(self) -> dict[str, Any]:
@@ -77,7 +78,11 @@ class Feeder:
         draw, changes = self.random, {}
         for name, row in self.state["engines"].items():
             counts = {"events": row["counts"]["events"] + draw.randrange(30)}
-            change: dict[str, Any] = {"lag_ms": round(draw.uniform(0.2, 2.0), 1), "seq": row["seq"] + 1, "counts": counts}
+            change: dict[str, Any] = {
+                "lag_ms": round(draw.uniform(0.2, 2.0), 1),
+                "seq": row["seq"] + 1,
+                "counts": counts,
+            }
             change["blocks"] = max(0, min(24_576, row["blocks"] + draw.randrange(-40, 41)))
             if "in_flight" in row:
                 change["in_flight"] = max(0, row["in_flight"] + draw.choice((-1, 0, 1)))
@@ -87,7 +92,9 @@ class Feeder:
         more: dict[str, Any] = {"engines": changes}
         if self.state["kind"] == "router":
             more["requests"] = self.state["requests"] = self.state["requests"] + draw.randrange(9)
-            more["in_flight"] = self.state["in_flight"] = sum(row["in_flight"] for row in self.state["engines"].values())
+            more["in_flight"] = self.state["in_flight"] = sum(
+                row["in_flight"] for row in self.state["engines"].values()
+            )
         return more
 
     def point(self, at: float) -> tuple[Any, Any]:

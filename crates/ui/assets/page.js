@@ -73,6 +73,8 @@ function showStatus() {
   const { state } = known;
   document.title = `kvatlas ${state.kind}`;
   say(byId("kind"), state.kind);
+  // What is drawn last may have come before the connection was lost.
+  if (counting !== null) return;
   if (state.policy) mark(byId("kind"), "title", `policy ${state.policy}`);
   if (!state.ready) return tell("busy", state.waiting?.draining ? "Stopping" : waitingFor(state.waiting));
   const what = [`Live`, state.policy ? `policy ${state.policy}` : "", `version ${state.version}`];
@@ -92,7 +94,9 @@ function notice(text) {
   document.body.classList.toggle("lost", Boolean(text));
 }
 
+// While the connection is lost: what says when it is tried again.
 let counting = null;
+let lostAt = "";
 
 follow("ui/events", {
   open() {
@@ -126,12 +130,11 @@ follow("ui/events", {
   lost(why, wait) {
     const until = Date.now() + wait;
     const since = new Date().toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
-    const first = counting === null;
-    if (first) this.since = since;
+    if (counting === null) lostAt = since;
     const show = () => {
       const left = Math.ceil((until - Date.now()) / 1000);
       const next = left > 0 ? `next try in ${left} s` : "trying again";
-      notice(`Connection lost: ${why}. What is shown is from ${this.since}; ${next}.`);
+      notice(`Connection lost: ${why}. What is shown is from ${lostAt}; ${next}.`);
       tell("bad", "Not connected");
     };
     clearInterval(counting);

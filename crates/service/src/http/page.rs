@@ -47,7 +47,7 @@ impl Page {
     pub(crate) fn watch(&self) -> Result<Viewer, Refusal> {
         let viewer = self.feed.watch().map_err(|full| {
             let message = format!("{} pages are open already; close one", full.viewers);
-            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_viewers", message)
+            Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
         })?;
         self.watched.notify_one();
         Ok(viewer)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +15,10 @@ import zmq
 
 from kvatlas._native import Service
 
-from ..service.dialect.tools import Publisher, ask, running, stored, until
-from ..service.http_tools import register
-from .chromium import Browser
-from .feeder import CRATE
+from .dialect.tools import Publisher, ask, running, stored, until
+from .http_tools import register
 
+ASSETS = Path(__file__).resolve().parents[2] / "crates/ui/assets"
 TOKENS = list(range(16))
 
 
@@ -70,8 +69,9 @@ class Watching:
 
     def chunks(self) -> Iterator[bytes]:
         while size := int(self.file.readline() or b"0", 16):
-            yield self.file.read(size)
+            chunk = self.file.read(size)
             self.file.readline()
+            yield chunk
 
     def read(self, done: Any) -> Any:
         """Reads events until `done()` gives something, or they end."""
@@ -101,19 +101,18 @@ class Watching:
 def test_files_come_as_they_are_with_a_strict_policy(service: Service) -> None:
     for path, kind in (("/ui", "text/html"), ("/ui/page.js", "text/javascript"), ("/ui/page.css", "text/css")):
         answer = ask(service.address, "GET", path)
-        assert answer.status == 200 and answer.headers["content-type"].startswith(kind)
+        assert answer.status == 200
+        assert answer.headers["content-type"].startswith(kind)
         assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
         head = ask(service.address, "HEAD", path)
-        assert head.status == 200 and head.headers["content-length"] == str(len(answer.body)) and not head.body
+        assert (head.status, head.headers["content-length"], head.body) == (200, str(len(answer.body)), b"")
     for path in ("/ui/", "/ui/nothing.js", "/ui/../workers", "/ui/Page.js"):
         assert ask(service.address, "GET", path).status == 404
     assert ask(service.address, "POST", "/ui", {}).status == 405
-    assert {file.name for file in (CRATE / "assets").iterdir()} == {
-        file.name
-        for file in (CRATE / "assets").iterdir()
-        if ask(service.address, "GET", "/ui" if file.name == "page.html" else f"/ui/{file.name}").body == file.read_bytes()
-    }
+    for file in ASSETS.iterdir():
+        path = "/ui" if file.name == "page.html" else f"/ui/{file.name}"
+        assert ask(service.address, "GET", path).body == file.read_bytes(), file.name
 
 
 def test_what_happens_is_told(service: Service, engine: Publisher) -> None:
@@ -123,7 +122,8 @@ def test_what_happens_is_told(service: Service, engine: Publisher) -> None:
     assert (row["state"], row["blocks"], row["model"]) == ("live", 0, "m")
     engine.publish(stored([1], TOKENS[:4]), stored([2], TOKENS[4:8], parent=1))
     watching.read(lambda: watching.state["engines"]["w/0"]["blocks"] == 2)
-    assert "patch" in watching.events and watching.events.count("whole") == 1
+    assert "patch" in watching.events
+    assert watching.events.count("whole") == 1
     assert watching.state["indexes"]["m/default"]["prefixes"] == 2
     watching.read(lambda: any(point.get("blocks") == 2 for point in watching.lists["history"]))
     assert ask(service.address, "POST", "/unregister", {"instance_id": "w"}).status == 200
@@ -144,14 +144,14 @@ def test_events_need_the_key_and_files_do_not() -> None:
             assert watching.status == 401
             watching.close()
         watching = Watching(service, "right")
-        assert watching.status == 200 and watching.read(lambda: watching.state["kind"] == "service")
+        assert watching.read(lambda: watching.state["kind"] == "service")
         watching.close()
 
 
 def test_so_many_pages_and_no_more(service: Service) -> None:
     open_pages = [Watching(service) for _ in range(64)]
     refused = ask(service.address, "GET", "/ui/events")
-    assert (refused.status, refused.code) == (503, "too_many_viewers")
+    assert (refused.status, refused.code) == (429, "too_many_viewers")
     for page in open_pages:
         page.close()
 
@@ -172,6 +172,7 @@ def test_open_pages_do_not_hold_back_the_end(service: Service) -> None:
     assert watching.read(lambda: False) is None, "its events came to their end"
     thread.join()
     assert ended == [True]
+    watching.close()
 
 
 def test_who_does_not_read_costs_the_others_nothing(service: Service, engine: Publisher) -> None:
@@ -182,23 +183,8 @@ def test_who_does_not_read_costs_the_others_nothing(service: Service, engine: Pu
         number += 1
         engine.publish(stored([number], TOKENS[:4]))
         quick.read(lambda: True)
-    quick.read(lambda: quick.state["engines"]["w/0"]["counts"]["events"] == number)
+    quick.read(lambda: quick.state["engines"]["w/0"]["counts"].get("events") == number)
     assert quick.events.count("whole") == 1
-    idle.read(lambda: idle.state["engines"]["w/0"]["counts"]["events"] == number)
+    idle.read(lambda: idle.state["engines"]["w/0"]["counts"].get("events") == number)
     idle.close()
     quick.close()
-
-
-def test_in_a_browser(service: Service, engine: Publisher, browser: Browser) -> None:
-    engine.publish(stored([1], TOKENS[:4]))
-
-    async def work() -> None:
-        async with browser.tab() as tab:
-            await tab.open(f"http://{service.address}/ui")
-            await tab.until("document.querySelector('#engines-table tbody tr')?.innerText.includes('live')")
-            assert await tab.evaluate("document.getElementById('decisions').hidden")
-            await tab.evaluate("document.querySelector('#engines-table tbody tr').click()")
-            await tab.until(f"document.getElementById('drawer-body').innerText.includes('{engine.endpoint}')")
-            assert tab.problems == []
-
-    asyncio.run(work())
