@@ -1,1 +1,41 @@
 //! The byte path of the router: clients on one side, engines on the other.
+//!
+//! ```text
+//! client ──▶ server (threads, connections) ──▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
+//!                                                │            └─▶ place (decides)
+//!                                                └─▶ admin, exposition
+//! ```
+//!
+//! Imports go one way: `router` ▶ `server` ▶ `dispatch` ▶ `proxy`, `admin` ▶ `app` ▶ `place` ▶ `fleet` ▶ `engine` ▶ `config`.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod answer;
+mod app;
+mod clock;
+pub mod config;
+mod control;
+mod counts;
+mod dispatch;
+pub mod engine;
+mod error;
+mod exposition;
+mod fleet;
+mod observe;
+mod place;
+mod proxy;
+mod refusal;
+mod router;
+mod server;
+
+pub use config::Config;
+pub use error::Error;
+pub use router::Router;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The lock, also after a thread panicked while it held it: nothing in this crate is left half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

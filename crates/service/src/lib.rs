@@ -25,6 +25,7 @@ pub mod config;
 pub mod endpoint;
 pub mod error;
 pub mod fleet;
+pub mod gate;
 mod http;
 pub mod limits;
 pub mod log;

@@ -1,0 +1,168 @@
+//! `/metrics`, as Prometheus reads it. The names are listed in `docs/reference/metrics.md`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::app::App;
+use crate::counts::Histogram;
+use crate::engine::{Engine, FAULTS, Standing};
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const STANDINGS: [Standing; 6] =
+    [Standing::Up, Standing::Down, Standing::Failing, Standing::Silent, Standing::Busy, Standing::Draining];
+
+/// The text that Prometheus reads.
+pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("kvatlas_router");
+    registry.register_collector(Box::new(Scrape(app.clone())));
+    let mut out = String::with_capacity(16 << 10);
+    encode_registry(&mut out, &registry)?;
+    encode_eof(&mut out)?;
+    Ok(out)
+}
+
+struct Scrape(Arc<App>);
+
+impl std::fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+type Done = Result<(), std::fmt::Error>;
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
+        self.requests(&mut encoder)?;
+        self.engines(&mut encoder)
+    }
+}
+
+impl Scrape {
+    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let counts = &self.0.counts;
+        counter(encoder, "requests", "Requests that came", counts.all_requests.load(Relaxed))?;
+        let help = "Requests that the router refused itself";
+        let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
+        for (class, count) in ["4xx", "5xx"].iter().zip(&counts.refused) {
+            one(&mut family, &[("status", *class)], count.load(Relaxed))?;
+        }
+        let mut family = describe(encoder, "retries", "Requests sent again", MetricType::Counter)?;
+        for (reason, count) in FAULTS.iter().zip(&counts.retries) {
+            one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+        }
+        counter(encoder, "panics", "Requests that met an internal error: a bug", counts.panics.load(Relaxed))?;
+        gauge(encoder, "connections", "Open connections of clients", counts.connections.load(Relaxed))?;
+        let help = "Seconds from a request's arrival to the first piece of its answer's body";
+        histogram(encoder, "first_byte_seconds", help, &counts.first_byte)?;
+        histogram(encoder, "decision_seconds", "Seconds that a decision took", &counts.decision)
+    }
+
+    fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let engines = self.0.fleet.engines();
+        let mut family = describe(encoder, "engine_answers", "Answers of engines", MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (class, count) in CLASSES.iter().zip(&engine.counts.answers) {
+                one(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
+            }
+        }
+        let help = "Requests to which an engine gave no answer, or not all of it";
+        let mut family = describe(encoder, "engine_faults", help, MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
+                one(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
+            }
+        }
+        let mut family = describe(encoder, "engine_standing", "1 for how an engine stands", MetricType::Gauge)?;
+        for engine in engines.iter() {
+            let now = engine.health.standing();
+            for standing in STANDINGS {
+                let labels = [("engine", &*engine.name), ("standing", standing.name())];
+                family.encode_family(&labels)?.encode_gauge(&i64::from(now == standing))?;
+            }
+        }
+        type Read = fn(&Engine) -> u64;
+        let gauges: [(&str, &str, Read); 2] = [
+            ("engine_requests_in_flight", "Requests at an engine", |engine| {
+                engine.counts.in_flight.load(Relaxed) as u64
+            }),
+            ("engine_requests_waiting", "Of those, the ones without a byte of an answer's body", |engine| {
+                engine.counts.waiting.load(Relaxed) as u64
+            }),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for engine in engines.iter() {
+                let labels = [("engine", &*engine.name)];
+                family.encode_family(&labels)?.encode_gauge(&i64::try_from(read(engine)).unwrap_or(i64::MAX))?;
+            }
+        }
+        let counters: [(&str, &str, Read); 7] = [
+            ("engine_broken_answers", "Answers that broke off", |engine| engine.counts.broken.load(Relaxed)),
+            ("engine_cancelled", "Requests that clients gave up", |engine| engine.counts.cancelled.load(Relaxed)),
+            ("engine_connections", "Connections made to an engine", |engine| engine.counts.connections.load(Relaxed)),
+            ("engine_left_alone", "How often an engine was left alone for its failures", |engine| {
+                engine.counts.opened.load(Relaxed)
+            }),
+            ("engine_cached_tokens", "Prompt tokens that an engine says it had cached", |engine| {
+                engine.counts.cached_tokens.load(Relaxed)
+            }),
+            ("engine_prompt_tokens", "Prompt tokens of the requests of which an engine said that", |engine| {
+                engine.counts.prompt_tokens.load(Relaxed)
+            }),
+            ("engine_output_tokens", "Tokens that an engine has generated", |engine| {
+                engine.counts.output_tokens.load(Relaxed)
+            }),
+        ];
+        for (name, help, read) in counters {
+            let mut family = describe(encoder, name, help, MetricType::Counter)?;
+            for engine in engines.iter() {
+                one(&mut family, &[("engine", &*engine.name)], read(engine))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn describe<'a>(
+    encoder: &'a mut DescriptorEncoder<'_>,
+    name: &'a str,
+    help: &'a str,
+    kind: MetricType,
+) -> Result<MetricEncoder<'a>, std::fmt::Error> {
+    encoder.encode_descriptor(name, help, None, kind)
+}
+
+fn one<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], count: u64) -> Done {
+    family.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
+}
+
+fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: u64) -> Done {
+    let encoder = describe(encoder, name, help, MetricType::Counter)?;
+    ConstCounter::new(count).encode(encoder)
+}
+
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: usize) -> Done {
+    let encoder = describe(encoder, name, help, MetricType::Gauge)?;
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder)
+}
+
+fn histogram<const N: usize>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    histogram: &Histogram<N>,
+) -> Done {
+    let (buckets, sum) = histogram.read();
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    let mut encoder = describe(encoder, name, help, MetricType::Histogram)?;
+    encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+}
