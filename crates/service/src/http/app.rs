@@ -7,7 +7,6 @@ use tokio::sync::Semaphore;
 
 use super::counts::Counts;
 use super::health::Pulses;
-use super::page::Page;
 use super::places::Places;
 use super::routes::Door;
 use super::trust::Trust;
@@ -15,6 +14,7 @@ use crate::allow::Allow;
 use crate::config::HttpConfig;
 use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::shown::Page;
 
 /// What every request may need.
 pub(crate) struct App {
@@ -47,7 +47,7 @@ impl App {
             trust,
             places,
             allow,
-            page: Page::new(),
+            page: Page::default(),
             dumps,
         }))
     }

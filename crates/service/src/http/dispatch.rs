@@ -17,7 +17,7 @@ use super::query::{Body, Kind};
 use super::refusal::Refusal;
 use super::routes::{Door, Route, WELCOME};
 use super::trace::Trace;
-use super::{body, dump, exposition, health, queries, register, workers};
+use super::{body, dump, exposition, health, page, queries, register, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -85,7 +85,7 @@ async fn dispatch(
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
         Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
         Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),
-        Route::PageEvents => app.page.watch().map(answer::events),
+        Route::PageEvents => page::watch(app).map(answer::events),
         Route::Health => Ok(health::health(&app.pulses)),
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {

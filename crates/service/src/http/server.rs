@@ -80,8 +80,7 @@ impl Server {
             address
         });
         runtime.spawn(app.trust.clone().watch());
-        let shown = app.clone();
-        runtime.spawn(async move { page::run(&shown).await });
+        runtime.spawn(page::run(app.clone()));
         runtime.spawn(async move { app.pulses.http.beat().await });
         Ok(Self { address, admin_address, stop, places, stop_admin, runtime: Mutex::new(Some(runtime)) })
     }

@@ -1,4 +1,4 @@
-//! What a page shows of a fleet: a row for each stream, and rates. Numbers are as raw as the page can do with.
+//! A row for each stream of a fleet, and rates. Numbers are as raw as a page can do with.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
