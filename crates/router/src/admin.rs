@@ -7,14 +7,15 @@ use std::time::Instant;
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
+use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as answer};
 use crate::app::App;
 use crate::config::EngineConfig;
 use crate::dispatch::{READY_AGAIN, unknown_path};
-use crate::engine::Engine;
 use crate::refusal::Refusal;
+use crate::state;
 
 /// Bytes of a change's body at most.
 const MAX_CHANGE: usize = 64 << 10;
@@ -32,52 +33,51 @@ pub(crate) fn ready(app: &App) -> Response<Answer> {
     response
 }
 
-/// The engines, and how they do.
-pub(crate) fn workers(app: &App) -> Value {
-    app.fleet.engines().iter().map(|engine| worker(engine)).collect()
-}
-
-fn worker(engine: &Engine) -> Value {
-    let counts = &engine.counts;
-    let models = engine.models.load();
-    json!({
-        "name": &*engine.name,
-        "url": &engine.config.url,
-        "role": engine.config.role.name(),
-        "standing": engine.health.standing().name(),
-        "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
-        "weight": engine.config.weight,
-        "ranks": engine.config.ranks,
-        "in_flight": counts.in_flight.load(Relaxed),
-        "waiting": counts.waiting.load(Relaxed),
-        "answers": counts.answers.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
-        "faults": counts.faults.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
-        "cached_tokens": counts.cached_tokens.load(Relaxed),
-        "prompt_tokens": counts.prompt_tokens.load(Relaxed),
-        "output_tokens": counts.output_tokens.load(Relaxed),
-    })
-}
-
-/// The models of all engines, each once, in the form in which one engine lists its own.
-pub(crate) fn models(app: &App) -> Value {
-    let mut seen = std::collections::BTreeMap::new();
-    for engine in app.fleet.engines().iter() {
-        for model in &engine.models.load().names {
-            seen.entry(model.name.clone()).or_insert_with(|| model.card.clone());
-        }
-    }
-    json!({ "object": "list", "data": seen.into_values().collect::<Vec<_>>() })
-}
-
 /// One of them.
 pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
-    let Value::Array(all) = models(app)["data"].take() else { return Err(unknown_path()) };
+    let Value::Array(all) = state::models(app)["data"].take() else { return Err(unknown_path()) };
     let found = all.into_iter().find(|card| card["id"] == name);
     let card = found.ok_or_else(|| {
         let message = "no engine serves a model of that name; GET /v1/models lists those that there are";
         Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message)
     })?;
     Ok(answer(StatusCode::OK, card.to_string()))
+}
+
+/// The last decisions, the newest first.
+pub(crate) fn decisions(app: &App, query: Option<&str>) -> String {
+    let limit = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
+    let last = app.places.decisions.last(limit.unwrap_or(50));
+    Value::Array(last.iter().map(|record| record.to_json()).collect()).to_string()
+}
+
+/// How the candidates look for a prompt, which is not sent.
+pub(crate) async fn explain(
+    app: &Arc<App>,
+    request: Request<Incoming>,
+    until: Instant,
+) -> Result<Response<Answer>, Refusal> {
+    let reading = Limited::new(request.into_body(), app.config.http.max_body).collect();
+    let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
+    let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
+    let fields: serde_json::Map<String, Value> =
+        serde_json::from_slice(&body).map_err(|_| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
+    let endpoint = match (fields.contains_key("messages"), fields.contains_key("input")) {
+        (true, _) => Endpoint::Chat,
+        (_, true) => Endpoint::Responses,
+        _ => Endpoint::Completions,
+    };
+    let known = app.prompts.read(app.service.as_ref(), endpoint, &body);
+    let explained = app.places.explain(app, &known)?;
+    let said = json!({
+        "policy": app.places.policy(),
+        "model": known.model,
+        "tokens": known.tokens,
+        "block_size": known.block_size,
+        "blocks": known.hashes.len(),
+        "candidates": explained.to_json(),
+    });
+    Ok(answer(StatusCode::OK, said.to_string()))
 }
 
 /// Changes the fleet: `POST /engines`, `DELETE /engines/NAME`, `POST /engines/NAME/drain` and `…/undrain`.
@@ -96,7 +96,7 @@ pub(crate) async fn change(
             let config: EngineConfig = serde_json::from_slice(&body)
                 .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
             let engine = app.set_engine(config).map_err(|error| Refusal::bad("invalid_engine", error.to_string()))?;
-            return Ok(answer(StatusCode::CREATED, worker(&engine).to_string()));
+            return Ok(answer(StatusCode::CREATED, state::worker(app, &engine).to_string()));
         }
         (Method::POST, Some((name, "drain"))) => app.drain_engine(&decoded(name), true),
         (Method::POST, Some((name, "undrain"))) => app.drain_engine(&decoded(name), false),
@@ -104,7 +104,7 @@ pub(crate) async fn change(
         _ => return Err(unknown_path()),
     };
     let engine = done.map_err(|error| Refusal::new(StatusCode::NOT_FOUND, "unknown_engine", error.to_string()))?;
-    Ok(answer(StatusCode::OK, worker(&engine).to_string()))
+    Ok(answer(StatusCode::OK, state::worker(app, &engine).to_string()))
 }
 
 /// A name out of a path, where `%XX` is a byte.

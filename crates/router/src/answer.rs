@@ -11,10 +11,10 @@ use hyper::{Response, StatusCode};
 use crate::proxy::Passing;
 
 /// Why a body ends before its end.
-pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of an answer.
-pub enum Answer {
+pub(crate) enum Answer {
     /// One that is here.
     Full(Bytes),
     /// An engine's, as it comes.
@@ -55,7 +55,7 @@ impl Body for Answer {
 
 /// An answer of a type.
 #[must_use]
-pub fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
+pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(body.into()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -64,6 +64,6 @@ pub fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> 
 
 /// An answer in JSON.
 #[must_use]
-pub fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
+pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
     typed(status, "application/json", body)
 }

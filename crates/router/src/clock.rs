@@ -7,7 +7,7 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Seconds, never going back.
 #[must_use]
-pub fn seconds() -> f64 {
+pub(crate) fn seconds() -> f64 {
     START.elapsed().as_secs_f64()
 }
 

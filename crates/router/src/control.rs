@@ -42,7 +42,29 @@ pub(crate) async fn run(app: Arc<App>) {
                 );
             }
         }
+        trust(&app, &engines);
         tokio::time::sleep(TICK).await;
+    }
+}
+
+/// Whether what the index says of each engine can be trusted.
+fn trust(app: &App, engines: &[Arc<Engine>]) {
+    let Some(service) = app.service.as_ref().filter(|_| app.places.wants().hashes) else { return };
+    let keyspaces = service.fleet().keyspaces();
+    for engine in engines {
+        let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty());
+        for rank in 0..engine.config.ranks {
+            let trusted = keyspace.is_some_and(|keyspace| keyspace.is_trusted(&engine.name, rank));
+            app.places.set_trusted(engine, rank as usize, trusted);
+        }
+    }
+}
+
+/// Lets those who wait in the router go on as time passes.
+pub(crate) async fn tick(app: Arc<App>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        app.places.tick();
     }
 }
 

@@ -1,7 +1,7 @@
 //! What is counted of the router as a whole.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::Duration;
 
 /// Upper bounds of the buckets for times, in seconds.
@@ -43,10 +43,9 @@ impl<const N: usize> Histogram<N> {
 /// What is counted of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Open connections of clients.
-    pub(crate) connections: AtomicUsize,
-    /// Requests that are being answered.
-    pub(crate) requests: AtomicUsize,
+    /// Connections of clients that came, and that are over.
+    pub(crate) connections_begun: AtomicU64,
+    pub(crate) connections_ended: AtomicU64,
     /// Requests that came, forwarded or not.
     pub(crate) all_requests: AtomicU64,
     /// Requests that the router refused itself, by the first digit of the status, from 4 on.
@@ -62,10 +61,16 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// Open connections of clients.
+    pub(crate) fn connections(&self) -> u64 {
+        let ended = self.connections_ended.load(Relaxed);
+        self.connections_begun.load(Relaxed).saturating_sub(ended)
+    }
+
     pub(crate) fn new() -> Self {
         Self {
-            connections: AtomicUsize::new(0),
-            requests: AtomicUsize::new(0),
+            connections_begun: AtomicU64::new(0),
+            connections_ended: AtomicU64::new(0),
             all_requests: AtomicU64::new(0),
             refused: Default::default(),
             retries: Default::default(),

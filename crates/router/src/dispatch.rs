@@ -19,6 +19,7 @@ use crate::app::App;
 use crate::exposition;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
+use crate::state;
 
 /// By which listener a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,9 @@ kvatlas: a router in front of inference engines
 /v1/…                        as engines have it: chat/completions, completions, responses, embeddings, messages, …
 GET    /v1/models            the models of all engines
 GET    /workers              engines, and how they do
-GET    /decisions            the last decisions
+GET    /router               the router itself
+GET    /decisions            the last decisions; ?limit=N
+POST   /explain              how the engines look for a prompt, a body of chat/completions or completions; nothing is sent
 POST   /engines              take an engine in: {\"url\": \"http://host:port\", …}
 DELETE /engines/NAME         take an engine out
 POST   /engines/NAME/drain   send an engine nothing new; /engines/NAME/undrain takes that back
@@ -153,8 +156,10 @@ async fn dispatch(
         match path {
             "/" => return Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
             "/metrics" => return metrics(app),
-            "/workers" | "/engines" => return Ok(json(StatusCode::OK, admin::workers(app).to_string())),
-            "/v1/models" | "/models" => return Ok(json(StatusCode::OK, admin::models(app).to_string())),
+            "/workers" | "/engines" => return Ok(json(StatusCode::OK, state::workers(app).to_string())),
+            "/router" => return Ok(json(StatusCode::OK, state::router(app).to_string())),
+            "/decisions" => return Ok(json(StatusCode::OK, admin::decisions(app, request.uri().query()))),
+            "/v1/models" | "/models" => return Ok(json(StatusCode::OK, state::models(app).to_string())),
             _ => {}
         }
         if let Some(name) = path.strip_prefix("/v1/models/") {
@@ -163,6 +168,9 @@ async fn dispatch(
     }
     if changes {
         return admin::change(app, request, until).await;
+    }
+    if path == "/explain" && *request.method() == Method::POST {
+        return admin::explain(app, request, until).await;
     }
     let endpoint = Endpoint::of_path(path).filter(|_| *request.method() == Method::POST);
     if endpoint.is_some() || is_forwarded(app, path) {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use kvatlas_prompt::WhyNot;
+use kvatlas_routing::Why;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
@@ -14,6 +16,7 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::counts::Histogram;
 use crate::engine::{Engine, FAULTS, Standing};
+use crate::place::{OFF_BY, OFF_WHY};
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const STANDINGS: [Standing; 6] =
@@ -42,6 +45,7 @@ type Done = Result<(), std::fmt::Error>;
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
         self.requests(&mut encoder)?;
+        self.decisions(&mut encoder)?;
         self.engines(&mut encoder)
     }
 }
@@ -60,10 +64,62 @@ impl Scrape {
             one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
         }
         counter(encoder, "panics", "Requests that met an internal error: a bug", counts.panics.load(Relaxed))?;
-        gauge(encoder, "connections", "Open connections of clients", counts.connections.load(Relaxed))?;
+        gauge(encoder, "connections", "Open connections of clients", counts.connections())?;
         let help = "Seconds from a request's arrival to the first piece of its answer's body";
         histogram(encoder, "first_byte_seconds", help, &counts.first_byte)?;
-        histogram(encoder, "decision_seconds", "Seconds that a decision took", &counts.decision)
+        histogram(encoder, "decision_seconds", "Seconds that a decision took", &counts.decision)?;
+        let help = "Prompts that were not turned into tokens, or not all of them";
+        let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
+        for (why, count) in WhyNot::ALL.iter().zip(&self.0.prompts.why_not) {
+            one(&mut family, &[("reason", why.word())], count.load(Relaxed))?;
+        }
+        Ok(())
+    }
+
+    fn decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let places = &self.0.places;
+        let summary = places.summary();
+        let mut family = describe(encoder, "decisions", "Requests placed, by policy and reason", MetricType::Counter)?;
+        for (why, count) in Why::ALL.iter().zip(summary.counts.why) {
+            one(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
+        }
+        let mut family = describe(encoder, "decisions_refused", "Requests placed nowhere", MetricType::Counter)?;
+        for (why, count) in ["no_worker", "queue_full", "queue_timeout"].iter().zip(summary.counts.refused) {
+            one(&mut family, &[("reason", *why)], count)?;
+        }
+        counter(encoder, "decisions_waited", "Requests that waited in the router first", summary.counts.waited)?;
+        counter(encoder, "requests_expired", "Requests given up as nothing was heard of them", summary.counts.expired)?;
+        counter(
+            encoder,
+            "expected_cached_tokens",
+            "Prompt tokens expected in caches, where engines said how many were",
+            summary.counts.expected_cached,
+        )?;
+        counter(
+            encoder,
+            "reported_cached_tokens",
+            "Prompt tokens that were in caches, of the same requests",
+            summary.counts.reported_cached,
+        )?;
+        gauge(encoder, "queue", "Requests that wait in the router", summary.waiting as u64)?;
+        gauge(
+            encoder,
+            "predicted_blocks",
+            "Blocks of prompts on their way that are kept in mind",
+            summary.predicted_blocks as u64,
+        )?;
+        gauge(encoder, "sessions", "Sessions that are kept in mind", summary.sessions as u64)?;
+        let help = "Tokens by which what an engine had cached differs from what was expected";
+        let mut family = describe(encoder, "cached_tokens_off", help, MetricType::Histogram)?;
+        for (reason, counts) in OFF_WHY.iter().zip(&places.off) {
+            let bounds = OFF_BY.iter().map(|bound| f64::from(*bound)).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().map(|count| count.load(Relaxed))).collect();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let least = buckets.iter().zip([0.0].iter().chain(buckets.iter().map(|(bound, _)| bound)));
+            let sum = least.map(|((_, count), below)| *count as f64 * below).sum();
+            family.encode_family(&[("reason", *reason)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
     }
 
     fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
@@ -150,7 +206,7 @@ fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: u
     ConstCounter::new(count).encode(encoder)
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: usize) -> Done {
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Done {
     let encoder = describe(encoder, name, help, MetricType::Gauge)?;
     ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder)
 }

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::lock;
 
 /// The engines that there are, in order of their names.
-pub struct Fleet {
+pub(crate) struct Fleet {
     engines: ArcSwap<Vec<Arc<Engine>>>,
     changes: Mutex<()>,
     config: Arc<Config>,
@@ -38,13 +38,13 @@ impl Fleet {
 
     /// All engines.
     #[must_use]
-    pub fn engines(&self) -> Guard<Arc<Vec<Arc<Engine>>>> {
+    pub(crate) fn engines(&self) -> Guard<Arc<Vec<Arc<Engine>>>> {
         self.engines.load()
     }
 
     /// The engine of a name.
     #[must_use]
-    pub fn engine(&self, name: &str) -> Option<Arc<Engine>> {
+    pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
         self.engines.load().iter().find(|engine| *engine.name == *name).cloned()
     }
 
@@ -55,7 +55,7 @@ impl Fleet {
 
     /// Whether a request could be sent anywhere.
     #[must_use]
-    pub fn has_any_up(&self) -> bool {
+    pub(crate) fn has_any_up(&self) -> bool {
         self.engines.load().iter().any(|engine| engine.health.standing() == Standing::Up)
     }
 

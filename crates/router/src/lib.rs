@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! client ──▶ server (threads, connections) ──▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
-//!                                                │            └─▶ place (decides)
-//!                                                └─▶ admin, exposition
+//!                                                │            ├─▶ prompts (text to tokens to hashes)
+//!                                                │            └─▶ place (asks the index, then the decision core)
+//!                                                └─▶ admin, state, exposition, decisions
 //! ```
 //!
 //! Imports go one way: `router` ▶ `server` ▶ `dispatch` ▶ `proxy`, `admin` ▶ `app` ▶ `place` ▶ `fleet` ▶ `engine` ▶ `config`.
@@ -17,6 +18,7 @@ mod clock;
 pub mod config;
 mod control;
 mod counts;
+pub mod decisions;
 mod dispatch;
 pub mod engine;
 mod error;
@@ -24,10 +26,12 @@ mod exposition;
 mod fleet;
 mod observe;
 mod place;
+mod prompts;
 mod proxy;
 mod refusal;
 mod router;
 mod server;
+mod state;
 
 pub use config::Config;
 pub use error::Error;

@@ -15,13 +15,13 @@ const MAX_LINE: usize = 256 << 10;
 
 /// Tokens, as an engine counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
+pub(crate) struct Usage {
     /// Of the prompt.
-    pub prompt: Option<u32>,
+    pub(crate) prompt: Option<u32>,
     /// Of those, the ones that were in its cache.
-    pub cached: Option<u32>,
+    pub(crate) cached: Option<u32>,
     /// Generated.
-    pub output: Option<u32>,
+    pub(crate) output: Option<u32>,
 }
 
 /// What an answer was seen to say.

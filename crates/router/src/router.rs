@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
+use kvatlas_routing::Policy;
+use kvatlas_service::Service;
 use kvatlas_service::gate::Gate;
 use kvatlas_service::log;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::admin;
 use crate::app::App;
 use crate::config::{Config, EngineConfig};
 use crate::control;
@@ -21,7 +22,9 @@ use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::lock;
 use crate::place::Places;
+use crate::prompts::Prompts;
 use crate::server::Server;
+use crate::state;
 
 /// How long threads may take to end.
 const END: Duration = Duration::from_secs(2);
@@ -46,6 +49,14 @@ impl Router {
     /// [`Error::Config`] if a setting cannot be used, [`Error::Start`] if the address cannot be listened at, the
     /// certificate cannot be read, or there are no threads to be had.
     pub fn start(config: Config) -> Result<Self, Error> {
+        Self::start_with(config, None)
+    }
+
+    /// The same, with a policy of the caller's own if there is one.
+    ///
+    /// # Errors
+    /// As [`Router::start`].
+    pub fn start_with(config: Config, policy: Option<Box<dyn Policy>>) -> Result<Self, Error> {
         log::start(config.log);
         let config = Arc::new(config);
         let threads = match config.http.threads {
@@ -54,9 +65,16 @@ impl Router {
         };
         let gate = Gate::new(&config.http.trust(), &["h2", "http/1.1"])?;
         let fleet = Fleet::new(config.clone(), threads)?;
+        let places = Places::new(&config, policy)?;
+        let service = match &config.service {
+            Some(service) => Some(Service::start(kvatlas_service::Config::from_json(&service.to_string())?)?),
+            None => None,
+        };
         let app = Arc::new(App {
             fleet,
-            places: Places::new(),
+            prompts: Prompts::new(&config, places.wants())?,
+            places,
+            service,
             counts: Counts::new(),
             gate,
             leaving: AtomicBool::new(false),
@@ -73,6 +91,7 @@ impl Router {
             .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
         let server = Server::start(&app, threads)?;
         control.spawn(control::run(app.clone()));
+        control.spawn(control::tick(app.clone()));
         let watching = app.clone();
         control.spawn(async move { watching.gate.watch().await });
         let (address, admin_address) = (server.address(), server.admin_address());
@@ -85,6 +104,18 @@ impl Router {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The service in this process, which follows the engines' events; none if there is none.
+    #[must_use]
+    pub fn service(&self) -> Option<&Service> {
+        self.app.service.as_ref()
+    }
+
+    /// The last decisions, the newest first.
+    #[must_use]
+    pub fn decisions(&self, most: usize) -> Value {
+        self.app.places.decisions.last(most).iter().map(|record| record.to_json()).collect()
     }
 
     /// Where it listens for administrators, if it does.
@@ -121,7 +152,7 @@ impl Router {
     /// What `/workers` says.
     #[must_use]
     pub fn workers(&self) -> Value {
-        admin::workers(&self.app)
+        state::workers(&self.app)
     }
 
     /// What requests wait for, as `/ready` says it; nothing if they can come.
@@ -155,6 +186,9 @@ impl Router {
         let in_time = control.block_on(server.drain(timeout));
         server.end();
         control.shutdown_timeout(END);
+        if let Some(service) = &self.app.service {
+            service.drain(END, Duration::ZERO);
+        }
         tracing::info!(in_time, "ended");
         in_time
     }
@@ -170,18 +204,23 @@ impl App {
     pub(crate) fn set_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, Error> {
         let changed = self.fleet.set(config)?;
         if let Some(replaced) = changed.replaced {
+            self.places.remove(&replaced);
             replaced.pool.clear();
         }
+        self.places.add(&changed.added);
         Ok(changed.added)
     }
 
     pub(crate) fn remove_engine(&self, name: &str) -> Result<Arc<Engine>, Error> {
-        self.fleet.remove(name)
+        let removed = self.fleet.remove(name)?;
+        self.places.remove(&removed);
+        Ok(removed)
     }
 
     pub(crate) fn drain_engine(&self, name: &str, drain: bool) -> Result<Arc<Engine>, Error> {
         let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
         engine.health.set_draining(drain);
+        self.places.drain(&engine, drain);
         tracing::info!(engine = name, drain, "an operator drains an engine, or ends that");
         Ok(engine)
     }

@@ -29,6 +29,7 @@ pub mod gate;
 mod http;
 pub mod limits;
 pub mod log;
+pub mod lookup;
 pub mod secret;
 mod service;
 pub mod shown;

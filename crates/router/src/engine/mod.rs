@@ -7,13 +7,14 @@ mod fault;
 mod health;
 mod pool;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use hyper::header::HeaderValue;
+use kvatlas_routing::WorkerId;
 use serde_json::{Value, json};
 use tokio_rustls::rustls::ClientConfig;
 
@@ -44,6 +45,8 @@ pub struct Engine {
     connect_timeout: Duration,
     /// The value of the `Authorization` header that it wants.
     pub(crate) authorization: Option<String>,
+    /// What the decision core calls its ranks, once it is there.
+    pub(crate) ids: OnceLock<Box<[WorkerId]>>,
     /// Its name, as a header's value.
     pub(crate) header: HeaderValue,
 }
@@ -144,6 +147,7 @@ impl Engine {
             tls,
             connect_timeout: all.upstream.connect_timeout,
             authorization: key.map(|key| format!("Bearer {}", key.reveal())),
+            ids: OnceLock::new(),
             header: HeaderValue::from_bytes(name.as_bytes()).unwrap_or_else(|_| HeaderValue::from_static("?")),
             name,
             config,
@@ -166,7 +170,7 @@ impl Engine {
 
     /// Whether it does such work.
     pub(crate) fn does(&self, role: Role) -> bool {
-        self.config.role == role || self.config.role == Role::Both
+        self.config.role == role || self.config.role == Role::Both || role == Role::Both
     }
 
     /// A request goes there.

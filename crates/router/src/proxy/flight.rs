@@ -16,7 +16,8 @@ const PROGRESS: u32 = 32;
 pub(crate) struct Flight {
     app: Arc<App>,
     placement: Placement,
-    sent: Instant,
+    /// Whether the engine refused the request.
+    refused: bool,
     arrived: Instant,
     has_byte: bool,
     ended: bool,
@@ -28,7 +29,7 @@ impl Flight {
     /// `arrived`: when the request came to the router.
     pub(crate) fn new(app: Arc<App>, placement: Placement, arrived: Instant) -> Self {
         placement.engine.sent();
-        Self { app, placement, sent: Instant::now(), arrived, has_byte: false, ended: false, told: 0 }
+        Self { app, placement, refused: false, arrived, has_byte: false, ended: false, told: 0 }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -40,26 +41,30 @@ impl Flight {
     }
 
     /// A piece of the answer's body came.
-    pub(crate) fn heard(&mut self, now: Instant) {
+    pub(crate) fn heard(&mut self, now: Instant, streams: bool) {
         self.placement.engine.heard();
         if !self.has_byte {
             self.has_byte = true;
             self.placement.engine.counts.waiting.fetch_sub(1, Relaxed);
-            self.app.counts.first_byte.add(now.duration_since(self.arrived));
-            self.app.places.first_token(&self.placement);
+            // What comes as a whole has its first token nobody knows when.
+            if streams {
+                self.app.counts.first_byte.add(now.duration_since(self.arrived));
+                self.app.places.first_token(&self.placement);
+            }
         }
     }
 
     /// So many tokens have come, as far as can be seen.
     pub(crate) fn progress(&mut self, events: u32) {
         if events >= self.told + PROGRESS {
+            self.app.places.progress(&self.placement, events - self.told);
             self.told = events;
-            self.app.places.progress(&self.placement, events);
         }
     }
 
     /// The head of an answer came, with this status.
-    pub(crate) fn answered(&self, status: u16) {
+    pub(crate) fn answered(&mut self, status: u16) {
+        self.refused = status >= 400;
         let class = usize::from(status / 100).clamp(1, 5) - 1;
         self.engine().counts.answers[class].fetch_add(1, Relaxed);
         self.engine().heard();
@@ -78,7 +83,11 @@ impl Flight {
                 counts.cached_tokens.fetch_add(u64::from(cached), Relaxed);
             }
             counts.output_tokens.fetch_add(u64::from(output.unwrap_or(seen.events)), Relaxed);
-            self.app.places.finish(&self.placement, seen, self.sent.elapsed());
+            if self.refused {
+                self.app.places.fail(&self.placement);
+            } else {
+                self.app.places.finish(&self.placement, seen);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING};
 use hyper::{Request, Response, StatusCode};
-use kvatlas_prompt::{Endpoint, Request as Prompt};
+use kvatlas_prompt::Endpoint;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::flight::Flight;
@@ -18,9 +18,10 @@ use super::headers::{Outgoing, REQUEST_ID, strip};
 use super::passing::Passing;
 use crate::answer::Answer;
 use crate::app::App;
+use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::observe::Observer;
-use crate::place::Asked;
+use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
 
 /// The longest that an engine is left alone because it asks for it.
@@ -50,12 +51,15 @@ pub(crate) async fn forward(
         hides_key: app.gate.asks_for_key(),
         plain: endpoint.is_some(),
     };
-    let prompt = endpoint.and_then(|endpoint| Prompt::parse(endpoint, &body).ok());
-    let asked = Asked { model: prompt.as_ref().and_then(|prompt| prompt.model.as_deref()), ..Asked::default() };
+    let mut known = match endpoint {
+        Some(endpoint) => app.prompts.read(app.service.as_ref(), endpoint, &body),
+        None => Known::default(),
+    };
+    hints(app, &head.headers, &mut known);
 
     let mut tried: Vec<Arc<Engine>> = Vec::new();
     loop {
-        let placement = app.places.choose(&app.fleet, &asked, &tried)?;
+        let placement = app.places.choose(app, &known, Role::Both, &tried).await?;
         let (engine, rank) = (placement.engine.clone(), placement.rank);
         let mut flight = Flight::new(app.clone(), placement, arrived);
         let mut bytes = Vec::new();
@@ -89,6 +93,18 @@ pub(crate) async fn forward(
         }
         tried.push(engine);
         app.counts.retries[fault.number()].fetch_add(1, Relaxed);
+    }
+}
+
+/// What headers say of where a request should go, and when.
+fn hints(app: &App, headers: &hyper::HeaderMap, known: &mut Known) {
+    let config = &app.config;
+    let text = |name: &str| (!name.is_empty()).then(|| headers.get(name)?.to_str().ok()).flatten();
+    if let Some(name) = text(&config.session_header) {
+        known.session = Some(session(name));
+    }
+    if let Some(priority) = text(&config.priority_header).and_then(|text| text.trim().parse().ok()) {
+        known.priority = priority;
     }
 }
 

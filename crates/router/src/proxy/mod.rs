@@ -12,4 +12,4 @@ mod passing;
 
 pub(crate) use self::forward::forward;
 pub(crate) use self::headers::REQUEST_ID;
-pub use self::passing::Passing;
+pub(crate) use self::passing::Passing;

@@ -15,7 +15,7 @@ use crate::observe::Observer;
 
 /// An answer on its way. If it is dropped before its end, so is the connection to the engine, which ends the request
 /// there.
-pub struct Passing {
+pub(crate) struct Passing {
     connection: Option<Connection>,
     framing: Framing,
     /// Whether the connection can be used again after this.
@@ -79,11 +79,13 @@ impl Passing {
             match connection.poll_data(context, &mut self.framing) {
                 Poll::Ready(Some(Ok(data))) => {
                     self.heard = Instant::now();
-                    self.flight.heard(self.heard);
                     let data = self.observer.pass(data);
-                    if let Observer::Events(events) = &self.observer {
-                        self.flight.progress(events.seen.events);
-                    }
+                    let events = match &self.observer {
+                        Observer::Events(events) => Some(events.seen.events),
+                        _ => None,
+                    };
+                    self.flight.heard(self.heard, events.is_some());
+                    self.flight.progress(events.unwrap_or(0));
                     if matches!(self.framing, Framing::Done | Framing::Length(0)) {
                         self.whole();
                     }

@@ -259,6 +259,7 @@ impl Thread {
     }
 
     async fn serve(self: &Arc<Self>, stream: TcpStream, door: Door) {
+        self.app.counts.connections_begun.fetch_add(1, Relaxed);
         let _ = stream.set_nodelay(true);
         let handle = |request, until| dispatch::answer(self.app.clone(), self.number, door, request, until);
         let stop = self.stop.clone();
@@ -285,6 +286,7 @@ struct Counted<'a>(&'a Thread);
 impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.load.fetch_sub(1, Relaxed);
+        self.0.app.counts.connections_ended.fetch_add(1, Relaxed);
         if self.0.open.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.open.changed.notify_waiters();
         }
