@@ -405,6 +405,15 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         client.send(b"POST /query HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
         answer = client.read()
         given[answer.code] = answer.status
+    pages = []
+    for _ in range(64):
+        pages.append(Connection(address))
+        pages[-1].send(b"GET /ui/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert pages[-1].socket.recv(1)
+    answer = ask(address, "GET", "/ui/events")
+    given[answer.code] = answer.status
+    for client in pages:
+        client.socket.close()
     document = ask(address, "GET", "/openapi.json").json
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
     assert set(given) == set(codes) - {"internal", "draining"}

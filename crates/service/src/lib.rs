@@ -12,7 +12,9 @@
 //! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
+//! * [`shown`]: what a page shows of a fleet.
+//!
+//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
 //! `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
@@ -30,6 +32,7 @@ pub mod log;
 pub mod lookup;
 pub mod secret;
 mod service;
+pub mod shown;
 pub mod state;
 mod stream;
 

@@ -178,6 +178,7 @@ impl Service {
         let Some(Running { server, ingest }) = self.take() else { return true };
         self.leave();
         std::thread::sleep(delay);
+        self.app.page.close();
         let until = Instant::now() + timeout;
         let fleet = self.app.fleet.clone();
         let in_time = ingest.block_on(async {

@@ -6,8 +6,12 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::{Response, StatusCode};
+use kvatlas_ui::{Asset, Viewer};
 use tokio::sync::mpsc;
 
 /// The body of an answer.
@@ -17,6 +21,8 @@ pub(crate) enum Answer {
     /// Pieces, until the one that says that it was the last. If the sender goes without, the connection is cut off: who
     /// reads must not take what there is for all.
     Pieces(mpsc::Receiver<Piece>),
+    /// What a viewer of the page gets, for as long as it watches.
+    Events(Viewer),
 }
 
 /// A part of an answer.
@@ -52,6 +58,7 @@ impl Body for Answer {
                 Some(Piece::End) => None,
                 None => Some(Err(Unfinished)),
             }),
+            Self::Events(viewer) => viewer.poll_next(context).map(|event| event.map(|bytes| Ok(Frame::data(bytes)))),
         }
     }
 
@@ -62,7 +69,7 @@ impl Body for Answer {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Pieces(_) => SizeHint::default(),
+            Self::Pieces(_) | Self::Events(_) => SizeHint::default(),
         }
     }
 }
@@ -80,6 +87,34 @@ pub(crate) fn typed(status: StatusCode, content_type: &'static str, body: impl I
 /// An answer in JSON that is made while it is sent.
 pub(crate) fn json_pieces(pieces: mpsc::Receiver<Piece>) -> Response<Answer> {
     with_type(StatusCode::OK, "application/json", Answer::Pieces(pieces))
+}
+
+/// A file of the page, which must not be shown inside another page, nor load anything from elsewhere.
+pub(crate) fn page(asset: Asset) -> Response<Answer> {
+    let mut response = typed(StatusCode::OK, asset.media_type, asset.bytes);
+    let headers = response.headers_mut();
+    for (name, value) in PAGE_HEADERS {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+const PAGE_HEADERS: [(HeaderName, &str); 4] = [
+    (CONTENT_SECURITY_POLICY, kvatlas_ui::CONTENT_SECURITY_POLICY),
+    (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (REFERRER_POLICY, "no-referrer"),
+    // A service that was replaced serves another page.
+    (CACHE_CONTROL, "no-cache"),
+];
+
+/// What a viewer of the page gets.
+pub(crate) fn events(viewer: Viewer) -> Response<Answer> {
+    let mut response = with_type(StatusCode::OK, "text/event-stream", Answer::Events(viewer));
+    let headers = response.headers_mut();
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Proxies that keep answers back until there is enough of them: nginx reads this.
+    headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    response
 }
 
 fn with_type(status: StatusCode, content_type: &'static str, body: Answer) -> Response<Answer> {

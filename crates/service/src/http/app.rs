@@ -14,6 +14,7 @@ use crate::allow::Allow;
 use crate::config::HttpConfig;
 use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::shown::Page;
 
 /// What every request may need.
 pub(crate) struct App {
@@ -26,6 +27,8 @@ pub(crate) struct App {
     pub(crate) places: Arc<Places>,
     /// Which endpoints may be registered.
     pub(crate) allow: Allow,
+    /// What the page shows.
+    pub(crate) page: Page,
     /// For the one dump that may run at a time.
     pub(super) dumps: Arc<Semaphore>,
 }
@@ -36,7 +39,17 @@ impl App {
         let trust = Arc::new(Trust::new(&config, &["http/1.1"])?);
         let places = Places::new(config.max_connections);
         let allow = Allow::new(allow, !trust.keys().asked_for_changes())?;
-        Ok(Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), trust, places, allow, dumps }))
+        Ok(Arc::new(Self {
+            fleet,
+            config,
+            counts,
+            pulses: Pulses::new(),
+            trust,
+            places,
+            allow,
+            page: Page::default(),
+            dumps,
+        }))
     }
 
     /// Whether requests must name this machine: nothing else keeps other people's web pages out.

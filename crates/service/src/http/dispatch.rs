@@ -10,14 +10,14 @@ use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
 
 use super::access::check_host;
-use super::answer::{Answer, json, json_pieces, typed};
+use super::answer::{self, Answer, json, json_pieces, typed};
 use super::app::App;
 use super::places::Place;
 use super::query::{Body, Kind};
 use super::refusal::Refusal;
 use super::routes::{Door, Route, WELCOME};
 use super::trace::Trace;
-use super::{body, dump, exposition, health, queries, register, workers};
+use super::{body, dump, exposition, health, page, queries, register, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -83,6 +83,9 @@ async fn dispatch(
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
+        Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
+        Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),
+        Route::PageEvents => page::watch(app).map(answer::events),
         Route::Health => Ok(health::health(&app.pulses)),
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {

@@ -90,7 +90,7 @@ pub(crate) fn waiting(fleet: &Fleet) -> Option<Value> {
     (!waiting.is_over()).then(|| described(&waiting))
 }
 
-fn described(waiting: &Waiting) -> Value {
+pub(super) fn described(waiting: &Waiting) -> Value {
     let streams: Vec<_> = waiting
         .streams
         .iter()

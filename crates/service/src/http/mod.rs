@@ -6,7 +6,8 @@
 //! ```text
 //! server ──▶ connection (time limits) ──▶ dispatch (routes) ──▶ queries: query reads (json), found asks the index,
 //!                                                              found_json answers (writer)
-//!                                                           ──▶ register, workers, dump, health, exposition (counts)
+//!                                                           ──▶ register, workers, dump, health, exposition (counts),
+//!                                                              page (what is looked at)
 //! ```
 
 mod access;
@@ -22,6 +23,7 @@ mod found;
 mod found_json;
 mod health;
 mod json;
+mod page;
 mod places;
 mod process;
 mod queries;

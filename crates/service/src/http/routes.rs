@@ -14,6 +14,8 @@ POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
 GET  /engines          engines to be followed, and why some are not
 GET  /dump             every block held, as events
+GET  /ui               a page to look at: the fleet, live
+GET  /ui/events        what it shows, as server-sent events
 GET  /health           200 while the service's threads are running
 GET  /ready            200 from when answers are complete
 GET  /metrics          metrics for Prometheus
@@ -66,6 +68,7 @@ macro_rules! routes {
             pub(crate) fn of(path: &str) -> Self {
                 match path {
                     $($path => Self::$name,)*
+                    _ if kvatlas_ui::asset(path).is_some() => Self::Page,
                     _ => Self::Unknown,
                 }
             }
@@ -102,6 +105,9 @@ routes! {
     Workers "/workers" GET Ask,
     Engines "/engines" GET Ask,
     Dump "/dump" GET Admin,
+    // Its files have nothing to hide: what they show comes by the next one.
+    Page "/ui" GET Open,
+    PageEvents "/ui/events" GET Ask,
     Health "/health" GET Open,
     Ready "/ready" GET Open,
     Metrics "/metrics" GET Ask,

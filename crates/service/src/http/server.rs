@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use super::app::App;
 use super::connection::{self, Limits};
 use super::dispatch;
+use super::page;
 use super::places::{Place, Places};
 use super::routes::Door;
 use crate::error::Error;
@@ -79,6 +80,7 @@ impl Server {
             address
         });
         runtime.spawn(app.trust.clone().watch());
+        runtime.spawn(page::run(app.clone()));
         runtime.spawn(async move { app.pulses.http.beat().await });
         Ok(Self { address, admin_address, stop, places, stop_admin, runtime: Mutex::new(Some(runtime)) })
     }

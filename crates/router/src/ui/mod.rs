@@ -1,0 +1,80 @@
+//! The page: its files, what it shows, live, and one decision in detail.
+//!
+//! * `shown`: what is gathered for it, ten times a second while somebody watches.
+//! * `told`: decisions as the page reads them.
+
+mod shown;
+mod told;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::{Response, StatusCode};
+use kvatlas_ui::{Asset, Viewer};
+
+use crate::answer::{Answer, BodyError, json, typed};
+use crate::app::App;
+use crate::dispatch::unknown_path;
+use crate::refusal::Refusal;
+
+pub(crate) use self::shown::run;
+
+/// A file of the page. It must not be shown inside another page, nor load anything from elsewhere.
+pub(crate) fn file(asset: Asset) -> Response<Answer> {
+    let mut response = typed(StatusCode::OK, asset.media_type, asset.bytes);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(kvatlas_ui::CONTENT_SECURITY_POLICY));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    // A router that was replaced serves another page.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+/// What the page asks for: `/ui/events`, or `/ui/decision?number=N`. None if it is something else.
+pub(crate) fn answer(app: &Arc<App>, path: &str, query: Option<&str>) -> Option<Result<Response<Answer>, Refusal>> {
+    match path {
+        "/ui/events" => Some(events(app)),
+        "/ui/decision" => Some(decision(app, query)),
+        _ => None,
+    }
+}
+
+fn events(app: &App) -> Result<Response<Answer>, Refusal> {
+    let viewer = app.page.watch().map_err(|full| {
+        let message = format!("{} pages are open already; close one", full.viewers);
+        Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
+    })?;
+    let mut response = typed(StatusCode::OK, "text/event-stream", Bytes::new());
+    *response.body_mut() = Answer::Other(Box::pin(Watching(viewer)));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Proxies that keep answers back until there is enough of them: nginx reads this.
+    response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
+    let number = query.and_then(|query| query.strip_prefix("number=")?.parse().ok());
+    let number: u64 = number.ok_or_else(|| Refusal::bad("missing_number", "ask for ?number=N, a decision's number"))?;
+    let all = app.places.decisions.last(usize::MAX);
+    let found = all.iter().find(|record| record.number == number).ok_or_else(unknown_path)?;
+    Ok(json(StatusCode::OK, told::whole(found, app.places.policy()).to_string()))
+}
+
+/// What a viewer gets, for as long as it watches.
+struct Watching(Viewer);
+
+impl Body for Watching {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.get_mut().0.poll_next(context).map(|event| event.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}

@@ -1,0 +1,84 @@
+//! `/ui/events`: what the page shows of this service.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Instant, SystemTime};
+
+use hyper::StatusCode;
+use kvatlas_ui::{Feed, Viewer};
+use serde_json::{Map, Value, json};
+
+use super::app::App;
+use super::dispatch::VERSION;
+use super::health;
+use super::refusal::Refusal;
+use crate::shown::{ENGINE_POINTS, Gathering, Looker, POINTS, tenth};
+
+/// A viewer more.
+pub(super) fn watch(app: &App) -> Result<Viewer, Refusal> {
+    app.page.watch().map_err(|full| {
+        let message = format!("{} pages are open already; close one", full.viewers);
+        Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
+    })
+}
+
+/// Keeps the page up to date for as long as the runtime lives.
+pub(super) async fn run(app: Arc<App>) {
+    let looker = Looker::new(app.fleet.clone());
+    app.page.keep(Shown { looker, app: app.clone(), queries: 0, matched: 0, at: Instant::now() }).await;
+}
+
+/// What is needed to say what has changed.
+struct Shown {
+    app: Arc<App>,
+    looker: Looker,
+    queries: u64,
+    matched: u64,
+    at: Instant,
+}
+
+impl Gathering for Shown {
+    fn state(&mut self, _: &Feed) -> Value {
+        let app = &self.app;
+        let waiting = app.fleet.waiting();
+        let rows = self.looker.rows();
+        json!({
+            "kind": "service",
+            "version": VERSION,
+            "ready": app.fleet.is_ready(),
+            "waiting": (!waiting.is_over()).then(|| health::described(&waiting)),
+            "queries": app.counts.queries.load(Relaxed),
+            "queries_matched": app.counts.queries_matched.load(Relaxed),
+            "connections": app.counts.connections.load(Relaxed),
+            "engines": rows,
+            "indexes": self.looker.indexes(),
+        })
+    }
+
+    fn point(&mut self, feed: &Feed) {
+        let rates = self.looker.rates();
+        let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
+        self.at = Instant::now();
+        let counts = &self.app.counts;
+        let (queries, matched) = (counts.queries.load(Relaxed), counts.queries_matched.load(Relaxed));
+        let (more, more_matched) = (queries.wrapping_sub(self.queries), matched.wrapping_sub(self.matched));
+        (self.queries, self.matched) = (queries, matched);
+        let now = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as u64);
+        let point = json!({
+            "t": now,
+            "events": tenth(rates.events),
+            "queries": tenth(more as f64 / seconds),
+            "blocks": rates.blocks,
+            "matched": (more > 0).then(|| (more_matched as f64 / more as f64 * 1e4).round() / 1e4),
+            "lag": rates.lag.map(|lag| tenth(lag.as_secs_f64() * 1e3)),
+        });
+        feed.append("history", POINTS, [point]);
+        let rows: Map<String, Value> =
+            rates.rows.into_iter().map(|(name, (events, blocks))| (name, json!([tenth(events), blocks]))).collect();
+        feed.append("engines", ENGINE_POINTS, [Value::Object(rows)]);
+    }
+
+    fn panicked(&mut self) {
+        self.app.counts.panics.fetch_add(1, Relaxed);
+    }
+}

@@ -1,0 +1,205 @@
+// The last decisions, and one of them with every candidate and its terms.
+
+import { definitions, make, mark, say } from "./dom.js";
+import { clock, count, duration, percent, plural, seconds, whole, words } from "./format.js";
+import { Rows, text } from "./rows.js";
+
+// So many are kept on the page.
+const KEPT = 200;
+const SVG = "http://www.w3.org/2000/svg";
+
+const share = (tokens, all) => (all > 0 && tokens !== undefined ? tokens / all : null);
+
+function outcome(decision) {
+  if (decision.error) return decision.error;
+  if (decision.status >= 400) return `answered ${decision.status}`;
+  if (decision.state) return words(decision.state);
+  return decision.status ? "done" : "running";
+}
+
+/** The table of decisions. */
+export class Decisions {
+  constructor(parts, { open }) {
+    Object.assign(this, parts);
+    this.all = new Map();
+    this.isPaused = false;
+    this.rows = new Rows(parts.table, this.columns(), {
+      open,
+      label: (decision) => `${clock(decision.t)}, ${whole(decision.tokens)} tokens to ${decision.worker ?? "nobody"}`,
+    });
+  }
+
+  columns() {
+    return [
+      { name: "Time", className: "time", show: text((decision) => clock(decision.t)) },
+      { name: "To", className: "engine", show: text((decision) => decision.worker ?? "nobody") },
+      { name: "Tokens", className: "right", title: "Of the prompt", show: text((decision) => count(decision.tokens)) },
+      { name: "Cached", className: "cachedbar", title: "Prompt tokens from the cache: as the engine reported, and as predicted",
+        cell: (cell) => {
+          cell.kvNumber = make("span", "number");
+          cell.kvBar = document.createElementNS(SVG, "svg");
+          cell.kvBar.setAttribute("class", "bar two");
+          cell.kvBar.setAttribute("aria-hidden", "true");
+          cell.kvReal = document.createElementNS(SVG, "rect");
+          cell.kvPredicted = document.createElementNS(SVG, "rect");
+          cell.kvPredicted.setAttribute("class", "predicted");
+          cell.kvReal.setAttribute("height", "50%");
+          cell.kvPredicted.setAttribute("height", "50%");
+          cell.kvPredicted.setAttribute("y", "50%");
+          cell.kvBar.append(cell.kvReal, cell.kvPredicted);
+          cell.append(make("span", "with-bar", cell.kvNumber, cell.kvBar));
+        },
+        show: (cell, decision) => {
+          const { cached, predicted, tokens } = decision;
+          const shown = cached ?? predicted;
+          say(cell.kvNumber, percent(share(shown, tokens)));
+          mark(cell.kvReal, "width", `${Math.round(100 * (share(cached, tokens) ?? 0))}%`);
+          mark(cell.kvPredicted, "width", `${Math.round(100 * (share(predicted, tokens) ?? 0))}%`);
+          mark(cell, "title", `predicted ${whole(predicted)}, reported ${cached === undefined ? "nothing yet" : whole(cached)}`);
+        } },
+      { name: "First token", className: "right", show: text((decision) => duration(decision.ttft_ms)) },
+      { name: "Why", className: "note", show: text((decision) => decision.why ?? "") },
+      { name: "Outcome", className: "outcome",
+        show: (cell, decision) => {
+          say(cell, outcome(decision));
+          mark(cell, "data-tone", decision.error || decision.status >= 400 ? "bad" : null);
+        } },
+    ];
+  }
+
+  /** Decisions as they come; the same number again is the same one, further on. */
+  add(items) {
+    for (const item of items) this.all.set(item.number, { ...this.all.get(item.number), ...item });
+    if (this.all.size > KEPT) {
+      const over = [...this.all.keys()].sort((a, b) => a - b).slice(0, this.all.size - KEPT);
+      over.forEach((number) => this.all.delete(number));
+    }
+  }
+
+  start(items) {
+    this.all.clear();
+    this.add(items);
+  }
+
+  pause(isPaused = !this.isPaused) {
+    this.isPaused = isPaused;
+    mark(this.button, "aria-pressed", String(isPaused));
+    say(this.button, isPaused ? "Go on" : "Pause");
+  }
+
+  show() {
+    if (this.isPaused) return;
+    const newest = [...this.all.values()].sort((a, b) => b.number - a.number).slice(0, 100);
+    // Not under the finger: while a row has the focus, the list only changes in place.
+    this.rows.show(newest.map((decision) => [String(decision.number), decision]));
+    say(this.count, newest.length ? whole(newest.length) : "");
+    say(this.empty, "No requests yet. Send one to this address, as to an engine: POST /v1/chat/completions.");
+    this.empty.hidden = newest.length > 0;
+    this.table.hidden = newest.length === 0;
+  }
+}
+
+/** What is known of a decision or an explanation. */
+export function detail(decision) {
+  const { tokens, predicted, cached } = decision;
+  const box = make("div", "detail");
+  if (decision.error) box.append(make("ul", "troubles", make("li", "", decision.error)));
+  box.append(
+    definitions([
+      ["Engine", decision.worker ?? "nobody", "strong"],
+      ["Rank", decision.rank > 0 ? String(decision.rank) : null],
+      ["Why", decision.why],
+      ["Policy", decision.policy],
+      ["Model", decision.model],
+      ["Prompt", tokens === undefined ? null : `${plural(tokens, "token")}${decision.is_estimate ? ", estimated" : ""}`],
+      ["Cached, predicted", predicted === undefined ? null : `${whole(predicted)} (${percent(share(predicted, tokens))})`],
+      ["Cached, reported", cached === undefined ? null : `${whole(cached)} (${percent(share(cached, tokens))})`],
+      ["Decided in", decision.decide_us === undefined ? null : duration(decision.decide_us / 1000)],
+      ["Waited here", decision.waited_ms ? duration(decision.waited_ms) : null],
+      ["First token", decision.ttft_ms === undefined ? null : duration(decision.ttft_ms)],
+      ["Generated", decision.output === undefined ? null : plural(decision.output, "token")],
+      ["Took", decision.took_ms === undefined ? null : duration(decision.took_ms)],
+      ["Request", decision.request],
+    ]),
+  );
+  const { candidates } = decision;
+  if (candidates?.length) box.append(...table(decision, candidates));
+  else if (candidates) box.append(make("p", "empty", "No terms were kept for this one."));
+  return box;
+}
+
+/** The terms without the last one, which is what was compared. */
+function table(decision, candidates) {
+  const names = decision.terms ?? [];
+  const parts = names.slice(0, -1);
+  const total = names.length - 1;
+  const isChosen = (candidate) => candidate.worker === decision.worker && (candidate.rank ?? 0) === (decision.rank ?? 0);
+  const cost = (candidate) => candidate.terms?.[total] ?? 0;
+  const sorted = [...candidates].sort((a, b) => cost(a) - cost(b) || Number(isChosen(b)) - Number(isChosen(a)));
+  const most = Math.max(...sorted.map((candidate) => positive(candidate.terms?.slice(0, total))), 1e-12);
+  const rows = sorted.map((candidate) => {
+    const terms = candidate.terms ?? [];
+    const cells = [
+      make("td", "engine", candidate.worker, candidate.rank > 0 ? make("span", "more", `rank ${candidate.rank}`) : null),
+      make("td", "stack", stack(terms.slice(0, total), most)),
+      make("td", "right strong", show(terms[total], decision.unit)),
+      ...terms.slice(0, total).map((value) => make("td", "right", show(value, decision.unit))),
+      make("td", "right", whole(candidate.cached)),
+      make("td", "right", count(candidate.queued_tokens)),
+      make("td", "right", count(candidate.requests)),
+    ];
+    const row = make("tr", isChosen(candidate) ? "chosen" : "", ...cells);
+    if (isChosen(candidate)) row.setAttribute("aria-current", "true");
+    return row;
+  });
+  const titles = ["Engine", "", names[total] ?? "", ...parts, "cached", "to compute", "in flight"];
+  const head = titles.map((title, at) => {
+    const cell = make("th", at < 2 ? "" : "right", at > 2 && at < 3 + parts.length ? key(at - 3) : null, title);
+    cell.scope = "col";
+    return cell;
+  });
+  const explained = decision.unit === "s" ? "The lowest sum is chosen. Terms are seconds of expected harm." : "";
+  return [
+    make("h3", "", plural(candidates.length, "candidate")),
+    explained ? make("p", "aside", explained) : null,
+    make("div", "scroll", make("table", "candidates", make("thead", "", make("tr", "", ...head)), make("tbody", "", ...rows))),
+  ].filter(Boolean);
+}
+
+const positive = (terms = []) => terms.reduce((sum, term) => sum + Math.max(0, term ?? 0), 0);
+const show = (value, unit) => {
+  if (value === null || value === undefined) return "–";
+  return unit === "s" ? seconds(value) : Math.abs(value) < 100 ? Number(value.toPrecision(3)).toString() : count(value);
+};
+
+function rect(x, width, number) {
+  const part = document.createElementNS(SVG, "rect");
+  part.setAttribute("x", `${x}%`);
+  part.setAttribute("width", `${width}%`);
+  part.setAttribute("height", "100%");
+  part.setAttribute("class", `term-${number % 6}`);
+  return part;
+}
+
+/** The terms of a candidate after each other, as long as they are large. */
+function stack(terms, most) {
+  const bar = document.createElementNS(SVG, "svg");
+  bar.setAttribute("class", "bar stacked");
+  bar.setAttribute("aria-hidden", "true");
+  let at = 0;
+  terms.forEach((term, number) => {
+    const width = (100 * Math.max(0, term ?? 0)) / most;
+    if (width > 0) bar.append(rect(at, width, number));
+    at += width;
+  });
+  return bar;
+}
+
+/** The colour of a term, before its name. */
+function key(number) {
+  const box = document.createElementNS(SVG, "svg");
+  box.setAttribute("class", "key");
+  box.setAttribute("aria-hidden", "true");
+  box.append(rect(0, 100, number));
+  return box;
+}

@@ -1,0 +1,127 @@
+// The figures at the top, and the charts over time.
+
+import { Chart } from "./charts.js";
+import { make, mark, say } from "./dom.js";
+import { bytes, count, duration, percent, perSecond, rate, whole } from "./format.js";
+
+/** What is wrong with a row: `bad`, `busy` (it will pass), `off` or `good`. */
+export function health(row) {
+  if (row.up === "down" || row.up === "left out") return "bad";
+  if (row.up === "draining" || row.state === "stopped" || row.up === "unknown") return "off";
+  if (["stale", "limited", "unreadable", "unreachable", "unusable", "refused", "no_events", "conflict"].includes(row.state)) {
+    return "bad";
+  }
+  if (["connecting", "replaying", "gap", "asking"].includes(row.state) || row.up === "warming up") return "busy";
+  return row.trusted === false ? "busy" : "good";
+}
+
+const sum = (rows, field) => rows.reduce((total, row) => total + (row[field] ?? 0), 0);
+
+function figures(state, rows, last) {
+  const isRouter = state.kind === "router";
+  const good = rows.filter((row) => health(row) === "good").length;
+  const lags = rows.map((row) => row.lag_ms).filter((lag) => typeof lag === "number");
+  const indexes = Object.values(state.indexes ?? {});
+  const all = [];
+  if (isRouter) {
+    all.push(
+      ["Requests", perSecond(last.requests), `${count(state.requests)} in all`],
+      ["In flight", whole(state.in_flight), state.waiting_here ? `${whole(state.waiting_here)} wait for an engine` : "none waits"],
+      ["Hit rate", percent(last.hit_real), `predicted ${percent(last.hit_predicted)}`],
+      ["First token", duration(last.ttft), `p99 ${duration(last.ttft_p99)}`],
+      ["Decision", duration(last.decision), "body to engine"],
+      ["Errors", count(state.errors ?? 0), `${count(state.retries ?? 0)} tried again`, state.errors > 0 ? "warn" : ""],
+    );
+  }
+  all.push(
+    ["Engines", `${good}/${rows.length}`, rows.length === 0 ? "none yet" : good === rows.length ? "all well" : `${rows.length - good} not well`,
+      good === rows.length ? "" : "warn"],
+    ["Blocks held", count(sum(rows, "blocks") + sum(rows, "offloaded")),
+      indexes.length ? `${count(sum(indexes, "prefixes"))} different` : ""],
+    ["Index", bytes(indexes.length ? sum(indexes, "bytes") : null), indexes.length > 1 ? `${indexes.length} models` : "memory"],
+    ["Events", perSecond(last.events), `${count(rows.reduce((total, row) => total + (row.counts?.events ?? 0), 0))} in all`],
+    ["Worst lag", duration(lags.length ? Math.max(...lags) : null), "engine to index"],
+  );
+  if (!isRouter) {
+    all.push(["Queries", perSecond(last.queries), `${count(state.queries)} in all`]);
+    const share = state.queries > 0 ? state.queries_matched / state.queries : null;
+    all.push(["Matched", percent(last.matched ?? null), `${percent(share)} in all`]);
+  }
+  return all;
+}
+
+/** The figures. */
+export class Summary {
+  constructor(element) {
+    this.element = element;
+    this.boxes = new Map();
+  }
+
+  show(state, rows, last) {
+    for (const [name, value, note, tone] of figures(state, rows, last)) {
+      let box = this.boxes.get(name);
+      if (!box) {
+        box = { value: make("span", "value"), note: make("span", "note") };
+        box.element = make("div", "figure", make("span", "name", name), box.value, box.note);
+        this.boxes.set(name, box);
+        this.element.append(box.element);
+      }
+      say(box.value, value);
+      say(box.note, note);
+      mark(box.note, "title", note || null);
+      mark(box.element, "data-tone", tone || null);
+    }
+  }
+}
+
+const SHARED = [
+  { title: "Events a second", lines: [{ name: "events", field: "events" }], format: rate },
+  { title: "Worst lag", lines: [{ name: "lag", field: "lag" }], format: duration,
+    note: "From the engine's timestamp until the batch was visible to queries" },
+];
+
+const CHARTS = {
+  service: [
+    ...SHARED,
+    { title: "Queries a second", lines: [{ name: "queries", field: "queries" }], format: rate },
+    { title: "Prompts matched", lines: [{ name: "matched", field: "matched" }], format: percent, top: 1,
+      note: "Share of prompts of which an engine held at least one block" },
+  ],
+  router: [
+    { title: "Hit rate", lines: [{ name: "real", field: "hit_real" }, { name: "predicted", field: "hit_predicted" }],
+      format: percent, top: 1, note: "Share of prompt tokens taken from a cache: as engines report it, and as decisions said" },
+    { title: "First token", lines: [{ name: "p50", field: "ttft" }, { name: "p99", field: "ttft_p99" }], format: duration },
+    { title: "Requests a second", lines: [{ name: "requests", field: "requests" }], format: rate },
+    { title: "In flight", lines: [{ name: "at engines", field: "in_flight" }, { name: "waiting here", field: "waiting_here" }],
+      format: count },
+    ...SHARED,
+  ],
+};
+
+/** The charts, of as many minutes as there are points. */
+export class Charts {
+  constructor(element) {
+    this.element = element;
+    this.charts = [];
+  }
+
+  /** Makes those of a service or of a router. */
+  of(kind) {
+    if (this.kind === kind) return;
+    this.kind = kind;
+    this.charts = (CHARTS[kind] ?? CHARTS.service).map((chart) => new Chart(chart));
+    mark(this.element, "data-count", String(this.charts.length));
+    this.element.replaceChildren(...this.charts.map((chart) => chart.element));
+  }
+
+  show(points, palette) {
+    const past = points.length ? points[points.length - 1].t - points[0].t : 0;
+    const span = [60, 120, 300, 600].map((seconds) => seconds * 1000).find((span) => past <= span * 1.02) ?? 600000;
+    const shown = points.filter((point) => point.t >= points[points.length - 1].t - span);
+    for (const chart of this.charts) chart.show(shown, palette, span);
+  }
+
+  redraw() {
+    for (const chart of this.charts) chart.draw();
+  }
+}

@@ -1,0 +1,85 @@
+//! The page's files.
+
+/// A file of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asset {
+    /// Its media type, for `Content-Type`.
+    pub media_type: &'static str,
+    /// What is in it.
+    pub bytes: &'static [u8],
+}
+
+/// What the page may do: load what comes from where it came from, and nothing else.
+pub const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+macro_rules! assets {
+    ($($path:literal $kind:ident $file:literal,)*) => {
+        /// The file at a path of the server, such as `/ui`, if the page has one there.
+        #[must_use]
+        pub fn asset(path: &str) -> Option<Asset> {
+            match path {
+                $($path => Some(Asset { media_type: $kind, bytes: include_bytes!(concat!("../assets/", $file)) }),)*
+                _ => None,
+            }
+        }
+
+        #[cfg(test)]
+        const PATHS: &[&str] = &[$($path),*];
+    };
+}
+
+assets! {
+    "/ui" HTML "page.html",
+    "/ui/page.css" CSS "page.css",
+    "/ui/page.js" SCRIPT "page.js",
+    "/ui/feed.js" SCRIPT "feed.js",
+    "/ui/format.js" SCRIPT "format.js",
+    "/ui/charts.js" SCRIPT "charts.js",
+    "/ui/summary.js" SCRIPT "summary.js",
+    "/ui/rows.js" SCRIPT "rows.js",
+    "/ui/engines.js" SCRIPT "engines.js",
+    "/ui/decisions.js" SCRIPT "decisions.js",
+    "/ui/dom.js" SCRIPT "dom.js",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_that_a_file_names_is_there_and_nothing_comes_from_elsewhere() {
+        for path in PATHS {
+            let text = std::str::from_utf8(asset(path).expect("listed").bytes).expect("UTF-8");
+            let quoted = text.split('"').skip(1).step_by(2).filter(|part| !part.contains(['\n', ' ', '$']));
+            for part in quoted {
+                let file = part.strip_prefix("./").or(part.strip_prefix("ui/"));
+                if let Some(file) = file.filter(|file| file.ends_with(".js") || file.ends_with(".css")) {
+                    assert!(asset(&format!("/ui/{file}")).is_some(), "{path} names {part}");
+                }
+                // The names of XML's vocabularies are not fetched.
+                let is_name = part.starts_with("http://www.w3.org/");
+                assert!(!part.contains("//") || is_name, "{path} names {part}");
+            }
+            assert!(
+                !text.contains("innerHTML") && !text.contains("eval("),
+                "{path}: what engines say is text, not HTML"
+            );
+        }
+        assert_eq!(asset("/ui/../Cargo.toml"), None);
+    }
+
+    #[test]
+    fn the_page_needs_nothing_that_its_policy_forbids() {
+        let page = std::str::from_utf8(asset("/ui").expect("a page").bytes).expect("UTF-8");
+        assert!(
+            !page.contains("style=") && !page.contains("<style") && !page.contains(" on"),
+            "inline style or handler"
+        );
+        assert!(page.matches("<script").count() == 1 && page.contains(r#"<script type="module" src="ui/page.js">"#));
+    }
+}

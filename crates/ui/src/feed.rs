@@ -1,0 +1,328 @@
+//! [`Feed`]: states in, server-sent events out.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::patch::{difference, drop_nulls};
+
+/// Bytes that may wait for a viewer. One that is further behind gets everything anew when it has read what it was given.
+const WAITING: usize = 1 << 20;
+
+/// There are as many viewers already as there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full {
+    /// So many.
+    pub viewers: usize,
+}
+
+/// A state that is watched, and lists that grow.
+#[derive(Debug)]
+pub struct Feed {
+    most: usize,
+    watching: AtomicUsize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    state: Option<Value>,
+    lists: BTreeMap<&'static str, VecDeque<String>>,
+    queues: Vec<Arc<Mutex<Queue>>>,
+    closed: bool,
+}
+
+/// What waits for a viewer.
+#[derive(Debug, Default)]
+struct Queue {
+    events: VecDeque<Bytes>,
+    bytes: usize,
+    /// It has to get everything before anything else.
+    behind: bool,
+    closed: bool,
+    waker: Option<Waker>,
+}
+
+/// One client's side. When it is dropped, the client is gone.
+#[derive(Debug)]
+pub struct Viewer {
+    feed: Arc<Feed>,
+    queue: Arc<Mutex<Queue>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Feed {
+    /// A feed for at most so many viewers.
+    #[must_use]
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self { most, watching: AtomicUsize::new(0), inner: Mutex::default() })
+    }
+
+    /// How many watch. With none, there is no need for [`Feed::update`].
+    #[must_use]
+    pub fn viewers(&self) -> usize {
+        self.watching.load(Relaxed)
+    }
+
+    /// A viewer more. It gets everything at the next [`Feed::update`].
+    ///
+    /// # Errors
+    /// [`Full`] if there are too many.
+    pub fn watch(self: &Arc<Self>) -> Result<Viewer, Full> {
+        let mut inner = lock(&self.inner);
+        if inner.queues.len() >= self.most {
+            return Err(Full { viewers: inner.queues.len() });
+        }
+        let queue = Queue { behind: true, closed: inner.closed, ..Queue::default() };
+        let queue = Arc::new(Mutex::new(queue));
+        inner.queues.push(queue.clone());
+        self.watching.store(inner.queues.len(), Relaxed);
+        Ok(Viewer { feed: self.clone(), queue })
+    }
+
+    /// The state as it is now: an object, in which null is the same as nothing.
+    pub fn update(&self, mut state: Value) {
+        drop_nulls(&mut state);
+        let mut inner = lock(&self.inner);
+        let behind: Vec<_> = inner.queues.iter().filter(|queue| lock(queue).wants_everything()).cloned().collect();
+        if behind.len() < inner.queues.len() {
+            let change = inner.state.as_ref().and_then(|old| difference(old, &state));
+            if let Some(change) = change {
+                inner.send(&event("patch", &change.to_string()));
+            }
+        }
+        if !behind.is_empty() {
+            let whole = event("whole", &inner.everything(&state));
+            behind.iter().for_each(|queue| lock(queue).start_with(whole.clone()));
+        }
+        inner.state = Some(state);
+    }
+
+    /// Puts items at the end of a list, of which the last `keep` are kept for those who come later.
+    pub fn append(&self, list: &'static str, keep: usize, items: impl IntoIterator<Item = Value>) {
+        let text = |mut item: Value| {
+            drop_nulls(&mut item);
+            item.to_string()
+        };
+        let items: Vec<String> = items.into_iter().map(text).collect();
+        if items.is_empty() {
+            return;
+        }
+        let mut inner = lock(&self.inner);
+        inner.send(&event("more", &format!("{{\"list\":\"{list}\",\"items\":[{}]}}", items.join(","))));
+        let kept = inner.lists.entry(list).or_default();
+        kept.extend(items);
+        let over = kept.len().saturating_sub(keep);
+        kept.drain(..over);
+    }
+
+    /// Ends all viewers, and those that come.
+    pub fn close(&self) {
+        let mut inner = lock(&self.inner);
+        inner.closed = true;
+        inner.queues.iter().for_each(|queue| lock(queue).close());
+    }
+}
+
+impl Inner {
+    fn send(&self, event: &Bytes) {
+        self.queues.iter().for_each(|queue| lock(queue).push(event.clone()));
+    }
+
+    fn everything(&self, state: &Value) -> String {
+        let mut out = format!("{{\"state\":{state},\"lists\":{{");
+        for (at, (name, items)) in self.lists.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            out.push_str(&format!("{comma}\"{name}\":["));
+            for (at, item) in items.iter().enumerate() {
+                out.push_str(if at > 0 { "," } else { "" });
+                out.push_str(item);
+            }
+            out.push(']');
+        }
+        out.push_str("}}");
+        out
+    }
+}
+
+impl Queue {
+    /// Whether it needs everything, and has read what it was given before.
+    fn wants_everything(&self) -> bool {
+        self.behind && self.events.is_empty()
+    }
+
+    fn start_with(&mut self, whole: Bytes) {
+        self.behind = false;
+        self.push(whole);
+    }
+
+    fn push(&mut self, event: Bytes) {
+        if self.behind || self.closed {
+            return;
+        }
+        // What fits into an empty queue is always sent, however large.
+        if !self.events.is_empty() && self.bytes + event.len() > WAITING {
+            self.behind = true;
+            return;
+        }
+        self.bytes += event.len();
+        self.events.push_back(event);
+        self.wake();
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Viewer {
+    /// The next bytes of the answer, in `text/event-stream`; none after [`Feed::close`].
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        let mut queue = lock(&self.queue);
+        if let Some(event) = queue.events.pop_front() {
+            queue.bytes -= event.len();
+            return Poll::Ready(Some(event));
+        }
+        if queue.closed {
+            return Poll::Ready(None);
+        }
+        queue.waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        let mut inner = lock(&self.feed.inner);
+        inner.queues.retain(|queue| !Arc::ptr_eq(queue, &self.queue));
+        self.feed.watching.store(inner.queues.len(), Relaxed);
+    }
+}
+
+/// In the format of server-sent events. `data` must be one line, as JSON without white space is.
+fn event(name: &str, data: &str) -> Bytes {
+    format!("event: {name}\ndata: {data}\n\n").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::patch::tests::apply;
+
+    /// The events that wait: name and data.
+    fn read(viewer: &mut Viewer) -> Vec<(String, Value)> {
+        let mut events = Vec::new();
+        while let Poll::Ready(Some(bytes)) = viewer.poll_next(&mut Context::from_waker(Waker::noop())) {
+            let text = std::str::from_utf8(&bytes).expect("UTF-8").to_owned();
+            let (head, data) = text.strip_suffix("\n\n").and_then(|text| text.split_once('\n')).expect("two lines");
+            let data = data.strip_prefix("data: ").expect("data");
+            let name = head.strip_prefix("event: ").expect("a name").to_owned();
+            events.push((name, serde_json::from_str(data).expect("JSON in one line")));
+        }
+        events
+    }
+
+    /// What a client knows.
+    #[derive(Default)]
+    struct Known {
+        state: Value,
+        history: Vec<Value>,
+        wholes: usize,
+    }
+
+    impl Known {
+        fn read(&mut self, viewer: &mut Viewer) {
+            for (name, data) in read(viewer) {
+                match &*name {
+                    "whole" => {
+                        self.wholes += 1;
+                        self.state = data["state"].clone();
+                        self.history = data["lists"]["history"].as_array().cloned().unwrap_or_default();
+                    }
+                    "patch" => apply(&mut self.state, &data),
+                    _ => self.history.extend(data["items"].as_array().cloned().expect("items")),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn those_who_come_get_everything_and_then_what_changes() {
+        let feed = Feed::new(4);
+        feed.append("history", 2, [json!(1), json!(2), json!(3)]);
+        let mut first = feed.watch().expect("room");
+        assert_eq!(read(&mut first), []);
+        feed.update(json!({"a": {"x": 1, "y": null}, "b": 2}));
+        let whole = json!({"state": {"a": {"x": 1}, "b": 2}, "lists": {"history": [2, 3]}});
+        assert_eq!(read(&mut first), [("whole".to_owned(), whole)]);
+        let mut second = feed.watch().expect("room");
+        feed.update(json!({"a": {"x": 1}}));
+        assert_eq!(read(&mut first), [("patch".to_owned(), json!({"b": null}))]);
+        assert_eq!(read(&mut second)[0].1["state"], json!({"a": {"x": 1}}));
+        feed.append("history", 2, [json!(4)]);
+        let more = [("more".to_owned(), json!({"list": "history", "items": [4]}))];
+        assert_eq!((read(&mut first), read(&mut second)), (more.to_vec(), more.to_vec()));
+        feed.update(json!({"a": {"x": 1}}));
+        assert_eq!(read(&mut first), [], "nothing has changed");
+    }
+
+    #[test]
+    fn who_reads_too_slowly_ends_up_with_the_same() {
+        let feed = Feed::new(4);
+        let (mut quick, mut slow) = (feed.watch().expect("room"), feed.watch().expect("room"));
+        let mut known = [Known::default(), Known::default()];
+        let long = "x".repeat(WAITING / 10);
+        for round in 0..100 {
+            feed.update(json!({"round": round, "text": format!("{long}{round}"), (format!("only{round}")): 1}));
+            feed.append("history", 1000, [json!(round)]);
+            known[0].read(&mut quick);
+            if round % 30 == 29 {
+                known[1].read(&mut slow);
+            }
+        }
+        known[1].read(&mut slow);
+        // Two rounds: what it missed is sent when what it was given is read.
+        for _ in 0..2 {
+            feed.update(json!({"round": "last"}));
+            known[1].read(&mut slow);
+            known[0].read(&mut quick);
+        }
+        assert_eq!(known[0].state, json!({"round": "last"}));
+        assert_eq!(known[1].state, json!({"round": "last"}));
+        assert_eq!(known[0].history, (0..100).map(Value::from).collect::<Vec<_>>());
+        assert_eq!(known[1].history, known[0].history);
+        assert_eq!(known[0].wholes, 1);
+        assert!(known[1].wholes > 1, "it was never behind");
+    }
+
+    #[test]
+    fn so_many_and_no_more_and_an_end() {
+        let feed = Feed::new(2);
+        let (first, mut second) = (feed.watch().expect("room"), feed.watch().expect("room"));
+        assert_eq!(feed.watch().err(), Some(Full { viewers: 2 }));
+        drop(first);
+        assert_eq!(feed.viewers(), 1);
+        let _third = feed.watch().expect("room");
+        feed.close();
+        assert!(matches!(second.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)));
+        drop(second);
+        let mut late = feed.watch().expect("room");
+        assert!(matches!(late.poll_next(&mut Context::from_waker(Waker::noop())), Poll::Ready(None)));
+    }
+}
