@@ -27,7 +27,7 @@ def _prompts(setup: Setup, corpora: Corpora) -> list[list[int]]:
     if setup.tokens == "engine":
         return [four_bytes(one) for one in conversations()]
     if setup.tokens == "tokenizer":
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer  # noqa: PLC0415 - only for our own router
 
         tokenizer = Tokenizer.from_file(str(corpora.model / "tokenizer.json"))
         return [list(tokenizer.encode(rendered(one), add_special_tokens=False).ids) for one in conversations()]
@@ -85,7 +85,11 @@ def main(
                 click.echo(f"{turn + 1}/{rounds} {setup.name:28} {cell:20} {_short(result)}")
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    ordered = {cell: {one.name: rows[cell][one.name] for one in SETUPS if one.name in rows[cell]} for cell in NAMES if cell in rows}
+    ordered = {
+        cell: {one.name: rows[cell][one.name] for one in SETUPS if one.name in rows[cell]}
+        for cell in NAMES
+        if cell in rows
+    }
     text = markdown(ordered, missing)
     out.with_suffix(".md").write_text(text, encoding="utf-8")
     click.echo(text)
@@ -117,7 +121,7 @@ def _turn(
 def _short(cell: dict[str, Any]) -> str:
     """A line about a result, for whoever waits."""
     if "failed" in cell:
-        return "failed: " + cell["failed"].replace("\n", " ")[-300:]
+        return "failed: " + str(cell["failed"]).replace("\n", " ")[-300:]
     if "memory" in cell:
         return f"{cell['requests']:,} requests, memory x{cell['growth']:.3f}"
     errors = sum(cell["errors"].values())
@@ -125,7 +129,8 @@ def _short(cell: dict[str, Any]) -> str:
     first = cell["first_token_us"]
     if first["n"]:
         delay = cell["token_delay_us"]
-        return f"first token {first['p50'] / 1e3:.2f} / {first['p99'] / 1e3:.2f} ms, delay p99 {delay['p99'] / 1e3:.2f} ms{tail}"
+        times = [figure / 1e3 for figure in (first["p50"], first["p99"], delay["p99"])]
+        return "first token {:.2f} / {:.2f} ms, delay p99 {:.2f} ms".format(*times) + tail
     return f"{cell['per_second']:,.0f} requests/s{tail}"
 
 

@@ -3,7 +3,7 @@
 | corpus | a body |
 |---|---|
 | `1k` | one message of 1,000 characters that begins with a number no other request has: nothing of it was seen before |
-| `48k-seen` | one of 64 conversations of 48,000 characters, seen before, and a last message of 1,200 that begins with such a number |
+| `48k-seen` | one of 64 conversations of 48,000 characters that were seen before, then a message of 1,200, numbered so |
 | `48k-new` | the same conversations, with the number at the very beginning |
 
 The client puts the number where `@@@@@@@@` stands.
@@ -104,7 +104,7 @@ class Corpora:
         folder.mkdir(parents=True, exist_ok=True)
         made = json.loads(self.tokenizer_json.read_text(encoding="utf-8"))
         flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
-        following = 1 + max(max(made["model"]["vocab"].values()), *(one["id"] for one in made["added_tokens"]))
+        following = 1 + max([*made["model"]["vocab"].values(), *(one["id"] for one in made["added_tokens"])])
         for offset, content in enumerate(("<|im_start|>", "<|im_end|>")):
             made["added_tokens"].append({"id": following + offset, "content": content, **flags})
         made["post_processor"] = None  # the template writes all there is
@@ -148,6 +148,6 @@ def four_bytes(messages: Messages) -> list[int]:
     ids: list[int] = []
     for one in messages:
         text = json.dumps(one["content"])[1:-1].encode()
-        for at in range(0, len(text) - 3, 4):
-            ids.append((int.from_bytes(text[at : at + 4], "little") * 2654435761 & 0xFFFFFFFF) >> 15)
+        words = (int.from_bytes(text[at : at + 4], "little") for at in range(0, len(text) - 3, 4))
+        ids.extend((word * 2654435761 & 0xFFFFFFFF) >> 15 for word in words)
     return ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.service.servers import free_port
+
 from kvatlas import content_hashes, prefix_hashes
 from kvatlas.sim.server import Publisher
 from kvatlas.wire import Stored, encode_batch
-
-from ..service.servers import free_port
 
 BLOCK = 16
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -57,10 +58,8 @@ class Process:
                     self._process.wait(seconds)
                 except (subprocess.TimeoutExpired, ProcessLookupError):
                     continue
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     @property
     def pid(self) -> int:
@@ -97,7 +96,9 @@ class Process:
         return self.log.read_text(encoding="utf-8", errors="replace")[-characters:]
 
 
-def post(port: int, path: str, body: dict[str, Any], headers: dict[str, str] | None = None, seconds: float = 5.0) -> Any:
+def post(
+    port: int, path: str, body: dict[str, Any], headers: dict[str, str] | None = None, seconds: float = 5.0
+) -> Any:
     """One request, and its JSON answer; OSError if there is none or it is no success."""
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}{path}",
@@ -130,7 +131,9 @@ class Engines:
         self.publishers = [Publisher(replay_endpoint="tcp://127.0.0.1:*", buffer_steps=10_000) for _ in range(count)]
         command = [str(program), "--ports", ",".join(map(str, self.ports)), "--model", model]
         self.process = Process(command, log)
-        wait(lambda: bool(urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/health", timeout=1)), self.process, 5)
+        wait(
+            lambda: bool(urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/health", timeout=1)), self.process, 5
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +150,9 @@ class Engines:
 
     def interval(self, microseconds: int) -> None:
         """The time between two tokens of a stream."""
-        urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/control?interval_us={microseconds}", timeout=5).close()
+        urllib.request.urlopen(
+            f"http://127.0.0.1:{self.ports[0]}/control?interval_us={microseconds}", timeout=5
+        ).close()
 
     def announce(self, prompts: Sequence[Sequence[int]]) -> None:
         """Each prompt's blocks are stored by one engine, in turn."""

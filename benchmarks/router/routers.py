@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
-from ..service.servers import free_port
+from benchmarks.service.servers import free_port
+
 from .fleet import Engines, Process, post, wait
 
 KEY = "sk-benchmark"
@@ -55,7 +57,11 @@ class Setup:
         """Why it cannot be started here; "" if it can."""
         if self.peer and not (peers / self.peer / "ready").exists():
             reason = peers / self.peer / "missing"
-            return reason.read_text(encoding="utf-8").strip() if reason.exists() else f"not installed: no {self.peer} in {peers}"
+            return (
+                reason.read_text(encoding="utf-8").strip()
+                if reason.exists()
+                else f"not installed: no {self.peer} in {peers}"
+            )
         if self.program and shutil.which(self.program) is None:
             return f"{self.program} is not installed"
         return ""
@@ -78,7 +84,16 @@ def _vllm(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str]]]
 def _sglang(policy: str) -> Callable[[Place], Sequence[Sequence[str]]]:
     def command(place: Place) -> Sequence[Sequence[str]]:
         line = [place.python("sglang-router"), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
-        line += ["--port", str(place.port), "--worker-urls", *place.engines.urls, "--policy", policy, "--log-level", "error"]
+        line += [
+            "--port",
+            str(place.port),
+            "--worker-urls",
+            *place.engines.urls,
+            "--policy",
+            policy,
+            "--log-level",
+            "error",
+        ]
         return [[*line, "--max-concurrent-requests", "20000", "--prometheus-port", str(free_port())]]
 
     return command
@@ -124,10 +139,8 @@ def _litellm(place: Place) -> Sequence[Sequence[str]]:
     ]
     config = place.logs / "litellm.yaml"  # JSON is YAML
     config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}), encoding="utf-8")
-    return [
-        [place.python("litellm"), "-m", "litellm.proxy.proxy_cli", "--config", str(config), "--host", "127.0.0.1"]
-        + ["--port", str(place.port), "--num_workers", "2", "--telemetry", "False"]
-    ]
+    line = [place.python("litellm"), "-m", "litellm.proxy.proxy_cli", "--config", str(config), "--host", "127.0.0.1"]
+    return [[*line, "--port", str(place.port), "--num_workers", "2", "--telemetry", "False"]]
 
 
 def _dynamo(mode: str) -> Callable[[Place], Sequence[Sequence[str]]]:
@@ -154,7 +167,11 @@ def _kvatlas(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str
     return command
 
 
-ALONE = Setup("engine alone", lambda place: [])
+def _nothing(_: Place) -> Sequence[Sequence[str]]:
+    return []
+
+
+ALONE = Setup("engine alone", _nothing)
 SETUPS = (
     ALONE,
     Setup("HAProxy round robin", _haproxy, program="haproxy"),
@@ -169,7 +186,7 @@ SETUPS = (
     Setup("smg round robin", _smg("round_robin"), peer="smg"),
     Setup("smg prefix_hash", _smg("prefix_hash"), peer="smg"),
     Setup("smg cache_aware", _smg("cache_aware"), peer="smg"),
-    Setup("production-stack", lambda place: [], peer="production-stack"),
+    Setup("production-stack", _nothing, peer="production-stack"),
     Setup("dynamo round robin", _dynamo("round-robin"), peer="dynamo", own_engines=True, startup=90),
     Setup("dynamo kv", _dynamo("kv"), peer="dynamo", own_engines=True, startup=90),
     Setup("litellm", _litellm, peer="litellm", header=f"authorization: Bearer {KEY}", startup=120),
@@ -188,7 +205,13 @@ class Router:
             return
         self.port = free_port()
         place = Place(engines, self.port, peers, logs, model)
-        env = {"DYN_LOG": "error", "DYN_FILE_KV": str(logs / f"dynamo-{self.port}"), "LITELLM_LOG": "ERROR", "LITELLM_LOCAL_MODEL_COST_MAP": "True", **setup.env}
+        env = {
+            "DYN_LOG": "error",
+            "DYN_FILE_KV": str(logs / f"dynamo-{self.port}"),
+            "LITELLM_LOG": "ERROR",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            **setup.env,
+        }
         name = setup.name.replace(" ", "-")
         try:
             for number, line in enumerate(setup.command(place)):
@@ -197,13 +220,15 @@ class Router:
             body = {"model": setup.model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
             assert self.process is not None
             wait(
-                lambda: bool(post(self.port, "/v1/chat/completions", body, headers)["choices"]), self.process, setup.startup
+                lambda: bool(post(self.port, "/v1/chat/completions", body, headers)["choices"]),
+                self.process,
+                setup.startup,
             )
         except BaseException:
             self._stack.close()
             raise
 
-    def __enter__(self) -> Router:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
