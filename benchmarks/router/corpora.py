@@ -3,7 +3,7 @@
 | corpus | a body |
 |---|---|
 | `1k` | one message of 1,000 characters that begins with a number no other request has: nothing of it was seen before |
-| `48k-seen` | one of 64 conversations of 48,000 characters that were seen before, then a message of 1,200, numbered so |
+| `48k-seen` | one of 64 conversations of 48,000 characters that were seen before, then a numbered message of 1,200 |
 | `48k-new` | the same conversations, with the number at the very beginning |
 
 The client puts the number where `@@@@@@@@` stands.
