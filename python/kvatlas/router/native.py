@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any, Protocol
 
@@ -17,9 +18,9 @@ class NativeRouter(Native, Protocol):
 
     @property
     def follows(self) -> bool: ...
-    def set_engine(self, engine: str, /) -> bool: ...
-    def remove_engine(self, name: str, /) -> bool: ...
-    def drain_engine(self, name: str, drained: bool, /) -> bool: ...
+    def set_engine(self, engine: str, /) -> None: ...
+    def remove_engine(self, name: str, /) -> None: ...
+    def drain_engine(self, name: str, drained: bool, /) -> None: ...
     def state(self) -> str: ...
     def decisions(self, limit: int, /) -> str: ...
 
@@ -120,7 +121,8 @@ class Engines:
     def left(self, engine: Engine, /) -> None:
         """It is not in the list any more."""
         self._told.pop(engine.worker, None)
-        self._native.remove_engine(engine.worker)
+        with contextlib.suppress(ServiceError):  # somebody else may have
+            self._native.remove_engine(engine.worker)
 
     def _tell(self, name: str, about: dict[str, Any]) -> None:
         before = self._told.get(name)

@@ -135,25 +135,31 @@ class Router:
 
     # The fleet
 
-    def add_engine(self, engine: Engine | str, *, role: str | None = None) -> bool:
+    def add_engine(self, engine: Engine | str, *, role: str | None = None) -> None:
         """Send requests to an engine from now on, besides those of the configuration. Its events are not followed.
-
-        Returns:
-            Whether it is new.
 
         Raises:
             ConfigError: It is not `[NAME=]URL`.
+            ServiceError: It cannot be used.
         """
         about = self._config.engine_for_native(_in_role(Engine.of(engine), role))
-        return self._native.set_engine(json.dumps(about))
+        self._native.set_engine(json.dumps(about))
 
-    def remove_engine(self, name: str) -> bool:
-        """Send an engine no more requests; those under way go on. Returns whether it was there."""
-        return self._native.remove_engine(name)
+    def remove_engine(self, name: str) -> None:
+        """Send an engine no more requests; those under way go on.
 
-    def drain_engine(self, name: str, *, drained: bool = True) -> bool:
-        """Send an engine no new requests, or do so again. Returns whether there is such an engine."""
-        return self._native.drain_engine(name, drained)
+        Raises:
+            ServiceError: There is no such engine (code "unknown_engine").
+        """
+        self._native.remove_engine(name)
+
+    def drain_engine(self, name: str, *, drained: bool = True) -> None:
+        """Send an engine no new requests, or do so again.
+
+        Raises:
+            ServiceError: There is no such engine (code "unknown_engine").
+        """
+        self._native.drain_engine(name, drained)
 
     def state(self) -> Any:
         """The engines with their health and their work, as in `GET /workers`."""
