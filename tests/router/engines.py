@@ -1,0 +1,284 @@
+"""Fake engines over real sockets that do what engines do on bad days. A thread of asyncio serves all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+MODEL = "model"
+
+
+@dataclass
+class Received:
+    """A request as an engine got it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    at: float = field(default_factory=time.monotonic)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Talk:
+    """One request of a connection, for whoever answers it."""
+
+    engine: Engine
+    request: Received
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    def abort(self) -> None:
+        """The connection is reset, as when the process dies."""
+        self.writer.transport.abort()
+
+    async def gone(self) -> None:
+        """Until the other side has closed."""
+        while await self.reader.read(4096):
+            pass
+
+
+Behaviour = Callable[[Talk], Awaitable[None]]
+
+
+def head(status: str = "200 OK", *fields: str, kind: str = "application/json") -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", f"content-type: {kind}", *fields, "", ""]).encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def event(about: Any) -> bytes:
+    return b"data: " + (about if isinstance(about, bytes) else json.dumps(about).encode()) + b"\n\n"
+
+
+def delta(text: str, finish: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": MODEL, "choices": [choice]}
+
+
+def reply(status: str, body: Any, *fields: str) -> Behaviour:
+    """An answer as a whole."""
+
+    async def act(talk: Talk) -> None:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        await talk.send(head(status, *fields, f"content-length: {len(data)}") + data)
+
+    return act
+
+
+def whole(text: str = "ok", prompt: int = 10, cached: int = 0) -> Behaviour:
+    """A finished chat completion."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": 1, "total_tokens": prompt + 1}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+    details = {"prompt_tokens_details": {"cached_tokens": cached}}
+    answer = {"id": "chatcmpl-1", "object": "chat.completion", "model": MODEL, "choices": [choice]}
+    return reply("200 OK", answer | {"usage": usage | details})
+
+
+def stream(tokens: int = 5, pause: float = 0.0, after: Behaviour | None = None) -> Behaviour:
+    """A streamed answer; `after` takes the place of its end."""
+
+    async def act(talk: Talk) -> None:
+        await talk.send(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream"))
+        for number in range(tokens):
+            await talk.send(chunk(event(delta(f"t{number} "))))
+            if pause:
+                await asyncio.sleep(pause)
+        if after is not None:
+            await after(talk)
+            return
+        usage = {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
+        last = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": usage}
+        ends = event(delta("", "stop")) + event(last) + event(b"[DONE]")
+        await talk.send(chunk(ends) + b"0\r\n\r\n")
+
+    return act
+
+
+async def die(talk: Talk) -> None:
+    """Without a byte."""
+    talk.abort()
+
+
+async def hang(talk: Talk) -> None:
+    """Takes the request and says nothing, until the other side has had enough."""
+    await talk.gone()
+    talk.engine.given_up.append(time.monotonic())
+
+
+def slowly(data: bytes, pause: float = 0.01, piece: int = 1) -> Behaviour:
+    """Some bytes at a time."""
+
+    async def act(talk: Talk) -> None:
+        for at in range(0, len(data), piece):
+            await talk.send(data[at : at + piece])
+            await asyncio.sleep(pause)
+
+    return act
+
+
+def raw(data: bytes, *, close: bool = True) -> Behaviour:
+    """These bytes, and the end of the connection."""
+
+    async def act(talk: Talk) -> None:
+        await talk.send(data)
+        if close:
+            talk.writer.close()
+
+    return act
+
+
+async def usual(talk: Talk) -> None:
+    """As the request wants it: streamed or not. What is no JSON object with messages or a prompt is refused."""
+    try:
+        asked = json.loads(talk.request.body)
+        if not isinstance(asked, dict):
+            raise TypeError("not an object")
+        if not isinstance(asked.get("messages", asked.get("prompt", asked.get("input"))), list | str):
+            raise TypeError("neither messages nor prompt")
+        if asked.get("model", talk.engine.model) != talk.engine.model:
+            error = {"message": f"The model `{asked['model']}` does not exist.", "type": "NotFoundError", "code": 404}
+            await reply("404 Not Found", {"error": error})(talk)
+            return
+    except (ValueError, TypeError, RecursionError) as error:
+        said = {"message": f"the engine says: {error}", "type": "BadRequestError", "code": 400}
+        await reply("400 Bad Request", {"error": said})(talk)
+        return
+    await (stream(4) if asked.get("stream") is True else whole())(talk)
+
+
+class Engine:
+    """A server at a port of its own. `behaviour` may be changed at any time; it answers POST requests."""
+
+    def __init__(self, behaviour: Behaviour = usual, *, model: str = MODEL) -> None:
+        self.behaviour = behaviour
+        self.model = model
+        self.healthy = True
+        self.close_after: float | None = None  # seconds that a connection may be idle
+        self.received: list[Received] = []
+        self.given_up: list[float] = []
+        self.connections = 0
+        self.metrics = ""
+        self._loop = _loop()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.port = 0
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Listens, at the port that it had."""
+
+        async def begin() -> None:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20, backlog=1024)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(5)
+
+    def stop(self) -> None:
+        """Dies: nobody listens, all connections are reset."""
+
+        async def end() -> None:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(5)
+
+    def asked(self) -> int:
+        """Requests for generation so far."""
+        return sum(1 for one in self.received if one.method == "POST")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        self.connections += 1
+        try:
+            while True:
+                try:
+                    request = await asyncio.wait_for(_read(reader), self.close_after)
+                except TimeoutError:
+                    break
+                if request is None:
+                    break
+                self.received.append(request)
+                await self._answer(Talk(self, request, reader, writer))
+                await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, RuntimeError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, talk: Talk) -> None:
+        path = talk.request.path.partition("?")[0]
+        if talk.request.method == "POST":
+            await self.behaviour(talk)
+        elif path == "/v1/models":
+            card = {"id": self.model, "object": "model", "owned_by": "vllm", "max_model_len": 131072}
+            await reply("200 OK", {"object": "list", "data": [card]})(talk)
+        elif path == "/health":
+            await reply("200 OK" if self.healthy else "503 Service Unavailable", b"")(talk)
+        elif path == "/metrics":
+            await talk.send(
+                head("200 OK", f"content-length: {len(self.metrics)}", kind="text/plain") + self.metrics.encode()
+            )
+        else:
+            await reply("404 Not Found", {"detail": "Not Found"})(talk)
+
+
+async def _read(reader: asyncio.StreamReader) -> Received | None:
+    try:
+        text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = text.rstrip("\r\n").split("\r\n")
+    method, path, _ = first.split(" ", 2)
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "chunked" in headers.get("transfer-encoding", ""):
+        body = b""
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            body += await reader.readexactly(size)
+            await reader.readline()
+        while (await reader.readline()).strip():
+            pass
+    else:
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Received(method, path, headers, body)
+
+
+_running: list[asyncio.AbstractEventLoop] = []
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The loop of all engines of this process."""
+    if not _running:
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="engines", daemon=True).start()
+        _running.append(loop)
+    return _running[0]

@@ -1,0 +1,227 @@
+"""Beginnings and ends: SIGTERM under load, kill -9 and start again."""
+
+import asyncio
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from kvatlas import content_hashes, prefix_hashes
+from kvatlas.sim.server import Publisher
+from kvatlas.wire import Cleared, Stored, encode_batch
+
+from .engines import MODEL, Engine, Talk, hang, stream, usual, whole
+from .running import MESSAGES, PLAIN, Router, in_threads, wait_until
+
+BLOCK = 16
+
+
+def test_sigterm_under_load_loses_nothing(engine: Engine, other: Engine) -> None:
+    engine.behaviour = other.behaviour = stream(5, pause=0.02)
+    with Router(engine, other) as router:
+        ended: list[object] = []
+        refused: list[OSError] = []
+        wrong: list[object] = []
+        stop = threading.Event()
+
+        def ask(number: int) -> None:
+            while not stop.is_set():
+                try:
+                    answer = router.ask({"model": MODEL, "messages": MESSAGES, "stream": True})
+                except (ConnectionRefusedError, ConnectionResetError) as error:
+                    refused.append(error)  # before anything was sent, or without a byte of an answer
+                    return
+                except OSError as error:
+                    wrong.append(error)
+                    return
+                if answer.status == 200 and not answer.broken and answer.events[-1] == b"[DONE]":
+                    ended.append(answer)
+                else:
+                    wrong.append(answer)
+
+        with in_threads(16, ask) as errors:
+            wait_until(lambda: len(ended) > 50, "there is load")
+            router.process.send_signal(signal.SIGTERM)
+            status = router.process.wait(20)
+            stop.set()
+        assert not errors
+        assert not wrong
+        assert status == 0, router.log
+        # Each answered request was asked of an engine once, and nothing that an engine has begun was lost.
+        assert engine.asked() + other.asked() == len(ended)
+
+
+def test_sigterm_lets_a_stream_end_and_refuses_new_requests(engine: Engine) -> None:
+    go_on = threading.Event()
+
+    async def held(talk: Talk) -> None:
+        while not go_on.is_set():
+            await asyncio.sleep(0.005)
+        await talk.send(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    engine.behaviour = stream(1, after=held)
+    with Router(engine) as router:
+        answer = router.open()
+        assert b"t0" in answer.readline()
+        router.process.send_signal(signal.SIGTERM)
+
+        def is_closed() -> bool:
+            try:
+                router.connect(1).close()
+            except ConnectionRefusedError:
+                return True
+            return False
+
+        wait_until(is_closed, "no new connections are taken")
+        go_on.set()
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+        assert router.process.wait(20) == 0, router.log
+
+
+def test_sigterm_does_not_wait_for_ever(engine: Engine) -> None:
+    engine.behaviour = hang
+    with Router(engine, flags=(*PLAIN, "--drain-timeout", "300ms")) as router:
+        made = router.connect()
+        made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        wait_until(lambda: engine.asked() == 1, "the engine has it")
+        router.process.send_signal(signal.SIGTERM)
+        assert router.process.wait(20) == 1, "something was cut off"
+        made.close()
+
+
+def test_killed_and_started_again_it_answers_at_its_old_port(engine: Engine, other: Engine) -> None:
+    engine.behaviour = other.behaviour = whole()
+    with Router(engine, other) as first:
+        assert first.ask().status == 200
+        port = first.port
+        with first.connect() as made:  # the old process leaves connections behind
+            made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert made.recv(100)
+            first.kill()
+    with Router(engine, other, port=port, ready=False) as second:
+        assert second.ask().status == 200, "before it knows of anything"
+
+
+def tokens_of(text: str) -> list[int]:
+    """Tokens as the tokenizer of these tests has them: a byte is a token."""
+    return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer whose tokens are bytes, and a template that writes contents only."""
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    names = _byte_names()
+    vocabulary = {names[byte]: byte for byte in range(256)}
+    assert set(vocabulary) == set(alphabet)
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    folder = tmp_path_factory.mktemp("model")
+    made.save(str(folder / "tokenizer.json"))
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return folder
+
+
+def _byte_names() -> list[str]:
+    """The characters by which byte-level tokenizers write bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    names, extra = [], 0
+    for byte in range(256):
+        if byte in plain:
+            names.append(chr(byte))
+        else:
+            names.append(chr(256 + extra))
+            extra += 1
+    return names
+
+
+def stored(text: str) -> bytes:
+    tokens = tokens_of(text)
+    tokens = tokens[: len(tokens) // BLOCK * BLOCK]
+    names = prefix_hashes(content_hashes(tokens, BLOCK)).tolist()
+    return encode_batch([Stored(names, None, tokens, BLOCK)], timestamp=time.time())
+
+
+def cleared() -> bytes:
+    return encode_batch([Cleared()], timestamp=time.time())
+
+
+def exact(tokenizer: Path, *publishers: Publisher, policy: str = "kvatlas") -> tuple[str, ...]:
+    """Flags for decisions by the engines' events."""
+    flags = ["--policy", policy, "--tokenizer", str(tokenizer), "--model", MODEL, "--block-size", str(BLOCK)]
+    for number, publisher in enumerate(publishers):
+        flags += ["--stream", f"e{number}={publisher.endpoint},replay_endpoint={publisher.replay_endpoint}"]
+    return tuple(flags)
+
+
+def prompt(text: str) -> dict[str, object]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
+
+
+def holder(router: Router, text: str) -> str:
+    """Which engine answers a prompt."""
+    answer = router.ask(prompt(text))
+    assert answer.status == 200, answer
+    return answer.headers["x-kvatlas-worker"]
+
+
+TEXTS = [f"conversation {number}: " + "all that was said before, word for word; " * 30 for number in range(12)]
+
+
+def goes_where_it_is_held(router: Router, held: dict[str, str]) -> bool:
+    return all(holder(router, text + " and on") == name for text, name in held.items())
+
+
+def test_killed_and_started_again_it_is_exact_as_soon_as_the_streams_are(
+    engine: Engine, other: Engine, tokenizer: Path
+) -> None:
+    """Complaints 23 to 25: a router that starts late or again, and knows nothing until live events come."""
+    engine.behaviour = other.behaviour = usual
+    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one, Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
+        held = {}
+        for number, text in enumerate(TEXTS):
+            (one, two)[number % 3 % 2].publish(stored(text))
+            held[text] = ("e0", "e1")[number % 3 % 2]
+        flags = exact(tokenizer, one, two)
+        with Router(engine, other, flags=flags) as first:  # it starts after all was announced
+            assert goes_where_it_is_held(first, held)
+            port = first.port
+            first.kill()
+        with Router(engine, other, flags=flags, port=port) as second:
+            assert goes_where_it_is_held(second, held)
+
+
+def test_an_engine_that_starts_again_is_credited_with_nothing_of_its_old_life(
+    engine: Engine, other: Engine, tokenizer: Path
+) -> None:
+    """Complaint 21: a restarted engine keeps the credit for what it held before."""
+    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
+        with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one:
+            endpoints = (one.endpoint, one.replay_endpoint)
+            one.publish(stored(TEXTS[0]))
+            two.publish(stored(TEXTS[1]))
+            router = Router(engine, other, flags=exact(tokenizer, one, two))
+            try:
+                assert holder(router, TEXTS[0] + " and on") == "e0"
+            except BaseException:
+                router.kill()
+                raise
+        with router, Publisher(endpoints[0], endpoints[1]) as again:
+            again.publish(stored("something else " * 20))
+            two.publish(stored(TEXTS[0]))
+            wait_until(lambda: holder(router, TEXTS[0] + " and on") == "e1", "the old life is forgotten")
+
+
+def test_a_cleared_cache_is_credited_with_nothing(engine: Engine, other: Engine, tokenizer: Path) -> None:
+    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one, Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
+        one.publish(stored(TEXTS[0]))
+        with Router(engine, other, flags=exact(tokenizer, one, two)) as router:
+            assert holder(router, TEXTS[0] + " and on") == "e0"
+            one.publish(cleared())
+            two.publish(stored(TEXTS[0]))
+            wait_until(lambda: holder(router, TEXTS[0] + " and on") == "e1", "the cleared one is not credited")
