@@ -6,11 +6,24 @@ import math
 from dataclasses import dataclass, field
 
 from kvatlas.errors import ConfigError
+from kvatlas.lab.replay.drive import Limits
+from kvatlas.lab.replay.scenario import Scenario
 from kvatlas.routing import POLICIES
+from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.fleet import FleetConfig
+from kvatlas.sim.hardware import StepTime
 from kvatlas.sim.trace import check_block_size
 
 MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
+
+
+CHUNK = 512
+"""Tokens of a step, unless told otherwise: few enough that a step of the default hardware takes below 0.1 s."""
+
+
+def default_fleet() -> FleetConfig:
+    """Sixteen engines of the default hardware."""
+    return FleetConfig(engine=EngineConfig(chunk=CHUNK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +31,20 @@ class ReplayConfig:
     """A fleet and how to drive it.
 
     Attributes:
-        fleet: The simulated engines.
+        fleet: The simulated engines. The rates of their configuration are not used: `steps` says how fast they are.
+        steps: How long a step of an engine takes.
+        scenario: What happens to the fleet meanwhile.
+        limits: What a request must keep to count as served well.
         policies: Names of the routing policies, or `module:Class`.
         speedup: How many times as fast the trace's clock runs.
         check: Share of the queries whose answers are held against the reference, from 0 to 1.
         check_seconds: Time for the checked queries of one policy.
     """
 
-    fleet: FleetConfig = field(default_factory=FleetConfig)
+    fleet: FleetConfig = field(default_factory=default_fleet)
+    steps: StepTime = field(default_factory=StepTime)
+    scenario: Scenario = field(default_factory=Scenario)
+    limits: Limits = field(default_factory=Limits)
     policies: tuple[str, ...] = tuple(POLICIES)
     speedup: float = 1.0
     check: float = 0.01
@@ -45,5 +64,9 @@ class ReplayConfig:
             raise ConfigError(f"check must be from 0 to 1, got {self.check}")
         if not self.check_seconds >= 0:
             raise ConfigError(f"check_seconds must not be negative, got {self.check_seconds}")
+        for name in ("slow", "joins", "dies"):
+            for number in getattr(self.scenario, name):
+                if number >= self.fleet.engines:
+                    raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")
         if not self.policies:
             raise ConfigError("no policies")

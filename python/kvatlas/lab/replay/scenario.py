@@ -48,8 +48,9 @@ class Scenario:
     @property
     def plain(self) -> bool:
         """Whether it changes nothing."""
-        return all(getattr(self, f.name) == f.default for f in fields(self) if f.name not in ("slow", "joins", "dies")
-                   ) and not (self.slow or self.joins or self.dies)
+        return all(
+            getattr(self, f.name) == f.default for f in fields(self) if f.name not in ("slow", "joins", "dies")
+        ) and not (self.slow or self.joins or self.dies)
 
     @property
     def exact_events(self) -> bool:
