@@ -42,7 +42,7 @@ impl Match {
         Self { answer: Answer::Of(answer), view, length: slf.get().length }
     }
 
-    fn found(&self) -> &OwnedMatch {
+    pub(crate) fn found(&self) -> &OwnedMatch {
         match &self.answer {
             Answer::Own(found) => found,
             Answer::Of(other) => other.get().found(),

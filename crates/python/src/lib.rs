@@ -14,6 +14,7 @@ mod ranked;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;
 mod repr;
+mod routing;
 mod scalars;
 mod sequences;
 mod service;
@@ -41,6 +42,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(wire::keyed_content_hashes, module)?)?;
     designs::register(module)?;
     bench::register(module)?;
+    routing::register(module)?;
     trees::register(module)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;

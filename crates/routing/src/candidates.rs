@@ -26,6 +26,10 @@ pub struct Candidates {
     pub queued_tokens: Vec<f64>,
     /// Prompt tokens of requests without a first token, cached or not.
     pub queued_prompt_tokens: Vec<f64>,
+    /// Of `queued_tokens`, those of the prompt whose turn it is: the one sent first.
+    pub head_tokens: Vec<f64>,
+    /// Seconds since its turn came, as far as can be told: since the first token before it, or since it was sent.
+    pub head_elapsed: Vec<f64>,
     /// Tokens of all requests there, prompts and what they have generated so far.
     pub context_tokens: Vec<f64>,
     /// Tokens that requests there may still generate, where they say so (or as past ones did).
@@ -56,6 +60,50 @@ pub struct Candidates {
     pub weight: Vec<f64>,
 }
 
+/// Runs the code once for each column.
+macro_rules! columns {
+    ($each:ident, $($rest:tt)*) => {
+        $each! { $($rest)*
+            worker,
+            device_blocks,
+            host_blocks,
+            any_blocks,
+            predicted_blocks,
+            trusted,
+            requests,
+            waiting,
+            queued_tokens,
+            queued_prompt_tokens,
+            head_tokens,
+            head_elapsed,
+            context_tokens,
+            output_tokens_left,
+            reported_waiting,
+            reported_running,
+            reported_kv_usage,
+            reported_age,
+            prefill_rate,
+            step_time,
+            age,
+            sent,
+            last_cold,
+            held_blocks,
+            capacity_blocks,
+            weight,
+        }
+    };
+}
+
+macro_rules! gather {
+    ($to:ident, $from:ident, $rows:ident, $($name:ident,)*) => {
+        $($to.$name.clear(); $to.$name.extend($rows.iter().map(|&row| $from.$name[row as usize]));)*
+    };
+}
+
+macro_rules! push {
+    ($to:ident, $($name:ident,)*) => { $($to.$name.push(Default::default());)* };
+}
+
 impl Candidates {
     /// How many there are.
     #[must_use]
@@ -67,5 +115,45 @@ impl Candidates {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.worker.is_empty()
+    }
+
+    /// One more row, of nobody yet.
+    pub(crate) fn push(&mut self) {
+        columns!(push, self,);
+    }
+
+    /// The row of a worker that has done nothing yet.
+    pub(crate) fn reset(&mut self, row: usize, number: u32, weight: f64) {
+        self.worker[row] = number;
+        self.device_blocks[row] = 0;
+        self.host_blocks[row] = 0;
+        self.any_blocks[row] = 0;
+        self.predicted_blocks[row] = 0;
+        self.trusted[row] = true;
+        self.requests[row] = 0;
+        self.waiting[row] = 0;
+        self.queued_tokens[row] = 0.0;
+        self.queued_prompt_tokens[row] = 0.0;
+        self.head_tokens[row] = 0.0;
+        self.head_elapsed[row] = 0.0;
+        self.context_tokens[row] = 0.0;
+        self.output_tokens_left[row] = 0.0;
+        self.reported_waiting[row] = f64::NAN;
+        self.reported_running[row] = f64::NAN;
+        self.reported_kv_usage[row] = f64::NAN;
+        self.reported_age[row] = f64::NAN;
+        self.prefill_rate[row] = 0.0;
+        self.step_time[row] = 0.0;
+        self.age[row] = 0.0;
+        self.sent[row] = 0;
+        self.last_cold[row] = f64::NEG_INFINITY;
+        self.held_blocks[row] = f64::NAN;
+        self.capacity_blocks[row] = f64::NAN;
+        self.weight[row] = weight;
+    }
+
+    /// Becomes these rows of `from`.
+    pub(crate) fn gather(&mut self, from: &Self, rows: &[u32]) {
+        columns!(gather, self, from, rows,);
     }
 }

@@ -6,23 +6,44 @@
 //! | file | what |
 //! |---|---|
 //! | `error.rs`, `options.rs` | refusals; a policy's settings, read and checked in one place |
-//! | `request.rs`, `candidates.rs` | what a policy is shown: a request, and a row for each worker and rank |
+//! | `time.rs`, `rng.rs` | seconds in order; chance with a seed |
+//! | `request.rs`, `candidates.rs`, `depths.rs` | what a policy is shown: a request, a row for each worker and rank; what a lookup found |
 //! | `policy.rs` | [`Policy`], and what it answers |
 //! | `policies/` | the policies of other routers, by their published formulas, and the plain ones |
+//! | `cost/` | our own policy, `kvatlas`: seconds of expected harm; all its weights |
+//! | `names.rs` | [`by_name`] |
+//! | `predict/` | what was just sent counts at once |
+//! | `speed.rs` | how fast a worker has proved to be |
+//! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
 //!
 //! Imports go up this table only.
 
 #![forbid(unsafe_code)]
 
 mod candidates;
+mod cost;
+mod depths;
 mod error;
+mod names;
 mod options;
 pub mod policies;
 mod policy;
+mod predict;
 mod request;
+mod rng;
+mod router;
+mod speed;
+mod time;
 
 pub use candidates::Candidates;
+pub use cost::Weights;
+pub use depths::{Depth, Depths};
 pub use error::Error;
+pub use names::{by_name, names};
 pub use options::Options;
 pub use policy::{Choice, Placed, Policy, Terms};
 pub use request::Request;
+pub use router::{
+    Config, Counts, Decision, Ended, Explanation, Load, Lookup, Order, Outcome, Refusal, RequestId, Router, Usage, Why,
+    WorkerId,
+};

@@ -45,6 +45,13 @@ pub trait Policy: Send {
     /// Must not count on the request being sent: [`Policy::sent`] tells.
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
 
+    /// Whether it might place a request that waits. `false` spares the router asking for each one; the rows of workers
+    /// that take nothing are there too.
+    fn has_room(&self, candidates: &Candidates) -> bool {
+        let _ = candidates;
+        true
+    }
+
     /// The request that [`Policy::choose`] was just asked about is sent to the worker of `row`.
     fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let _ = (request, candidates, row, now);

@@ -3,17 +3,20 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
+use crate::policies::Inside;
+use crate::policies::parts::draw::Draw;
+use crate::policies::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// Any worker, each as likely as the others.
+/// Any worker, with probability in proportion to its weight.
 pub(super) struct Random {
-    state: u64,
+    draw: Draw,
 }
 
 impl Random {
     pub(super) fn new(_options: &mut Options, seed: u64) -> Result<Self, Error> {
-        Ok(Self { state: seed })
+        Ok(Self { draw: Draw::new(seed) })
     }
 }
 
@@ -27,17 +30,29 @@ impl Policy for Random {
     }
 
     fn choose(&mut self, _request: &Request<'_>, candidates: &Candidates, _now: f64) -> Choice {
-        Choice::Row(below(&mut self.state, candidates.len()))
+        let weights: Vec<f64> = candidates.weight.iter().map(|&share| weight(share)).collect();
+        Choice::Row(self.draw.in_proportion(&weights))
     }
 }
 
-/// A number below `bound`, which is above 0: `SplitMix64` (Steele, Lea, Flood 2014).
-pub(super) fn below(state: &mut u64, bound: usize) -> usize {
-    *state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^= z >> 31;
-    let wide = u128::from(z) * bound as u128;
-    usize::try_from(wide >> 64).unwrap_or(0)
+impl Inside for Random {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policies::testing::fleet;
+
+    #[test]
+    fn each_is_taken_by_its_weight() {
+        let mut policy = Random::new(&mut Options::default(), 1).unwrap();
+        let mut candidates = fleet(3);
+        candidates.weight = vec![1.0, 2.0, 1.0];
+        let mut counts = [0; 3];
+        for _ in 0..4000 {
+            let Choice::Row(row) = policy.choose(&Request::default(), &candidates, 0.0) else { panic!() };
+            counts[row] += 1;
+        }
+        // Shares 1/4, 1/2, 1/4.
+        assert!((850..1150).contains(&counts[0]) && (1850..2150).contains(&counts[1]), "{counts:?}");
+    }
 }

@@ -1,0 +1,215 @@
+//! `Decision`: where a request goes, and what becomes of it.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvatlas_routing::{Decision as Core, Explanation, Outcome, Refusal, RequestId, Usage};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use super::router::Router;
+
+/// Where a request goes. Made by Router.choose, which has reserved it there: say what becomes of it.
+///
+/// A request that waits in the router (waits is True) has no worker yet; it gets one in a later Router.bind.
+#[pyclass(frozen, module = "kvatlas._native")]
+pub(crate) struct Decision {
+    router: Py<Router>,
+    id: RequestId,
+    state: Mutex<State>,
+    terms: Option<Explained>,
+}
+
+enum State {
+    Placed(Core),
+    Waits,
+    Refused(Refusal),
+}
+
+pub(crate) struct Explained {
+    pub(crate) workers: Vec<(String, u32)>,
+    pub(crate) why: Explanation,
+}
+
+impl Decision {
+    pub(crate) fn new(router: Py<Router>, outcome: Outcome, terms: Option<Explained>) -> Self {
+        let (id, state) = match outcome {
+            Outcome::Placed(decision) => (decision.id, State::Placed(decision)),
+            Outcome::Waits(id) => (id, State::Waits),
+            Outcome::Refused(why) => (RequestId(0), State::Refused(why)),
+        };
+        Self { router, id, state: Mutex::new(state), terms }
+    }
+
+    pub(crate) fn id(&self) -> RequestId {
+        self.id
+    }
+
+    /// It does not wait any more.
+    pub(crate) fn settle(&self, outcome: Outcome) {
+        *self.state() = match outcome {
+            Outcome::Placed(decision) => State::Placed(decision),
+            Outcome::Waits(_) => State::Waits,
+            Outcome::Refused(why) => State::Refused(why),
+        };
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn placed<T>(&self, get: impl Fn(&Core) -> T) -> Option<T> {
+        match &*self.state() {
+            State::Placed(decision) => Some(get(decision)),
+            _ => None,
+        }
+    }
+}
+
+#[pymethods]
+impl Decision {
+    /// int: The request's number; 0 if it was refused at once.
+    #[getter]
+    fn number(&self) -> u64 {
+        self.id.0
+    }
+
+    /// str or None: The worker that takes the request; None if it waits or was refused.
+    #[getter]
+    fn worker(&self) -> Option<String> {
+        self.placed(|decision| decision.name.to_string())
+    }
+
+    /// int: The worker's data-parallel rank; 0 without one.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.placed(|decision| decision.rank).unwrap_or(0)
+    }
+
+    /// int: Prompt tokens that are expected in the worker's cache when the request gets there.
+    #[getter]
+    fn cached_tokens(&self) -> u32 {
+        self.placed(|decision| decision.cached_tokens).unwrap_or(0)
+    }
+
+    /// int: Prompt tokens that the worker is expected to compute.
+    #[getter]
+    fn uncached_tokens(&self) -> u32 {
+        self.placed(|decision| decision.uncached_tokens).unwrap_or(0)
+    }
+
+    /// int: Of cached_tokens, those that the index does not know of yet: what was just sent there.
+    #[getter]
+    fn predicted_tokens(&self) -> u32 {
+        self.placed(|decision| decision.predicted_tokens).unwrap_or(0)
+    }
+
+    /// bool: Whether it waits in the router.
+    #[getter]
+    fn waits(&self) -> bool {
+        matches!(&*self.state(), State::Waits)
+    }
+
+    /// str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout"; None if it was not.
+    #[getter]
+    fn refused(&self) -> Option<&'static str> {
+        match &*self.state() {
+            State::Refused(why) => Some(why.as_str()),
+            _ => None,
+        }
+    }
+
+    /// str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; "waits"; or
+    /// why it was refused.
+    #[getter]
+    fn why(&self) -> &'static str {
+        match &*self.state() {
+            State::Placed(decision) => decision.why.as_str(),
+            State::Waits => "waits",
+            State::Refused(why) => why.as_str(),
+        }
+    }
+
+    /// What the policy weighed, if Router.choose was asked to explain.
+    ///
+    /// Returns:
+    ///     dict of (worker, rank) to dict of term to value, with "cached_tokens" among them; None if it was not asked.
+    fn terms<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let Some(Explained { workers, why }) = &self.terms else { return Ok(None) };
+        let rows = PyDict::new(py);
+        for (at, worker) in workers.iter().enumerate() {
+            let row = PyDict::new(py);
+            row.set_item("cached_tokens", why.cached_tokens[at])?;
+            if let Some(terms) = &why.terms {
+                let width = terms.names.len();
+                for (name, value) in terms.names.iter().zip(&terms.values[at * width..]) {
+                    row.set_item(*name, value)?;
+                }
+            }
+            rows.set_item(worker, row)?;
+        }
+        Ok(Some(rows))
+    }
+
+    /// The first token has come: the prompt is computed.
+    ///
+    /// Args:
+    ///     now: The time in seconds; None for the router's clock.
+    #[pyo3(signature = (now=None))]
+    fn first_token(&self, py: Python<'_>, now: Option<f64>) -> PyResult<()> {
+        self.router.get().with(py, now, |router, now| router.first_token(self.id, now))
+    }
+
+    /// More tokens have come, of all answers together, beyond the first.
+    ///
+    /// Args:
+    ///     tokens: How many since the last call.
+    ///     now: The time in seconds; None for the router's clock.
+    #[pyo3(signature = (tokens, now=None))]
+    fn progress(&self, py: Python<'_>, tokens: u32, now: Option<f64>) -> PyResult<()> {
+        self.router.get().with(py, now, |router, now| router.progress(self.id, tokens, now))
+    }
+
+    /// The request is over, and well. Ending it again does nothing.
+    ///
+    /// Args:
+    ///     cached_tokens: Prompt tokens that were in the worker's cache, as the engine says; None if it does not.
+    ///     output_tokens: Tokens generated, as the engine says.
+    ///     now: The time in seconds; None for the router's clock.
+    ///
+    /// Returns:
+    ///     bool: False if it was over already.
+    #[pyo3(signature = (cached_tokens=None, output_tokens=None, now=None))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        cached_tokens: Option<u32>,
+        output_tokens: Option<u32>,
+        now: Option<f64>,
+    ) -> PyResult<bool> {
+        let usage = Usage { cached_tokens, output_tokens };
+        self.router.get().with(py, now, |router, now| router.finish(self.id, usage, now).is_some())
+    }
+
+    /// The request is over, and not well, or does not wait any longer. Ending it again does nothing.
+    ///
+    /// Args:
+    ///     now: The time in seconds; None for the router's clock.
+    ///
+    /// Returns:
+    ///     bool: False if it was over already.
+    #[pyo3(signature = (now=None))]
+    fn failed(&self, py: Python<'_>, now: Option<f64>) -> PyResult<bool> {
+        self.router.get().forget(py, self.id);
+        self.router.get().with(py, now, |router, now| router.fail(self.id, now))
+    }
+
+    fn __repr__(&self) -> String {
+        match &*self.state() {
+            State::Placed(its) => {
+                format!("Decision(worker={:?}, rank={}, cached_tokens={})", its.name, its.rank, its.cached_tokens)
+            }
+            State::Waits => "Decision(waits=True)".to_owned(),
+            State::Refused(why) => format!("Decision(refused={:?})", why.as_str()),
+        }
+    }
+}

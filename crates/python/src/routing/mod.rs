@@ -1,0 +1,17 @@
+//! `kvatlas.routing`: the decision core, and policies that are Python classes.
+
+mod candidates;
+mod decision;
+mod policy;
+mod request;
+mod router;
+
+use pyo3::prelude::*;
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<candidates::Candidates>()?;
+    module.add_class::<decision::Decision>()?;
+    module.add_class::<request::RoutedRequest>()?;
+    module.add_class::<router::Router>()?;
+    module.add_function(wrap_pyfunction!(router::policy_names, module)?)
+}

@@ -1,0 +1,106 @@
+//! A request as a policy in Python sees it.
+
+use kvatlas_routing::Request;
+use pyo3::prelude::*;
+
+use super::candidates::array;
+
+/// A request to place.
+#[pyclass(frozen, name = "RoutedRequest", module = "kvatlas._native")]
+pub(crate) struct RoutedRequest {
+    tokens: u32,
+    block_size: u32,
+    content_hashes: Vec<u64>,
+    session: Option<u64>,
+    max_tokens: Option<u32>,
+    priority: i32,
+    answers: u32,
+    number: u64,
+}
+
+impl RoutedRequest {
+    pub(crate) fn new(request: &Request<'_>) -> Self {
+        Self {
+            tokens: request.tokens,
+            block_size: request.block_size,
+            content_hashes: request.content_hashes.to_vec(),
+            session: request.session,
+            max_tokens: request.max_tokens,
+            priority: request.priority,
+            answers: request.answers,
+            number: request.number,
+        }
+    }
+
+    fn core(&self) -> Request<'_> {
+        Request {
+            tokens: self.tokens,
+            block_size: self.block_size,
+            content_hashes: &self.content_hashes,
+            ..Request::default()
+        }
+    }
+}
+
+#[pymethods]
+impl RoutedRequest {
+    /// int: Tokens of the prompt.
+    #[getter]
+    fn tokens(&self) -> u32 {
+        self.tokens
+    }
+
+    /// int: Tokens of a block.
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// numpy.ndarray of uint64: Content hashes of the prompt's full blocks.
+    #[getter]
+    fn content_hashes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        array(py, &self.content_hashes, "uint64")
+    }
+
+    /// int or None: A hash of the session's name.
+    #[getter]
+    fn session(&self) -> Option<u64> {
+        self.session
+    }
+
+    /// int or None: The most tokens that it may generate.
+    #[getter]
+    fn max_tokens(&self) -> Option<u32> {
+        self.max_tokens
+    }
+
+    /// int: Higher goes first where requests wait.
+    #[getter]
+    fn priority(&self) -> i32 {
+        self.priority
+    }
+
+    /// int: How many answers it wants.
+    #[getter]
+    fn answers(&self) -> u32 {
+        self.answers
+    }
+
+    /// int: Tells requests apart.
+    #[getter]
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Tokens to compute on a worker that holds the first blocks: at least one.
+    ///
+    /// Args:
+    ///     depth: How many, an int from 0.
+    ///
+    /// Returns:
+    ///     int
+    #[pyo3(signature = (depth))]
+    fn uncached(&self, depth: u32) -> u32 {
+        self.core().uncached(depth)
+    }
+}

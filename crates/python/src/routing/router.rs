@@ -1,0 +1,666 @@
+//! `Router`: the decision core.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvatlas_index::hash;
+use kvatlas_routing::{self as core, Config, Depth, Depths, Load, Options, Outcome, Request, WorkerId};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::{MutexExt, PyOnceLock};
+use pyo3::types::{PyDict, PyList, PyMapping, PyString, PyType};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::decision::{Decision, Explained};
+use super::policy::{Failure, Names, PythonPolicy};
+use crate::errors;
+use crate::index_match::Match;
+use crate::scalars::{BlockSize, describe, optional_string, string};
+use crate::sequences::{contents, tokens as token_ids};
+
+/// Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each proves to be.
+///
+/// choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It fails
+/// open: without an index, without tokens, with nobody to trust there is still an answer, and its why says so.
+///
+/// Any number of threads may use one router at once.
+///
+/// Args:
+///     policy: A policy's name, of policy_names(), or an object with choose(request, candidates) -> row.
+///     workers: Names of the workers, or (name, rank) of each.
+///     block_size: Tokens of a block.
+///     seed: Seed of everything left to chance, from 0 to 2**64 - 1.
+///     options: Options of the policy: dict of str to number, bool or str.
+///     settings: Settings of the router: dict with any of first_token_timeout, idle_timeout, announced_within,
+///         session_ttl, session_limit, warm_seconds, warm_share, prefill_rate, step_time, output_tokens, queue_limit,
+///         queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit.
+///     clock: Gives the time in seconds where a call does not; None for time.monotonic.
+///
+/// Raises:
+///     PolicyError: There is no such policy, or it has no such option.
+///     ConfigError: There is no such setting, or it is out of range.
+///     InvalidTypeError: An argument is of the wrong type.
+#[pyclass(frozen, subclass, module = "kvatlas._native")]
+pub(crate) struct Router {
+    core: Mutex<Inner>,
+    waiting: Mutex<HashMap<u64, Py<Decision>>>,
+    failure: Failure,
+    names: Names,
+    clock: Py<PyAny>,
+    block_size: u32,
+}
+
+struct Inner {
+    router: core::Router,
+    depths: Depths,
+}
+
+/// The names of the policies that come with kvatlas.
+///
+/// Returns:
+///     list of str
+#[pyfunction]
+pub(crate) fn policy_names(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+    PyList::new(py, core::names())
+}
+
+impl Router {
+    fn inner(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
+        // Attached threads that wait let others run: a policy in Python may need the interpreter meanwhile.
+        self.core.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn time(&self, py: Python<'_>, now: Option<f64>) -> PyResult<f64> {
+        match now {
+            Some(now) => Ok(now),
+            None => self.clock.bind(py).call0()?.extract(),
+        }
+    }
+
+    pub(crate) fn with<T>(
+        &self,
+        py: Python<'_>,
+        now: Option<f64>,
+        work: impl FnOnce(&mut core::Router, f64) -> T,
+    ) -> PyResult<T> {
+        let now = self.time(py, now)?;
+        Ok(work(&mut self.inner(py).router, now))
+    }
+
+    /// A request that waited does not any more.
+    pub(crate) fn forget(&self, py: Python<'_>, id: core::RequestId) {
+        self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).remove(&id.0);
+    }
+
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let failed = self.failure.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).take();
+        let Some(error) = failed else { return Ok(()) };
+        let name = self.inner(py).router.policy().to_owned();
+        let what = error.value(py);
+        let message = format!("policy {name:?} failed: {}: {what}", what.get_type().name()?);
+        let raised = policy_error(py, &message, "policy_failed")?;
+        raised.set_cause(py, Some(error));
+        Err(raised)
+    }
+
+    fn known(&self, py: Python<'_>, name: &str, rank: u32) -> PyResult<WorkerId> {
+        self.inner(py).router.worker(name, rank).ok_or_else(|| unknown(name, rank))
+    }
+
+    fn allowed(&self, py: Python<'_>, allowed: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<WorkerId>>> {
+        let Some(allowed) = allowed else { return Ok(None) };
+        let mut workers = Vec::new();
+        for item in allowed.try_iter()? {
+            let item = item?;
+            let inner = self.inner(py);
+            if item.is_instance_of::<PyString>() {
+                workers.extend(inner.router.ranks(string(&item, "allowed")?));
+            } else {
+                let (name, rank): (String, u32) = item.extract()?;
+                workers.extend(inner.router.worker(&name, rank));
+            }
+        }
+        Ok(Some(workers))
+    }
+
+    fn add(&self, py: Python<'_>, name: &str, rank: u32, weight: f64, now: f64) {
+        let id = self.inner(py).router.add_worker(name, rank, weight, now);
+        let mut names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let at = id.0 as usize;
+        if names.len() <= at {
+            names.resize(at + 1, (String::new(), 0));
+        }
+        names[at] = (name.to_owned(), rank);
+    }
+}
+
+#[pymethods]
+impl Router {
+    #[new]
+    #[pyo3(signature = (policy=None, workers=None, *, block_size=BlockSize(16), seed=0, options=None, settings=None,
+                        clock=None))]
+    #[pyo3(text_signature = "(policy='kvatlas', workers=(), *, block_size=16, seed=0, options=None, settings=None, \
+                             clock=None)")]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn new(
+        py: Python<'_>,
+        policy: Option<&Bound<'_, PyAny>>,
+        workers: Option<&Bound<'_, PyAny>>,
+        block_size: BlockSize,
+        seed: u64,
+        options: Option<&Bound<'_, PyDict>>,
+        settings: Option<&Bound<'_, PyDict>>,
+        clock: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let (failure, names) = (Failure::default(), Names::default());
+        let name = match policy {
+            None => Some("kvatlas".to_owned()),
+            Some(policy) => policy.extract::<String>().ok(),
+        };
+        let config = config(py, seed, block_size.0, settings)?;
+        let options = json(py, options)?;
+        let made = match (&name, policy) {
+            (Some(name), _) => {
+                let made = Options::from_json(&options).and_then(|options| core::by_name(name, options, seed));
+                match made {
+                    Ok(made) => made,
+                    Err(error) => {
+                        let code = if error.code == "unknown_policy" { "invalid_policy" } else { error.code };
+                        return Err(policy_error(py, &error.message, code)?);
+                    }
+                }
+            }
+            (None, Some(policy)) if policy.hasattr("choose")? => {
+                let name = policy.get_type().name()?.to_string();
+                Box::new(PythonPolicy::new(&name, policy, failure.clone(), names.clone())?)
+            }
+            (None, policy) => {
+                let given = policy.map_or_else(String::new, |policy| describe(policy));
+                let message =
+                    format!("policy must be a name or an object with choose(request, candidates), got {given}");
+                return Err(errors::wrong_type(&message));
+            }
+        };
+        let clock = match clock {
+            Some(clock) => clock,
+            None => py.import("time")?.getattr("monotonic")?.unbind(),
+        };
+        let inner = Inner { router: core::Router::new(config, made), depths: Depths::unknown() };
+        let router = Self {
+            core: Mutex::new(inner),
+            waiting: Mutex::default(),
+            failure,
+            names,
+            clock,
+            block_size: block_size.0,
+        };
+        if let Some(workers) = workers {
+            let now = router.time(py, None)?;
+            for worker in workers.try_iter()? {
+                let worker = worker?;
+                if worker.is_instance_of::<PyString>() {
+                    router.add(py, string(&worker, "worker")?, 0, 1.0, now);
+                } else {
+                    let (name, rank): (String, u32) = worker.extract()?;
+                    router.add(py, &name, rank, 1.0, now);
+                }
+            }
+        }
+        Ok(router)
+    }
+
+    /// str: The policy's name.
+    #[getter]
+    fn policy(&self, py: Python<'_>) -> String {
+        self.inner(py).router.policy().to_owned()
+    }
+
+    /// bool: Whether the policy weighs what an index says; if not, nobody needs to look up prompts.
+    #[getter]
+    fn uses_index(&self, py: Python<'_>) -> bool {
+        self.inner(py).router.uses_index()
+    }
+
+    /// int: Tokens of a block.
+    #[getter]
+    fn block_size(&self) -> u32 {
+        self.block_size
+    }
+
+    /// list of (str, int): The workers and ranks that take requests.
+    #[getter]
+    fn workers(&self, py: Python<'_>) -> Vec<(String, u32)> {
+        let inner = self.inner(py);
+        let up = inner.router.workers().filter(|(_, up)| *up).map(|(id, _)| id);
+        up.filter_map(|id| inner.router.name(id).map(|(name, rank)| (name.to_string(), rank))).collect()
+    }
+
+    /// int: Requests that wait in the router.
+    #[getter]
+    fn waiting(&self, py: Python<'_>) -> usize {
+        self.inner(py).router.waiting()
+    }
+
+    /// int: Requests that are with workers.
+    #[getter]
+    fn in_flight(&self, py: Python<'_>) -> usize {
+        self.inner(py).router.in_flight()
+    }
+
+    /// Chooses a worker for a request, and reserves it there.
+    ///
+    /// The prompt is given by tokens or content_hashes; with neither, prompt_tokens alone says how long it is.
+    ///
+    /// Args:
+    ///     tokens: Token ids of the prompt, as kvatlas.content_hashes() takes them.
+    ///     content_hashes: Content hashes of the prompt's full blocks, shape (n,): a uint64 array or a list of ints.
+    ///     prompt_tokens: Tokens of the prompt; None for what tokens or content_hashes say.
+    ///     match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or (worker, rank),
+    ///         to depth in blocks; None if nobody looked.
+    ///     lora: Name of the LoRA adapter, with tokens only.
+    ///     salt: Cache salt, with tokens only.
+    ///     session: Name or number of the session that it belongs to.
+    ///     max_tokens: The most tokens that it may generate.
+    ///     priority: Higher goes first where requests wait.
+    ///     answers: How many answers it wants.
+    ///     text: The prompt as text, for policies that work on characters.
+    ///     allowed: Names of the workers that may take it, or (name, rank) of them; None for all.
+    ///     explain: Whether Decision.terms() is to say what was weighed.
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Returns:
+    ///     Decision
+    ///
+    /// Raises:
+    ///     InvalidTypeError: An argument is of the wrong type.
+    ///     InvalidArgumentError: Both tokens and content_hashes, or a prompt without length.
+    ///     PolicyError: A policy in Python failed.
+    #[pyo3(signature = (*, tokens=None, content_hashes=None, prompt_tokens=None, r#match=None, lora=None, salt=None,
+                        session=None, max_tokens=None, priority=0, answers=1, text=None, allowed=None, explain=false,
+                        now=None))]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn choose(
+        slf: &Bound<'_, Self>,
+        tokens: Option<&Bound<'_, PyAny>>,
+        content_hashes: Option<&Bound<'_, PyAny>>,
+        prompt_tokens: Option<u32>,
+        r#match: Option<&Bound<'_, PyAny>>,
+        lora: Option<&Bound<'_, PyAny>>,
+        salt: Option<&Bound<'_, PyAny>>,
+        session: Option<&Bound<'_, PyAny>>,
+        max_tokens: Option<u32>,
+        priority: i32,
+        answers: u32,
+        text: Option<&Bound<'_, PyAny>>,
+        allowed: Option<&Bound<'_, PyAny>>,
+        explain: bool,
+        now: Option<f64>,
+    ) -> PyResult<Py<Decision>> {
+        let (py, this) = (slf.py(), slf.get());
+        let now = this.time(py, now)?;
+        let given;
+        let owned;
+        let (hashes, length): (&[u64], usize) = match (tokens, content_hashes) {
+            (Some(_), Some(_)) => {
+                let message = "choose takes either content_hashes or tokens, not both";
+                return Err(errors::argument("conflicting_arguments", message));
+            }
+            (Some(tokens), None) => {
+                let ids = token_ids(tokens)?;
+                let (lora, salt) = (optional_string(lora, "lora")?, optional_string(salt, "salt")?);
+                owned = hash::content_hashes(ids.as_slice(), this.block_size as usize, lora, salt);
+                (&owned, ids.as_slice().len())
+            }
+            (None, Some(hashes)) => {
+                given = contents(hashes)?;
+                let hashes = given.as_slice();
+                (hashes, hashes.len() * this.block_size as usize)
+            }
+            (None, None) if prompt_tokens.is_some() => (&[], 0),
+            (None, None) => {
+                let message = "choose needs tokens, content_hashes or prompt_tokens";
+                return Err(errors::argument("missing_argument", message));
+            }
+        };
+        let request = Request {
+            tokens: prompt_tokens.unwrap_or_else(|| u32::try_from(length).unwrap_or(u32::MAX)),
+            block_size: this.block_size,
+            content_hashes: hashes,
+            text: optional_string(text, "text")?,
+            session: session.map(session_number).transpose()?,
+            max_tokens,
+            priority,
+            answers,
+            number: 0,
+        };
+        let allowed = this.allowed(py, allowed)?;
+        let mut depths = std::mem::take(&mut this.inner(py).depths);
+        depths.clear();
+        if let Some(found) = r#match {
+            fill(&this.inner(py).router, found, &mut depths)?;
+        }
+        let mut inner = this.inner(py);
+        let explained = explain.then(|| {
+            let why = inner.router.explain(&request, &depths, allowed.as_deref(), now);
+            let name = |id: &WorkerId| {
+                inner.router.name(*id).map_or_else(Default::default, |(name, rank)| (name.to_string(), rank))
+            };
+            Explained { workers: why.workers.iter().map(name).collect(), why }
+        });
+        let outcome = inner.router.choose_among(&request, &depths, allowed.as_deref(), now);
+        inner.depths = depths;
+        drop(inner);
+        if let Err(error) = this.check(py) {
+            if let Outcome::Placed(decision) = &outcome {
+                this.inner(py).router.fail(decision.id, now);
+            }
+            return Err(error);
+        }
+        let waits = matches!(outcome, Outcome::Waits(_));
+        let decision = Py::new(py, Decision::new(slf.clone().unbind(), outcome, explained))?;
+        if waits {
+            let id = decision.get().id();
+            let mut waiting = this.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+            waiting.insert(id.0, decision.clone_ref(py));
+        }
+        Ok(decision)
+    }
+
+    /// Places requests that wait, as far as there is room, and refuses those that have waited too long.
+    ///
+    /// Call this after a first token, an end, a worker that joins; and every few hundredths of a second while any wait.
+    ///
+    /// Args:
+    ///     find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None to go
+    ///         by what was found when it came.
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Returns:
+    ///     list of Decision: Those that do not wait any more: the objects that choose() returned.
+    ///
+    /// Raises:
+    ///     PolicyError: A policy in Python failed.
+    #[pyo3(signature = (find=None, now=None))]
+    fn bind<'py>(
+        &self,
+        py: Python<'py>,
+        find: Option<&Bound<'py, PyAny>>,
+        now: Option<f64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let now = self.time(py, now)?;
+        let mut failed = None;
+        let bound = {
+            let mut inner = self.inner(py);
+            if find.is_none() || inner.router.waiting() == 0 {
+                inner.router.bind(now)
+            } else {
+                let find = find.filter(|_| true);
+                let names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
+                let numbers: HashMap<(String, u32), u32> =
+                    names.into_iter().enumerate().map(|(at, name)| (name, at as u32)).collect();
+                inner.router.bind_with(now, |request, depths| {
+                    let Some(find) = find else { return };
+                    let mut look = || {
+                        let hashes = super::candidates::array(py, request.content_hashes, "uint64")?;
+                        let found = find.call1((hashes,))?;
+                        depths.begin();
+                        for (name, rank, depth) in found_pairs(&found)? {
+                            if let Some(&at) = numbers.get(&(name, rank)) {
+                                depths.set(at, Depth { device: depth, host: depth, any: depth });
+                            }
+                        }
+                        PyResult::Ok(())
+                    };
+                    if let Err(error) = look() {
+                        failed.get_or_insert(error);
+                    }
+                })
+            }
+        };
+        let mut waiting = self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let list = PyList::empty(py);
+        for (id, outcome) in bound {
+            if let Some(decision) = waiting.remove(&id.0) {
+                decision.get().settle(outcome);
+                list.append(decision)?;
+            }
+        }
+        drop(waiting);
+        failed.map_or(Ok(()), Err)?;
+        self.check(py)?;
+        Ok(list)
+    }
+
+    /// Gives up what was not heard of for too long.
+    ///
+    /// Args:
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Returns:
+    ///     int: How many requests.
+    #[pyo3(signature = (now=None))]
+    fn expire(&self, py: Python<'_>, now: Option<f64>) -> PyResult<usize> {
+        self.with(py, now, |router, now| router.expire(now))
+    }
+
+    /// A worker takes requests from now on, also one that was drained.
+    ///
+    /// Args:
+    ///     worker: Its name.
+    ///     rank: Data-parallel rank.
+    ///     weight: Its share of the work beside others', above 0.
+    ///     now: The time in seconds; None for the clock.
+    #[pyo3(signature = (worker, rank=0, weight=1.0, now=None))]
+    fn add_worker(&self, py: Python<'_>, worker: &str, rank: u32, weight: f64, now: Option<f64>) -> PyResult<()> {
+        let now = self.time(py, now)?;
+        self.add(py, worker, rank, weight, now);
+        Ok(())
+    }
+
+    /// A worker is gone, with all its ranks or one, and with it what it was doing.
+    ///
+    /// Args:
+    ///     worker: Its name.
+    ///     rank: Data-parallel rank; None for all.
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Returns:
+    ///     int: How many requests it had.
+    #[pyo3(signature = (worker, rank=None, now=None))]
+    fn remove_worker(&self, py: Python<'_>, worker: &str, rank: Option<u32>, now: Option<f64>) -> PyResult<usize> {
+        self.with(py, now, |router, now| {
+            let ids: Vec<WorkerId> = match rank {
+                Some(rank) => router.worker(worker, rank).into_iter().collect(),
+                None => router.ranks(worker).collect(),
+            };
+            ids.into_iter().map(|id| router.remove_worker(id, now)).sum()
+        })
+    }
+
+    /// A worker takes nothing new from now on, but ends what it has; add_worker() takes it back.
+    ///
+    /// Args:
+    ///     worker: Its name.
+    ///     rank: Data-parallel rank.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: There is no such worker.
+    #[pyo3(signature = (worker, rank=0))]
+    fn drain_worker(&self, py: Python<'_>, worker: &str, rank: u32) -> PyResult<()> {
+        let id = self.known(py, worker, rank)?;
+        self.inner(py).router.drain_worker(id);
+        Ok(())
+    }
+
+    /// What the index says of a worker can be trusted, or not.
+    ///
+    /// Args:
+    ///     worker: Its name.
+    ///     trusted: Whether.
+    ///     rank: Data-parallel rank.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: There is no such worker.
+    #[pyo3(signature = (worker, trusted, rank=0))]
+    fn set_trusted(&self, py: Python<'_>, worker: &str, trusted: bool, rank: u32) -> PyResult<()> {
+        let id = self.known(py, worker, rank)?;
+        self.inner(py).router.set_trusted(id, trusted);
+        Ok(())
+    }
+
+    /// What an engine says of itself. What is None is not known.
+    ///
+    /// Args:
+    ///     worker: Its name.
+    ///     waiting: Requests in its queue.
+    ///     running: Requests that it runs.
+    ///     kv_usage: Share of its KV cache in use, 0 to 1.
+    ///     capacity_blocks: Blocks that its cache has room for.
+    ///     held_blocks: Blocks that it holds, as the index says.
+    ///     rank: Data-parallel rank.
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: There is no such worker.
+    #[pyo3(signature = (worker, *, waiting=None, running=None, kv_usage=None, capacity_blocks=None, held_blocks=None,
+                        rank=0, now=None))]
+    #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
+    fn report(
+        &self,
+        py: Python<'_>,
+        worker: &str,
+        waiting: Option<f64>,
+        running: Option<f64>,
+        kv_usage: Option<f64>,
+        capacity_blocks: Option<f64>,
+        held_blocks: Option<f64>,
+        rank: u32,
+        now: Option<f64>,
+    ) -> PyResult<()> {
+        let id = self.known(py, worker, rank)?;
+        let load = Load { waiting, running, kv_usage, capacity_blocks, held_blocks };
+        self.with(py, now, |router, now| router.report(id, &load, now))
+    }
+
+    /// The workers as they are now: one item for each number, drained and removed ones among them.
+    ///
+    /// Args:
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Returns:
+    ///     Candidates
+    #[pyo3(signature = (now=None))]
+    fn candidates(&self, py: Python<'_>, now: Option<f64>) -> PyResult<super::candidates::Candidates> {
+        let rows = self.with(py, now, |router, now| router.candidates(now).clone())?;
+        let names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(super::candidates::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
+    }
+
+    /// Counts since the router was made.
+    ///
+    /// Returns:
+    ///     dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
+    ///     "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the words
+    ///     of Decision, "predicted_blocks" and "sessions" (kept in mind now).
+    fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let inner = self.inner(py);
+        let counts = inner.router.counts();
+        let dict = PyDict::new(py);
+        for (name, count) in [
+            ("placed", counts.placed),
+            ("waited", counts.waited),
+            ("finished", counts.finished),
+            ("failed", counts.failed),
+            ("expired", counts.expired),
+            ("orphaned", counts.orphaned),
+            ("expected_cached", counts.expected_cached),
+            ("reported_cached", counts.reported_cached),
+            ("predicted_blocks", inner.router.predicted_blocks() as u64),
+            ("sessions", inner.router.sessions() as u64),
+            ("refused_no_worker", counts.refused[0]),
+            ("refused_queue_full", counts.refused[1]),
+            ("refused_queue_timeout", counts.refused[2]),
+        ] {
+            dict.set_item(name, count)?;
+        }
+        for (why, count) in core::Why::ALL.iter().zip(counts.why) {
+            dict.set_item(format!("why_{}", why.as_str()), count)?;
+        }
+        Ok(dict)
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        let inner = self.inner(py);
+        format!("Router(policy={:?}, workers={})", inner.router.policy(), inner.router.workers().count())
+    }
+}
+
+fn fill(router: &core::Router, found: &Bound<'_, PyAny>, depths: &mut Depths) -> PyResult<()> {
+    if let Ok(found) = found.cast::<Match>() {
+        router.look_up(found.get().found(), depths);
+        return Ok(());
+    }
+    depths.begin();
+    for (name, rank, depth) in found_pairs(found)? {
+        if let Some(id) = router.worker(&name, rank) {
+            depths.set(id.0, Depth { device: depth, host: depth, any: depth });
+        }
+    }
+    Ok(())
+}
+
+/// Worker, rank and depth of what a lookup returned: something with `scores()`, or a mapping.
+fn found_pairs(found: &Bound<'_, PyAny>) -> PyResult<Vec<(String, u32, u32)>> {
+    let py = found.py();
+    let scores = match found.getattr_opt(intern!(py, "scores"))? {
+        Some(scores) => scores.call0()?,
+        None => found.clone(),
+    };
+    let scores = scores.cast::<PyMapping>().map_err(|_| {
+        errors::wrong_type(&format!("match must be a Match or a dict of worker to depth, got {}", describe(found)))
+    })?;
+    let mut pairs = Vec::new();
+    for item in scores.items()?.iter() {
+        let (worker, depth): (Bound<'_, PyAny>, u32) = item.extract()?;
+        if worker.is_instance_of::<PyString>() {
+            pairs.push((worker.extract()?, 0, depth));
+        } else {
+            let (name, rank) = worker.extract()?;
+            pairs.push((name, rank, depth));
+        }
+    }
+    Ok(pairs)
+}
+
+fn session_number(session: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if session.is_instance_of::<PyString>() {
+        return Ok(xxh3_64(string(session, "session")?.as_bytes()));
+    }
+    session
+        .extract()
+        .map_err(|_| errors::wrong_type(&format!("session must be a str or an int, got {}", describe(session))))
+}
+
+fn unknown(name: &str, rank: u32) -> PyErr {
+    errors::argument("unknown_worker", &format!("the router has no worker {name:?} with rank {rank}"))
+}
+
+fn json(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
+    match options {
+        None => Ok(String::new()),
+        Some(options) => py.import("json")?.call_method1("dumps", (options,))?.extract(),
+    }
+}
+
+fn policy_error(py: Python<'_>, message: &str, code: &str) -> PyResult<PyErr> {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let class = CLASS.import(py, "kvatlas.errors", "PolicyError")?;
+    Ok(PyErr::from_value(class.call1((message, code))?))
+}
+
+fn config(py: Python<'_>, seed: u64, block_size: u32, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
+    let mut options = Options::from_json(&json(py, settings)?).map_err(|error| errors::config(&error.message))?;
+    Config::from_options(&mut options, seed, block_size)
+        .and_then(|config| options.finish("the router").map(|()| config))
+        .map_err(|error| errors::config(&error.message))
+}

@@ -1,0 +1,93 @@
+//! All weights of the policy `kvatlas`, in one place.
+
+use crate::error::Error;
+use crate::options::Options;
+
+/// The weights of the cost, which is in seconds. Each can be given as an option of the same name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Weights {
+    /// A second that this request waits for prompts before it.
+    pub wait: f64,
+    /// A second by which the prompt at the head of a queue is later than expected: what is late tends to be later.
+    pub overdue: f64,
+    /// A second that this request waits for room in the cache, because running requests fill it.
+    pub room: f64,
+    /// A second of its own prefill.
+    pub prefill: f64,
+    /// What its prefill delays running requests there: for each of them, a second of prefill counts so much.
+    pub decodes: f64,
+    /// What its prefill takes from requests to come: a second counts so much, always...
+    pub later: f64,
+    /// ...and so much more for each prompt that waits, on average over the candidates...
+    pub later_waiting: f64,
+    /// ...of at most this many.
+    pub later_most: f64,
+    /// What its new blocks push out: the seconds that it took to compute as many.
+    pub evict: f64,
+    /// For a prompt of which nobody holds anything: its prefill counts so much more where such a one was placed last.
+    pub cold: f64,
+    /// Tokens in the host's memory cost so much of computing them.
+    pub host: f64,
+    /// Tokens on other tiers.
+    pub far: f64,
+    /// Requests that an engine reports waiting beyond those that we sent it count so much of an average one of ours.
+    pub foreign: f64,
+    /// Seconds after which what an engine reports does not count any more.
+    pub report_age: f64,
+    /// Requests wait in the router while every candidate has more than so many seconds of work queued. 0: none waits.
+    pub hold: f64,
+    /// Spreads choices: costs that differ by so many seconds are chosen e times less often. 0: always the least.
+    pub temperature: f64,
+}
+
+impl Default for Weights {
+    fn default() -> Self {
+        Self {
+            wait: 1.0,
+            overdue: 1.0,
+            room: 1.0,
+            prefill: 1.0,
+            decodes: 0.02,
+            later: 0.5,
+            later_waiting: 1.0,
+            later_most: 6.0,
+            evict: 0.5,
+            cold: 0.1,
+            host: 0.15,
+            far: 0.4,
+            foreign: 0.5,
+            report_age: 5.0,
+            hold: 0.25,
+            temperature: 0.0,
+        }
+    }
+}
+
+impl Weights {
+    /// Takes the options that are weights.
+    ///
+    /// # Errors
+    /// Code `bad_option` for one that is not a number or out of range.
+    pub(crate) fn take(options: &mut Options) -> Result<Self, Error> {
+        let its = Self::default();
+        let mut weight = |name, default| options.number(name, default, 0.0, 1e6);
+        Ok(Self {
+            wait: weight("wait", its.wait)?,
+            overdue: weight("overdue", its.overdue)?,
+            room: weight("room", its.room)?,
+            prefill: weight("prefill", its.prefill)?,
+            decodes: weight("decodes", its.decodes)?,
+            later: weight("later", its.later)?,
+            later_waiting: weight("later_waiting", its.later_waiting)?,
+            later_most: weight("later_most", its.later_most)?,
+            evict: weight("evict", its.evict)?,
+            cold: weight("cold", its.cold)?,
+            host: weight("host", its.host)?,
+            far: weight("far", its.far)?,
+            foreign: weight("foreign", its.foreign)?,
+            report_age: weight("report_age", its.report_age)?,
+            hold: weight("hold", its.hold)?,
+            temperature: weight("temperature", its.temperature)?,
+        })
+    }
+}

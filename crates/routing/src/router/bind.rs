@@ -1,0 +1,119 @@
+//! Late binding: requests that wait in the router are placed when somebody has room.
+
+use crate::depths::Depths;
+use crate::request::Request;
+use crate::router::Router;
+use crate::router::config::Order;
+use crate::router::outcome::{Outcome, Refusal, RequestId};
+use crate::router::place::Plan;
+
+/// Room comes with time too: after that many seconds it is worth a look.
+const LOOK_AGAIN: f64 = 0.02;
+
+impl Router {
+    /// Places requests that wait, as far as there is room, and refuses those that have waited too long. Every request
+    /// that waited is told of once.
+    pub fn bind(&mut self, now: f64) -> Vec<(RequestId, Outcome)> {
+        self.bind_with(now, |_, _| ())
+    }
+
+    /// The same, with `look_up` to look up a prompt again: what the workers hold has changed since.
+    pub fn bind_with(
+        &mut self,
+        now: f64,
+        mut look_up: impl FnMut(&Request<'_>, &mut Depths),
+    ) -> Vec<(RequestId, Outcome)> {
+        let now = self.at(now);
+        self.expire_until(now);
+        self.try_waiting(now, &mut look_up);
+        std::mem::take(&mut self.bound)
+    }
+
+    pub(super) fn try_waiting(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) {
+        while let Some(number) = self.waiting.overdue(now) {
+            self.waiting.remove(number);
+            let outcome = Outcome::Refused(Refusal::QueueTimeout);
+            self.count_refused(&outcome);
+            self.bound.push((RequestId(number), outcome));
+        }
+        if self.waiting.len() == 0 || !self.room && now < self.tried + LOOK_AGAIN {
+            return;
+        }
+        self.tried = now;
+        self.round += 1;
+        while self.place_one(now, look_up) {}
+        self.room = false;
+    }
+
+    /// Places the one whose turn it is. False: there is no room for any of those looked at.
+    fn place_one(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> bool {
+        let Self { fleet, policy, .. } = self;
+        if !policy.has_room(fleet.candidates(&Depths::unknown(), &[], None, now)) {
+            return false;
+        }
+        let mut numbers = std::mem::take(&mut self.numbers);
+        self.waiting.first(self.config.queue_scan.max(1), &mut numbers);
+        let mut best: Option<(f64, u64)> = None;
+        for &number in &numbers {
+            let Some((work, since)) = self.work(number, now, look_up) else { continue };
+            let turn = match self.config.order {
+                Order::Fcfs => 0.0,
+                Order::LeastWork => work - self.config.ageing * (now - since),
+            };
+            if best.is_none_or(|(least, _)| turn < least) {
+                best = Some((turn, number));
+            }
+            if self.config.order == Order::Fcfs {
+                break;
+            }
+        }
+        self.numbers = numbers;
+        let Some((_, number)) = best else { return false };
+        let Some(ticket) = self.waiting.take(number) else { return false };
+        let request = ticket.kept.request();
+        let outcome = match self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now) {
+            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, &ticket.depths, row, why, now)),
+            // The policy left it to chance, and it fell the other way: it keeps its place.
+            Plan::Wait => {
+                self.waiting.put_back(ticket);
+                return false;
+            }
+            Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
+        };
+        self.waiting.remove(number);
+        self.count_refused(&outcome);
+        self.bound.push((RequestId(number), outcome));
+        true
+    }
+
+    /// Seconds of work that a waiting request would be where it would go now, and since when it waits. `None`: it goes
+    /// on waiting.
+    fn work(
+        &mut self,
+        number: u64,
+        now: f64,
+        look_up: &mut dyn FnMut(&Request<'_>, &mut Depths),
+    ) -> Option<(f64, f64)> {
+        let mut ticket = self.waiting.take(number)?;
+        if ticket.round != self.round {
+            ticket.round = self.round;
+            look_up(&ticket.kept.request(), &mut ticket.depths);
+        }
+        let request = ticket.kept.request();
+        let plan = self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now);
+        let work = match plan {
+            Plan::Row { row, .. } => {
+                let who = (!self.who.is_empty()).then_some(&self.who[..]);
+                let candidates = self.fleet.candidates(&ticket.depths, &self.predicted, who, now);
+                let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
+                Some(f64::from(request.uncached(depth)) / candidates.prefill_rate[row])
+            }
+            // Refused at once.
+            Plan::NoWorker => Some(0.0),
+            Plan::Wait => None,
+        };
+        let since = ticket.since;
+        self.waiting.put_back(ticket);
+        work.map(|work| (work, since))
+    }
+}

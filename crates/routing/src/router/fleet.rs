@@ -1,0 +1,345 @@
+//! The workers: a row of [`Candidates`] for each, kept up to date as things happen.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use kvatlas_index::{Match, OwnedMatch, View};
+
+use crate::candidates::Candidates;
+use crate::depths::Depths;
+use crate::router::config::Config;
+use crate::router::outcome::{Load, WorkerId};
+use crate::speed::{FleetSpeed, Speed};
+
+/// Samples of the fleet's speed after which all rows are brought up to date.
+const REFRESH: u32 = 16;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Up,
+    /// Takes nothing new.
+    Drained,
+    /// The row is nobody's.
+    Gone,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) name: Arc<str>,
+    pub(super) rank: u32,
+    pub(super) state: State,
+    joined: f64,
+    reported: f64,
+    /// Whether it joined a fleet at work.
+    pub(super) late: bool,
+    /// Requests placed anywhere when it joined.
+    pub(super) joined_at: u64,
+    /// Prompts without a first token, in the order in which they were sent: request, uncached tokens.
+    queue: VecDeque<(u64, f64)>,
+    head_since: f64,
+    speed: Speed,
+}
+
+/// What a request adds to a row while it is there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Share {
+    pub(super) tokens: f64,
+    pub(super) uncached: f64,
+    pub(super) generated: f64,
+    pub(super) output_left: f64,
+}
+
+impl Slot {
+    /// Seconds since it joined.
+    pub(super) fn age(&self, now: f64) -> f64 {
+        now - self.joined
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Fleet {
+    /// A row for each slot.
+    rows: Candidates,
+    pub(super) slots: Vec<Slot>,
+    by_name: HashMap<Arc<str>, Vec<(u32, u32)>>,
+    free: Vec<u32>,
+    speed: FleetSpeed,
+    /// Rows of those that may take a request, where that is not all.
+    chosen: Candidates,
+    pub(super) up: usize,
+}
+
+impl Fleet {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            rows: Candidates::default(),
+            slots: Vec::new(),
+            by_name: HashMap::new(),
+            free: Vec::new(),
+            speed: FleetSpeed::new(config.prefill_rate, config.step_time),
+            chosen: Candidates::default(),
+            up: 0,
+        }
+    }
+
+    pub(super) fn add(&mut self, name: &str, rank: u32, weight: f64, now: f64, late: bool, joined_at: u64) -> WorkerId {
+        if let Some(id) = self.find(name, rank) {
+            self.set_state(id, State::Up);
+            self.rows.weight[id.0 as usize] = weight;
+            return id;
+        }
+        let name = self.by_name.get_key_value(name).map_or_else(|| Arc::from(name), |(name, _)| name.clone());
+        let slot = Slot {
+            name: name.clone(),
+            rank,
+            state: State::Up,
+            joined: now,
+            reported: f64::NAN,
+            late,
+            joined_at,
+            queue: VecDeque::new(),
+            head_since: f64::NAN,
+            speed: Speed::new(&self.speed),
+        };
+        let at = if let Some(at) = self.free.pop() {
+            self.slots[at as usize] = slot;
+            at
+        } else {
+            self.slots.push(slot);
+            self.rows.push();
+            (self.slots.len() - 1) as u32
+        };
+        self.by_name.entry(name).or_default().push((rank, at));
+        self.rows.reset(at as usize, at, weight);
+        self.publish_speed(at as usize);
+        self.up += 1;
+        WorkerId(at)
+    }
+
+    pub(super) fn find(&self, name: &str, rank: u32) -> Option<WorkerId> {
+        let ranks = self.by_name.get(name)?;
+        ranks.iter().find(|(its, _)| *its == rank).map(|&(_, at)| WorkerId(at))
+    }
+
+    pub(super) fn ranks(&self, name: &str) -> impl Iterator<Item = WorkerId> {
+        self.by_name.get(name).into_iter().flatten().map(|&(_, at)| WorkerId(at))
+    }
+
+    /// A slot that is somebody's.
+    pub(super) fn slot(&self, id: WorkerId) -> Option<&Slot> {
+        self.slots.get(id.0 as usize).filter(|slot| slot.state != State::Gone)
+    }
+
+    pub(super) fn remove(&mut self, id: WorkerId) {
+        let at = id.0 as usize;
+        if self.slot(id).is_none() {
+            return;
+        }
+        self.set_state(id, State::Gone);
+        let slot = &mut self.slots[at];
+        slot.queue.clear();
+        let name = std::mem::replace(&mut slot.name, Arc::from(""));
+        if let Some(ranks) = self.by_name.get_mut(&name) {
+            ranks.retain(|(_, slot)| *slot != id.0);
+            if ranks.is_empty() {
+                self.by_name.remove(&name);
+            }
+        }
+        self.free.push(id.0);
+    }
+
+    pub(super) fn set_state(&mut self, id: WorkerId, state: State) {
+        let slot = &mut self.slots[id.0 as usize];
+        self.up -= usize::from(slot.state == State::Up);
+        slot.state = state;
+        self.up += usize::from(slot.state == State::Up);
+    }
+
+    pub(super) fn set_trusted(&mut self, id: WorkerId, trusted: bool) {
+        self.rows.trusted[id.0 as usize] = trusted;
+    }
+
+    pub(super) fn set_weight(&mut self, id: WorkerId, weight: f64) {
+        self.rows.weight[id.0 as usize] = weight;
+    }
+
+    pub(super) fn report(&mut self, id: WorkerId, load: &Load, now: f64) {
+        let at = id.0 as usize;
+        let rows = &mut self.rows;
+        if load.waiting.is_some() || load.running.is_some() || load.kv_usage.is_some() {
+            rows.reported_waiting[at] = load.waiting.unwrap_or(f64::NAN);
+            rows.reported_running[at] = load.running.unwrap_or(f64::NAN);
+            rows.reported_kv_usage[at] = load.kv_usage.unwrap_or(f64::NAN);
+            self.slots[at].reported = now;
+        }
+        let set = |column: &mut f64, value: Option<f64>| *column = value.unwrap_or(*column);
+        set(&mut rows.capacity_blocks[at], load.capacity_blocks);
+        set(&mut rows.held_blocks[at], load.held_blocks);
+    }
+
+    // What requests do to a row.
+
+    pub(super) fn sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, now: f64) {
+        let (at, rows) = (at as usize, &mut self.rows);
+        rows.requests[at] += 1;
+        rows.waiting[at] += 1;
+        rows.queued_tokens[at] += share.uncached;
+        rows.queued_prompt_tokens[at] += share.tokens;
+        rows.context_tokens[at] += share.tokens;
+        rows.output_tokens_left[at] += share.output_left;
+        rows.sent[at] += 1;
+        if cold {
+            rows.last_cold[at] = now;
+        }
+        let slot = &mut self.slots[at];
+        if slot.queue.is_empty() {
+            slot.speed.begins(now);
+            slot.head_since = now;
+            rows.head_tokens[at] = share.uncached;
+        }
+        slot.queue.push_back((request, share.uncached));
+    }
+
+    /// A prompt is not waiting any more: it led to a first token if `computed`.
+    pub(super) fn dequeued(&mut self, at: u32, request: u64, share: &Share, computed: bool, now: f64) {
+        let at = at as usize;
+        let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
+        rows.waiting[at] -= 1;
+        rows.queued_tokens[at] -= share.uncached;
+        rows.queued_prompt_tokens[at] -= share.tokens;
+        let head = slot.queue.front().is_some_and(|(first, _)| *first == request);
+        if let Some(place) = slot.queue.iter().position(|(its, _)| *its == request) {
+            slot.queue.remove(place);
+        }
+        let more = !slot.queue.is_empty();
+        let learnt = if computed {
+            slot.head_since = now;
+            slot.speed.computed(share.uncached, more, now, &mut self.speed)
+        } else {
+            if head {
+                slot.head_since = now;
+                slot.speed.spoilt(now);
+            }
+            false
+        };
+        rows.head_tokens[at] = slot.queue.front().map_or(0.0, |(_, uncached)| *uncached);
+        if learnt {
+            self.publish(at);
+        }
+    }
+
+    pub(super) fn generated(&mut self, at: u32, tokens: f64, less_left: f64) {
+        self.rows.context_tokens[at as usize] += tokens;
+        self.rows.output_tokens_left[at as usize] -= less_left;
+    }
+
+    pub(super) fn stepped(&mut self, at: u32, seconds: f64) {
+        self.slots[at as usize].speed.stepped(seconds, &mut self.speed);
+        self.publish(at as usize);
+    }
+
+    /// A request that does not wait any more is over.
+    pub(super) fn ended(&mut self, at: u32, share: &Share) {
+        let at = at as usize;
+        self.rows.requests[at] -= 1;
+        self.rows.context_tokens[at] -= share.tokens + share.generated;
+        self.rows.output_tokens_left[at] -= share.output_left;
+    }
+
+    fn publish(&mut self, at: usize) {
+        if self.speed.fresh < REFRESH {
+            self.publish_speed(at);
+            return;
+        }
+        self.speed.fresh = 0;
+        for at in 0..self.slots.len() {
+            self.publish_speed(at);
+        }
+    }
+
+    fn publish_speed(&mut self, at: usize) {
+        let speed = &self.slots[at].speed;
+        self.rows.prefill_rate[at] = speed.rate(&self.speed);
+        self.rows.step_time[at] = speed.step(&self.speed);
+    }
+
+    /// All rows as they are, those of nobody among them.
+    pub(super) fn rows(&self) -> &Candidates {
+        &self.rows
+    }
+
+    /// The rows of `who`, or of all that are up, for one request: what it finds where, and what depends on the time.
+    /// `rows` of the answer are in order of their number.
+    pub(super) fn candidates(
+        &mut self,
+        depths: &Depths,
+        predicted: &[u32],
+        who: Option<&[u32]>,
+        now: f64,
+    ) -> &Candidates {
+        for (at, slot) in self.slots.iter().enumerate() {
+            self.rows.age[at] = now - slot.joined;
+            self.rows.reported_age[at] = now - slot.reported;
+            self.rows.head_elapsed[at] = if slot.queue.is_empty() { 0.0 } else { (now - slot.head_since).max(0.0) };
+            let depth = if self.rows.trusted[at] { depths.get(at as u32) } else { crate::Depth::default() };
+            self.rows.device_blocks[at] = depth.device;
+            self.rows.host_blocks[at] = depth.host;
+            self.rows.any_blocks[at] = depth.any;
+            self.rows.predicted_blocks[at] = predicted.get(at).copied().unwrap_or(0).max(depth.device);
+        }
+        let Some(who) = who else { return &self.rows };
+        self.chosen.gather(&self.rows, who);
+        &self.chosen
+    }
+
+    /// Whether every slot is somebody's that is up.
+    pub(super) fn is_dense(&self) -> bool {
+        self.up == self.slots.len()
+    }
+
+    /// Calls `found(worker, depth)` for each row that a match names.
+    pub(super) fn look_up(&self, found: &impl Lookup, depths: &mut Depths) {
+        depths.begin();
+        let mut each = |view: View, raise: fn(&mut crate::Depth, u32)| {
+            found.for_each(view, &mut |name, rank, blocks| {
+                let ranks = self.by_name.get(&**name);
+                if let Some(&(_, at)) = ranks.and_then(|ranks| ranks.iter().find(|(its, _)| *its == rank)) {
+                    depths.raise(at, |depth| raise(depth, blocks));
+                }
+            });
+        };
+        each(View::Device, |depth, blocks| depth.device = blocks);
+        if !found.is_plain() {
+            each(View::Host, |depth, blocks| depth.host = blocks);
+            each(View::AnyTier, |depth, blocks| depth.any = blocks);
+        }
+    }
+}
+
+/// An answer of the index.
+pub trait Lookup {
+    /// Calls `f` with each worker and rank that holds any of the query, and its depth in blocks.
+    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32));
+    /// Whether all views are alike.
+    fn is_plain(&self) -> bool;
+}
+
+impl Lookup for Match<'_> {
+    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
+        Match::for_each(self, view, |name, rank, depth| f(name, rank, depth));
+    }
+
+    fn is_plain(&self) -> bool {
+        Match::is_plain(self)
+    }
+}
+
+impl Lookup for OwnedMatch {
+    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
+        OwnedMatch::for_each(self, view, |name, rank, depth| f(name, rank, depth));
+    }
+
+    fn is_plain(&self) -> bool {
+        OwnedMatch::is_plain(self)
+    }
+}

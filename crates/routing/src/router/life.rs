@@ -1,0 +1,152 @@
+//! What becomes of a request once it is placed.
+
+use std::cmp::Reverse;
+
+use crate::policy::Placed;
+use crate::router::outcome::{Ended, RequestId, Usage, WorkerId};
+use crate::router::{Reservation, Router};
+use crate::time::Time;
+
+/// Tokens after which the step time is learnt from a request that generates.
+const STEPS: f64 = 8.0;
+/// A request's share in the mean output, at least.
+const OUTPUT_SHARE: f64 = 0.02;
+
+impl Router {
+    /// The prompt is computed: its first token has come. Nothing, if it had one, or is not with a worker.
+    pub fn first_token(&mut self, id: RequestId, now: f64) {
+        let now = self.at(now);
+        let Some(its) = self.placed.get_mut(&id.0) else { return };
+        if its.first_token.is_some() {
+            return;
+        }
+        its.first_token = Some(now);
+        its.heard = now;
+        its.steps_since = now;
+        its.deadline = now + self.config.idle_timeout;
+        self.due.push(Reverse((Time(its.deadline), id.0)));
+        if let Some(leaf) = its.leaf {
+            self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
+        }
+        self.fleet.dequeued(its.worker, id.0, &its.share, true, now);
+        self.policy.first_token(&its.placed(id), now);
+        self.room = true;
+    }
+
+    /// `tokens` more came, beyond the first, of all its answers together.
+    pub fn progress(&mut self, id: RequestId, tokens: u32, now: f64) {
+        let now = self.at(now);
+        let Some(its) = self.placed.get_mut(&id.0) else { return };
+        its.heard = now;
+        let tokens = f64::from(tokens);
+        let less = its.share.output_left.min(tokens);
+        its.share.output_left -= less;
+        its.share.generated += tokens;
+        self.fleet.generated(its.worker, tokens, less);
+        its.steps += tokens;
+        if its.first_token.is_some() && its.steps >= STEPS * its.answers {
+            self.fleet.stepped(its.worker, (now - its.steps_since) * its.answers / its.steps);
+            its.steps = 0.0;
+            its.steps_since = now;
+        }
+    }
+
+    /// It is over, and well. `None`: it was over already.
+    pub fn finish(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<Ended> {
+        let now = self.at(now);
+        let generated = self.placed.get(&id.0).map(|its| (its.share.generated, its.first_token.is_some()))?;
+        if !generated.1 && usage.output_tokens != Some(0) {
+            // An answer that was not streamed: its first token came, nobody knows when, so nothing is learnt of speed.
+            self.released_unseen(id, now);
+        }
+        let its = self.release(id.0, now)?;
+        self.counts.finished += 1;
+        let output = usage.output_tokens.map_or(generated.0 + 1.0, f64::from) / its.answers;
+        self.outputs += 1.0;
+        self.mean_output += (output - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);
+        if let Some(cached) = usage.cached_tokens {
+            self.counts.expected_cached += u64::from(its.cached);
+            self.counts.reported_cached += u64::from(cached);
+        }
+        Some(Ended {
+            worker: WorkerId(its.worker),
+            expected_cached: its.cached,
+            cached: usage.cached_tokens,
+            ttft: its.first_token.map(|first| first - its.sent),
+        })
+    }
+
+    /// It is over, and not well: what it would have left in the cache does not count. Takes one that waits out as well.
+    /// False: it was over already.
+    pub fn fail(&mut self, id: RequestId, now: f64) -> bool {
+        let now = self.at(now);
+        if self.waiting.remove(id.0).is_some() {
+            self.counts.failed += 1;
+            return true;
+        }
+        let Some(leaf) = self.placed.get(&id.0).map(|its| its.leaf) else { return false };
+        if let Some(leaf) = leaf {
+            self.on_the_way.forget(leaf, id.0);
+        }
+        self.release(id.0, now);
+        self.counts.failed += 1;
+        true
+    }
+
+    /// Gives up what was not heard of for too long: how many requests. Also called by [`Router::choose`].
+    pub fn expire(&mut self, now: f64) -> usize {
+        let now = self.at(now);
+        self.expire_until(now)
+    }
+
+    pub(super) fn expire_until(&mut self, now: f64) -> usize {
+        let mut given_up = 0;
+        while let Some(&Reverse((time, number))) = self.due.peek()
+            && time.0 <= now
+        {
+            self.due.pop();
+            let Some(its) = self.placed.get_mut(&number) else { continue };
+            let deadline = if its.first_token.is_some() { its.heard + self.config.idle_timeout } else { its.deadline };
+            if deadline > now {
+                its.deadline = deadline;
+                self.due.push(Reverse((Time(deadline), number)));
+                continue;
+            }
+            if let Some(leaf) = its.leaf {
+                self.on_the_way.forget(leaf, number);
+            }
+            self.release(number, now);
+            self.counts.expired += 1;
+            given_up += 1;
+        }
+        self.on_the_way.expire(now);
+        self.sessions.expire(now);
+        given_up
+    }
+
+    /// Takes a request out of the books.
+    pub(super) fn release(&mut self, number: u64, now: f64) -> Option<Reservation> {
+        let its = self.placed.remove(&number)?;
+        if its.first_token.is_none() {
+            self.fleet.dequeued(its.worker, number, &its.share, false, now);
+        }
+        self.fleet.ended(its.worker, &its.share);
+        self.policy.ended(&its.placed(RequestId(number)), now);
+        self.room = true;
+        Some(its)
+    }
+
+    /// The first token of an answer that came as a whole.
+    fn released_unseen(&mut self, id: RequestId, now: f64) {
+        let Some(its) = self.placed.get_mut(&id.0) else { return };
+        if let Some(leaf) = its.leaf {
+            self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
+        }
+    }
+}
+
+impl Reservation {
+    fn placed(&self, id: RequestId) -> Placed {
+        Placed { number: id.0, worker: self.worker, uncached: self.uncached }
+    }
+}

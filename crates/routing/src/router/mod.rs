@@ -1,0 +1,242 @@
+//! [`Router`]: keeps what is known of the workers, asks a policy, and reserves in the same step.
+
+mod bind;
+mod config;
+mod fleet;
+mod life;
+mod outcome;
+mod place;
+mod sessions;
+mod waiting;
+mod workers;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+pub use config::{Config, Order};
+pub use fleet::Lookup;
+pub use outcome::{Counts, Decision, Ended, Load, Outcome, Refusal, RequestId, Usage, Why, WorkerId};
+
+use crate::candidates::Candidates;
+use crate::depths::Depths;
+use crate::policy::{Policy, Terms};
+use crate::predict::{Leaf, OnTheWay};
+use crate::request::Request;
+use crate::time::Time;
+use fleet::{Fleet, Share};
+use sessions::Sessions;
+use waiting::Waiting;
+
+/// Chooses a worker for each request and keeps the books.
+///
+/// All times are the caller's, in seconds; one that goes back counts as the latest so far. After whatever may free
+/// room (a first token, an end, a worker that joins), and every few hundredths of a second while [`Router::waiting`]
+/// is not 0, call [`Router::bind`].
+///
+/// ```
+/// use kvatlas_routing::{Config, Depths, Outcome, Request, Router, Usage, by_name};
+///
+/// let policy = by_name("kvatlas", Default::default(), 0)?;
+/// let mut router = Router::new(Config::default(), policy);
+/// router.add_worker("a", 0, 1.0, 0.0);
+/// let request = Request { tokens: 4000, block_size: 16, content_hashes: &[1; 250], ..Request::default() };
+/// let Outcome::Placed(decision) = router.choose(&request, &Depths::unknown(), 0.0) else { panic!("nobody waits") };
+/// assert_eq!(&*decision.name, "a");
+/// router.first_token(decision.id, 0.5);
+/// router.finish(decision.id, Usage::default(), 2.0);
+/// # Ok::<(), kvatlas_routing::Error>(())
+/// ```
+pub struct Router {
+    config: Config,
+    policy: Box<dyn Policy>,
+    fleet: Fleet,
+    placed: HashMap<u64, Reservation>,
+    due: BinaryHeap<Reverse<(Time, u64)>>,
+    on_the_way: OnTheWay,
+    sessions: Sessions,
+    waiting: Waiting,
+    /// Placed or refused since, and not yet told.
+    bound: Vec<(RequestId, Outcome)>,
+    /// Whether room may have come since waiting requests were last tried.
+    room: bool,
+    tried: f64,
+    round: u64,
+    now: f64,
+    number: u64,
+    total_placed: u64,
+    counts: Counts,
+    mean_output: f64,
+    outputs: f64,
+    // Kept for their memory.
+    predicted: Vec<u32>,
+    who: Vec<u32>,
+    numbers: Vec<u64>,
+}
+
+/// A request that is with a worker.
+#[derive(Debug)]
+struct Reservation {
+    worker: u32,
+    share: Share,
+    cached: u32,
+    answers: f64,
+    sent: f64,
+    first_token: Option<f64>,
+    /// The last time that something was heard of it, and the tokens since the step time was last learnt from it.
+    heard: f64,
+    steps_since: f64,
+    steps: f64,
+    deadline: f64,
+    leaf: Option<Leaf>,
+    uncached: u32,
+}
+
+/// What a router would decide, and why: a row for each candidate.
+#[derive(Debug, Clone, Default)]
+pub struct Explanation {
+    /// The candidates, by number.
+    pub workers: Vec<WorkerId>,
+    /// Prompt tokens that each is expected to have in its cache.
+    pub cached_tokens: Vec<u32>,
+    /// The policy's terms, if it has any.
+    pub terms: Option<Terms>,
+}
+
+impl Router {
+    /// A router without workers.
+    #[must_use]
+    pub fn new(config: Config, policy: Box<dyn Policy>) -> Self {
+        Self {
+            fleet: Fleet::new(&config),
+            placed: HashMap::new(),
+            due: BinaryHeap::new(),
+            on_the_way: OnTheWay::new(config.predicted_limit),
+            sessions: Sessions::default(),
+            waiting: Waiting::default(),
+            bound: Vec::new(),
+            room: false,
+            tried: f64::NEG_INFINITY,
+            round: 0,
+            now: 0.0,
+            number: 0,
+            total_placed: 0,
+            counts: Counts::default(),
+            mean_output: config.output_tokens,
+            outputs: 0.0,
+            predicted: Vec::new(),
+            who: Vec::new(),
+            numbers: Vec::new(),
+            policy,
+            config,
+        }
+    }
+
+    /// The settings.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The policy's name.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        self.policy.name()
+    }
+
+    /// Whether the policy weighs what the index says.
+    #[must_use]
+    pub fn uses_index(&self) -> bool {
+        self.policy.uses_index()
+    }
+
+    /// Requests with workers.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.placed.len()
+    }
+
+    /// Requests that wait in the router.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Blocks of prompts on their way that are kept in mind.
+    #[must_use]
+    pub fn predicted_blocks(&self) -> usize {
+        self.on_the_way.blocks()
+    }
+
+    /// Prompts that were not kept in mind because there were too many.
+    #[must_use]
+    pub fn predictions_refused(&self) -> u64 {
+        self.on_the_way.refused()
+    }
+
+    /// Sessions that are kept in mind.
+    #[must_use]
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Counts since the router was made.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// What a request generates, as learnt: tokens.
+    #[must_use]
+    pub fn mean_output(&self) -> f64 {
+        self.mean_output
+    }
+
+    /// Every row as it is, workers that are drained and rows that are nobody's among them; what depends on a request or
+    /// on the time is as of the last one.
+    #[must_use]
+    pub fn rows(&self) -> &Candidates {
+        self.fleet.rows()
+    }
+
+    /// How the policy sees the candidates for a request, without any effect.
+    pub fn explain(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        allowed: Option<&[WorkerId]>,
+        now: f64,
+    ) -> Explanation {
+        let now = self.at(now);
+        let request = Request { number: self.number + 1, ..self.complete(request) };
+        if !self.gather(&request, depths, allowed, now) {
+            return Explanation::default();
+        }
+        let (policy, who) = (&self.policy, &self.who);
+        let candidates = self.fleet.candidates(depths, &self.predicted, (!who.is_empty()).then_some(who), now);
+        let cached = |row: usize| {
+            let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
+            request.tokens - request.uncached(depth)
+        };
+        Explanation {
+            workers: candidates.worker.iter().map(|&worker| WorkerId(worker)).collect(),
+            cached_tokens: (0..candidates.len()).map(cached).collect(),
+            terms: policy.explain(&request, candidates, now),
+        }
+    }
+
+    /// The time, never before an earlier one.
+    fn at(&mut self, now: f64) -> f64 {
+        if now > self.now {
+            self.now = now;
+        }
+        self.now
+    }
+
+    fn complete<'a>(&self, request: &Request<'a>) -> Request<'a> {
+        let block_size = if request.block_size == 0 { self.config.block_size } else { request.block_size };
+        let full = request.tokens / block_size.max(1);
+        let hashes = request.content_hashes;
+        let content_hashes = &hashes[..hashes.len().min(full as usize)];
+        Request { block_size, content_hashes, answers: request.answers.max(1), ..*request }
+    }
+}

@@ -1,0 +1,117 @@
+//! The fleet comes and goes.
+
+use std::sync::Arc;
+
+use crate::candidates::Candidates;
+use crate::depths::Depths;
+use crate::router::Router;
+use crate::router::fleet::{Lookup, State};
+use crate::router::outcome::{Load, WorkerId};
+
+impl Router {
+    /// A worker's rank takes requests from now on, also one that was drained. `weight`: its share of the work beside
+    /// others', 1 usually; what is not above 0 counts as 1.
+    pub fn add_worker(&mut self, name: &str, rank: u32, weight: f64, now: f64) -> WorkerId {
+        let now = self.at(now);
+        let weight = if weight > 0.0 && weight.is_finite() { weight } else { 1.0 };
+        self.room = true;
+        self.fleet.add(name, rank, weight, now, self.total_placed > 0, self.total_placed)
+    }
+
+    /// A worker's rank is gone, and with it what it was doing: how many requests. Ending those has no effect any more.
+    pub fn remove_worker(&mut self, worker: WorkerId, now: f64) -> usize {
+        let now = self.at(now);
+        if self.fleet.slot(worker).is_none() {
+            return 0;
+        }
+        let mut numbers: Vec<u64> =
+            self.placed.iter().filter(|(_, its)| its.worker == worker.0).map(|(number, _)| *number).collect();
+        numbers.sort_unstable();
+        for number in &numbers {
+            self.release(*number, now);
+        }
+        self.counts.orphaned += numbers.len() as u64;
+        self.on_the_way.forget_worker(worker.0);
+        self.sessions.left(worker.0);
+        self.policy.left(worker.0);
+        self.fleet.remove(worker);
+        self.room = true;
+        numbers.len()
+    }
+
+    /// A worker takes nothing new from now on, but ends what it has. False: there is no such worker.
+    pub fn drain_worker(&mut self, worker: WorkerId) -> bool {
+        self.change(worker, State::Drained)
+    }
+
+    /// A drained worker takes requests again. False: there is no such worker.
+    pub fn resume_worker(&mut self, worker: WorkerId) -> bool {
+        self.room = true;
+        self.change(worker, State::Up)
+    }
+
+    fn change(&mut self, worker: WorkerId, state: State) -> bool {
+        let there = self.fleet.slot(worker).is_some();
+        if there {
+            self.fleet.set_state(worker, state);
+        }
+        there
+    }
+
+    /// What the index says of a worker can be trusted, or not: then it counts as holding nothing but what was just sent.
+    pub fn set_trusted(&mut self, worker: WorkerId, trusted: bool) {
+        if self.fleet.slot(worker).is_some() {
+            self.fleet.set_trusted(worker, trusted);
+        }
+    }
+
+    /// A worker's share of the work beside others'. What is not above 0 changes nothing.
+    pub fn set_weight(&mut self, worker: WorkerId, weight: f64) {
+        if weight > 0.0 && weight.is_finite() && self.fleet.slot(worker).is_some() {
+            self.fleet.set_weight(worker, weight);
+        }
+    }
+
+    /// What an engine says of itself.
+    pub fn report(&mut self, worker: WorkerId, load: &Load, now: f64) {
+        let now = self.at(now);
+        if self.fleet.slot(worker).is_some() {
+            self.fleet.report(worker, load, now);
+            self.room = true;
+        }
+    }
+
+    /// The number of a worker's rank.
+    #[must_use]
+    pub fn worker(&self, name: &str, rank: u32) -> Option<WorkerId> {
+        self.fleet.find(name, rank)
+    }
+
+    /// The numbers of a worker's ranks.
+    pub fn ranks(&self, name: &str) -> impl Iterator<Item = WorkerId> {
+        self.fleet.ranks(name)
+    }
+
+    /// A worker's name and rank.
+    #[must_use]
+    pub fn name(&self, worker: WorkerId) -> Option<(&Arc<str>, u32)> {
+        self.fleet.slot(worker).map(|slot| (&slot.name, slot.rank))
+    }
+
+    /// All workers and ranks by number; whether each takes requests.
+    pub fn workers(&self) -> impl Iterator<Item = (WorkerId, bool)> {
+        let there = self.fleet.slots.iter().enumerate().filter(|(_, slot)| slot.state != State::Gone);
+        there.map(|(at, slot)| (WorkerId(at as u32), slot.state == State::Up))
+    }
+
+    /// Puts an answer of the index into a form that [`Router::choose`] takes. Workers that it does not know are left out.
+    pub fn look_up(&self, found: &impl Lookup, depths: &mut Depths) {
+        self.fleet.look_up(found, depths);
+    }
+
+    /// All columns as a policy would see them now, without a request. Costs a look at every row.
+    pub fn candidates(&mut self, now: f64) -> &Candidates {
+        let now = self.at(now);
+        self.fleet.candidates(&Depths::unknown(), &[], None, now)
+    }
+}

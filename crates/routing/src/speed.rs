@@ -1,0 +1,120 @@
+//! How fast a worker has proved to be, from first tokens and the tokens after them. Robust: outliers are clipped, and a
+//! worker of which little is known counts as the fleet does.
+
+/// Samples of a worker that weigh as much as what the fleet says.
+const FLEET_WEIGHT: f64 = 3.0;
+/// A sample weighs at least this much: what was long ago is forgotten.
+const SLOWEST: f64 = 0.08;
+/// After that many samples one sample is taken for at most twice or half of what was known.
+const TRUSTED_AFTER: f64 = 6.0;
+/// Prompt tokens that a sample of the prefill rate must have: below, other costs hide it.
+const LEAST_TOKENS: f64 = 384.0;
+/// Seconds that it must have.
+const LEAST_SECONDS: f64 = 1e-3;
+
+/// A running geometric mean.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Learnt {
+    log: f64,
+    samples: f64,
+}
+
+impl Learnt {
+    pub(crate) fn new(start: f64) -> Self {
+        Self { log: start.ln(), samples: 0.0 }
+    }
+
+    /// `down`: how much quicker it follows samples that are lower than those that are higher; 1 is a mean.
+    fn add(&mut self, sample: f64, down: f64) {
+        let far = sample.ln() - self.log;
+        self.samples += 1.0;
+        let share = (1.0 / self.samples).max(SLOWEST);
+        let most = if self.samples > TRUSTED_AFTER { std::f64::consts::LN_2 } else { f64::INFINITY };
+        let share = if far < 0.0 { (share * down).min(1.0) } else { share };
+        self.log += far.clamp(-most, most) * share;
+    }
+
+    /// Its value, as far as its samples count beside those of the fleet.
+    fn beside(&self, fleet: &Self) -> f64 {
+        let own = self.samples.min(1.0 / SLOWEST);
+        let other = if fleet.samples > 0.0 || own == 0.0 { FLEET_WEIGHT } else { 0.0 };
+        ((own * self.log + other * fleet.log) / (own + other)).exp()
+    }
+}
+
+/// What is known of the fleet as a whole.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FleetSpeed {
+    rate: Learnt,
+    step: Learnt,
+    /// Samples since the rows were last brought up to date.
+    pub(crate) fresh: u32,
+}
+
+impl FleetSpeed {
+    pub(crate) fn new(rate: f64, step: f64) -> Self {
+        Self { rate: Learnt::new(rate), step: Learnt::new(step), fresh: 0 }
+    }
+}
+
+/// What is known of one worker.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Speed {
+    rate: Learnt,
+    step: Learnt,
+    /// Since when the tokens of `done` were computed.
+    since: f64,
+    done: f64,
+}
+
+impl Speed {
+    pub(crate) fn new(fleet: &FleetSpeed) -> Self {
+        let none = |learnt: &Learnt| Learnt { log: learnt.log, samples: 0.0 };
+        Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0 }
+    }
+
+    /// A prompt was sent to a worker that has no other to compute.
+    pub(crate) fn begins(&mut self, now: f64) {
+        self.since = now;
+        self.done = 0.0;
+    }
+
+    /// `tokens` of a prompt have led to a first token; `more`: there are others waiting. Whether something was learnt.
+    pub(crate) fn computed(&mut self, tokens: f64, more: bool, now: f64, fleet: &mut FleetSpeed) -> bool {
+        self.done += tokens;
+        let seconds = now - self.since;
+        let good = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
+        if good {
+            let rate = self.done / seconds;
+            self.rate.add(rate, 1.0);
+            fleet.rate.add(rate, 1.0);
+            fleet.fresh += 1;
+        }
+        if good || !more {
+            self.begins(now);
+        }
+        good
+    }
+
+    /// A prompt is not computed any more and led to nothing: what was measured cannot be used.
+    pub(crate) fn spoilt(&mut self, now: f64) {
+        self.begins(now);
+    }
+
+    /// A request there got a token every `seconds`. Low ones count more: others are computed in between.
+    pub(crate) fn stepped(&mut self, seconds: f64, fleet: &mut FleetSpeed) {
+        if seconds.is_finite() && seconds > 1e-6 {
+            self.step.add(seconds, 4.0);
+            fleet.step.add(seconds, 4.0);
+            fleet.fresh += 1;
+        }
+    }
+
+    pub(crate) fn rate(&self, fleet: &FleetSpeed) -> f64 {
+        self.rate.beside(&fleet.rate)
+    }
+
+    pub(crate) fn step(&self, fleet: &FleetSpeed) -> f64 {
+        self.step.beside(&fleet.step)
+    }
+}
