@@ -133,10 +133,10 @@ class SteppedEngine:
         return lost
 
     @property
-    def queued_tokens(self) -> int:
-        """Prompt tokens that are still to be computed, as far as the cache stands now (those not begun: all)."""
+    def begun_tokens(self) -> int:
+        """Prompt tokens still to be computed of the prompt that has begun."""
         begun = self._partial
-        return sum(r.target for r in self.waiting) + (begun.target - begun.computed if begun is not None else 0)
+        return begun.target - begun.computed if begun is not None else 0
 
     # A run of steps
 
