@@ -1,6 +1,6 @@
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, ClassVar, Final, Literal, Protocol, SupportsIndex, TypeAlias, final, overload
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, SupportsIndex, TypeAlias, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,17 @@ __all__ = [
     "GLOBAL_EVICTION_HASH",
     "Batch",
     "BlockIndex",
+    "Candidates",
     "Cleared",
+    "Decision",
     "Match",
     "Plan",
     "PositionalIndexer",
     "RadixTrie",
     "Refused",
     "Removed",
+    "RoutedRequest",
+    "Router",
     "Rung",
     "RungMatch",
     "Service",
@@ -52,6 +56,7 @@ __all__ = [
     "hash_node_path",
     "hash_token_path",
     "keyed_content_hashes",
+    "policy_names",
     "prefix_hashes",
     "probe",
     "run_plan",
@@ -2405,3 +2410,434 @@ class SyncPrefixHashTable:
         """
     def __enter__(self) -> SyncPrefixHashTable: ...
     def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class Candidates:
+    """The workers that may take a request: an array for each thing known, with an item for each worker and rank.
+
+    Arrays are made when asked for, and cannot be written to. What is not known is NaN in arrays of float64, and 0 in
+    others.
+    """
+    @property
+    def workers(self) -> list[tuple[str, int]]:
+        """list of (str, int): The name and rank of each."""
+    @property
+    def trusted(self) -> NDArray[np.bool_]:
+        """numpy.ndarray of bool: Whether what the index says of it can be trusted right now."""
+    def __len__(self) -> int: ...
+    @property
+    def depth(self) -> NDArray[np.uint32]:
+        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds or will hold once what was just sent there is
+        computed.
+        """
+    @property
+    def device_blocks(self) -> NDArray[np.uint32]:
+        """numpy.ndarray of uint32: Leading blocks that it holds on the device, by the events so far."""
+    @property
+    def host_blocks(self) -> NDArray[np.uint32]:
+        """numpy.ndarray of uint32: The same, with the host's memory."""
+    @property
+    def any_blocks(self) -> NDArray[np.uint32]:
+        """numpy.ndarray of uint32: The same, with every tier."""
+    @property
+    def requests(self) -> NDArray[np.uint32]:
+        """numpy.ndarray of uint32: Requests sent there and not finished."""
+    @property
+    def waiting(self) -> NDArray[np.uint32]:
+        """numpy.ndarray of uint32: Of those, the ones without a first token."""
+    @property
+    def queued_tokens(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Prompt tokens of requests without a first token, less those expected in its cache."""
+    @property
+    def queued_prompt_tokens(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Prompt tokens of requests without a first token, cached or not."""
+    @property
+    def head_tokens(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Of queued_tokens, those of the prompt whose turn it is."""
+    @property
+    def head_elapsed(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Seconds since its turn came."""
+    @property
+    def context_tokens(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Tokens of all requests there, prompts and what they have generated."""
+    @property
+    def output_tokens_left(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Tokens that requests there are expected to generate still."""
+    @property
+    def reported_waiting(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Requests that the engine says are waiting in its queue."""
+    @property
+    def reported_running(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Requests that the engine says are running."""
+    @property
+    def reported_kv_usage(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Share of its KV cache that the engine says is in use, 0 to 1."""
+    @property
+    def reported_age(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Seconds since the engine said so."""
+    @property
+    def prefill_rate(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Prompt tokens that it computes a second, as learnt."""
+    @property
+    def step_time(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Seconds between two tokens of one request, as learnt."""
+    @property
+    def age(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Seconds since it joined."""
+    @property
+    def sent(self) -> NDArray[np.uint64]:
+        """numpy.ndarray of uint64: Requests sent there since it joined."""
+    @property
+    def last_cold(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: When it last took a request of which nobody held anything, in seconds; -inf if never."""
+    @property
+    def held_blocks(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Blocks that the index says it holds."""
+    @property
+    def capacity_blocks(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Blocks that its cache has room for."""
+    @property
+    def weight(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Its share of the work beside others: 1 unless the user says otherwise."""
+
+@final
+class RoutedRequest:
+    """A request to place."""
+    @property
+    def tokens(self) -> int:
+        """int: Tokens of the prompt."""
+    @property
+    def block_size(self) -> int:
+        """int: Tokens of a block."""
+    @property
+    def content_hashes(self) -> NDArray[np.uint64]:
+        """numpy.ndarray of uint64: Content hashes of the prompt's full blocks."""
+    @property
+    def session(self) -> int | None:
+        """int or None: A hash of the session's name."""
+    @property
+    def max_tokens(self) -> int | None:
+        """int or None: The most tokens that it may generate."""
+    @property
+    def priority(self) -> int:
+        """int: Higher goes first where requests wait."""
+    @property
+    def answers(self) -> int:
+        """int: How many answers it wants."""
+    @property
+    def number(self) -> int:
+        """int: Tells requests apart."""
+    def uncached(self, depth: int) -> int:
+        """Tokens to compute on a worker that holds the first blocks: at least one.
+
+        Args:
+            depth: How many, an int from 0.
+
+        Returns:
+            int
+        """
+
+@final
+class Decision:
+    """Where a request goes. Made by Router.choose, which has reserved it there: say what becomes of it.
+
+    A request that waits in the router (waits is True) has no worker yet; it gets one in a later Router.bind.
+    """
+    @property
+    def number(self) -> int:
+        """int: The request's number; 0 if it was refused at once."""
+    @property
+    def worker(self) -> str | None:
+        """str or None: The worker that takes the request; None if it waits or was refused."""
+    @property
+    def rank(self) -> int:
+        """int: The worker's data-parallel rank; 0 without one."""
+    @property
+    def cached_tokens(self) -> int:
+        """int: Prompt tokens that are expected in the worker's cache when the request gets there."""
+    @property
+    def uncached_tokens(self) -> int:
+        """int: Prompt tokens that the worker is expected to compute."""
+    @property
+    def predicted_tokens(self) -> int:
+        """int: Of cached_tokens, those that the index does not know of yet: what was just sent there."""
+    @property
+    def waits(self) -> bool:
+        """bool: Whether it waits in the router."""
+    @property
+    def refused(self) -> str | None:
+        """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout"; None if it was not."""
+    @property
+    def why(self) -> str:
+        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; "waits"; or
+        why it was refused.
+        """
+    def terms(self) -> dict[tuple[str, int], dict[str, float]] | None:
+        """What the policy weighed, if Router.choose was asked to explain.
+
+        Returns:
+            dict of (worker, rank) to dict of term to value, with "cached_tokens" among them; None if it was not asked.
+        """
+    def first_token(self, now: float | None = None) -> None:
+        """The first token has come: the prompt is computed.
+
+        Args:
+            now: The time in seconds; None for the router's clock.
+        """
+    def progress(self, tokens: int, now: float | None = None) -> None:
+        """More tokens have come, of all answers together, beyond the first.
+
+        Args:
+            tokens: How many since the last call.
+            now: The time in seconds; None for the router's clock.
+        """
+    def finish(
+        self, cached_tokens: int | None = None, output_tokens: int | None = None, now: float | None = None
+    ) -> bool:
+        """The request is over, and well. Ending it again does nothing.
+
+        Args:
+            cached_tokens: Prompt tokens that were in the worker's cache, as the engine says; None if it does not.
+            output_tokens: Tokens generated, as the engine says.
+            now: The time in seconds; None for the router's clock.
+
+        Returns:
+            bool: False if it was over already.
+        """
+    def failed(self, now: float | None = None) -> bool:
+        """The request is over, and not well, or does not wait any longer. Ending it again does nothing.
+
+        Args:
+            now: The time in seconds; None for the router's clock.
+
+        Returns:
+            bool: False if it was over already.
+        """
+
+class _Scores(Protocol):
+    def scores(self) -> Mapping[str, int]: ...
+
+_Found: TypeAlias = _Scores | Mapping[str, int] | Mapping[tuple[str, int], int]
+
+class _Policy(Protocol):
+    def choose(self, request: RoutedRequest, candidates: Candidates, /) -> int | None: ...
+
+class Router:
+    """Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each proves to be.
+
+    choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It fails
+    open: without an index, without tokens, with nobody to trust there is still an answer, and its why says so.
+
+    Any number of threads may use one router at once.
+
+    Args:
+        policy: A policy's name, of policy_names(), or an object with choose(request, candidates) -> row.
+        workers: Names of the workers, or (name, rank) of each.
+        block_size: Tokens of a block.
+        seed: Seed of everything left to chance, from 0 to 2**64 - 1.
+        options: Options of the policy: dict of str to number, bool or str.
+        settings: Settings of the router: dict with any of first_token_timeout, idle_timeout, announced_within,
+            session_ttl, session_limit, warm_seconds, warm_share, prefill_rate, step_time, output_tokens, queue_limit,
+            queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit.
+        clock: Gives the time in seconds where a call does not; None for time.monotonic.
+
+    Raises:
+        PolicyError: There is no such policy, or it has no such option.
+        ConfigError: There is no such setting, or it is out of range.
+        InvalidTypeError: An argument is of the wrong type.
+    """
+    def __new__(
+        cls,
+        policy: str | _Policy = "kvatlas",
+        workers: Iterable[str | tuple[str, int]] = (),
+        *,
+        block_size: SupportsIndex = 16,
+        seed: int = 0,
+        options: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> Self: ...
+    @property
+    def policy(self) -> str:
+        """str: The policy's name."""
+    @property
+    def uses_index(self) -> bool:
+        """bool: Whether the policy weighs what an index says; if not, nobody needs to look up prompts."""
+    @property
+    def block_size(self) -> int:
+        """int: Tokens of a block."""
+    @property
+    def workers(self) -> list[tuple[str, int]]:
+        """list of (str, int): The workers and ranks that take requests."""
+    @property
+    def waiting(self) -> int:
+        """int: Requests that wait in the router."""
+    @property
+    def in_flight(self) -> int:
+        """int: Requests that are with workers."""
+    def choose(
+        self,
+        *,
+        tokens: _Tokens | None = None,
+        content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | None = None,
+        prompt_tokens: int | None = None,
+        match: _Found | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+        session: str | int | None = None,
+        max_tokens: int | None = None,
+        priority: int = 0,
+        answers: int = 1,
+        text: str | None = None,
+        allowed: Iterable[str | tuple[str, int]] | None = None,
+        explain: bool = False,
+        now: float | None = None,
+    ) -> Decision:
+        """Chooses a worker for a request, and reserves it there.
+
+        The prompt is given by tokens or content_hashes; with neither, prompt_tokens alone says how long it is.
+
+        Args:
+            tokens: Token ids of the prompt, as kvatlas.content_hashes() takes them.
+            content_hashes: Content hashes of the prompt's full blocks, shape (n,): a uint64 array or a list of ints.
+            prompt_tokens: Tokens of the prompt; None for what tokens or content_hashes say.
+            match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or (worker, rank),
+                to depth in blocks; None if nobody looked.
+            lora: Name of the LoRA adapter, with tokens only.
+            salt: Cache salt, with tokens only.
+            session: Name or number of the session that it belongs to.
+            max_tokens: The most tokens that it may generate.
+            priority: Higher goes first where requests wait.
+            answers: How many answers it wants.
+            text: The prompt as text, for policies that work on characters.
+            allowed: Names of the workers that may take it, or (name, rank) of them; None for all.
+            explain: Whether Decision.terms() is to say what was weighed.
+            now: The time in seconds; None for the clock.
+
+        Returns:
+            Decision
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: Both tokens and content_hashes, or a prompt without length.
+            PolicyError: A policy in Python failed.
+        """
+    def bind(
+        self, find: Callable[[NDArray[np.uint64]], _Found] | None = None, now: float | None = None
+    ) -> list[Decision]:
+        """Places requests that wait, as far as there is room, and refuses those that have waited too long.
+
+        Call this after a first token, an end, a worker that joins; and every few hundredths of a second while any wait.
+
+        Args:
+            find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None to go
+                by what was found when it came.
+            now: The time in seconds; None for the clock.
+
+        Returns:
+            list of Decision: Those that do not wait any more: the objects that choose() returned.
+
+        Raises:
+            PolicyError: A policy in Python failed.
+        """
+    def expire(self, now: float | None = None) -> int:
+        """Gives up what was not heard of for too long.
+
+        Args:
+            now: The time in seconds; None for the clock.
+
+        Returns:
+            int: How many requests.
+        """
+    def add_worker(self, worker: str, rank: int = 0, weight: float = 1.0, now: float | None = None) -> None:
+        """A worker takes requests from now on, also one that was drained.
+
+        Args:
+            worker: Its name.
+            rank: Data-parallel rank.
+            weight: Its share of the work beside others', above 0.
+            now: The time in seconds; None for the clock.
+        """
+    def remove_worker(self, worker: str, rank: int | None = None, now: float | None = None) -> int:
+        """A worker is gone, with all its ranks or one, and with it what it was doing.
+
+        Args:
+            worker: Its name.
+            rank: Data-parallel rank; None for all.
+            now: The time in seconds; None for the clock.
+
+        Returns:
+            int: How many requests it had.
+        """
+    def drain_worker(self, worker: str, rank: int = 0) -> None:
+        """A worker takes nothing new from now on, but ends what it has; add_worker() takes it back.
+
+        Args:
+            worker: Its name.
+            rank: Data-parallel rank.
+
+        Raises:
+            InvalidArgumentError: There is no such worker.
+        """
+    def set_trusted(self, worker: str, trusted: bool, rank: int = 0) -> None:
+        """What the index says of a worker can be trusted, or not.
+
+        Args:
+            worker: Its name.
+            trusted: Whether.
+            rank: Data-parallel rank.
+
+        Raises:
+            InvalidArgumentError: There is no such worker.
+        """
+    def report(
+        self,
+        worker: str,
+        *,
+        waiting: float | None = None,
+        running: float | None = None,
+        kv_usage: float | None = None,
+        capacity_blocks: float | None = None,
+        held_blocks: float | None = None,
+        rank: int = 0,
+        now: float | None = None,
+    ) -> None:
+        """What an engine says of itself. What is None is not known.
+
+        Args:
+            worker: Its name.
+            waiting: Requests in its queue.
+            running: Requests that it runs.
+            kv_usage: Share of its KV cache in use, 0 to 1.
+            capacity_blocks: Blocks that its cache has room for.
+            held_blocks: Blocks that it holds, as the index says.
+            rank: Data-parallel rank.
+            now: The time in seconds; None for the clock.
+
+        Raises:
+            InvalidArgumentError: There is no such worker.
+        """
+    def candidates(self, now: float | None = None) -> Candidates:
+        """The workers as they are now: one item for each number, drained and removed ones among them.
+
+        Args:
+            now: The time in seconds; None for the clock.
+
+        Returns:
+            Candidates
+        """
+    def counts(self) -> dict[str, int]:
+        """Counts since the router was made.
+
+        Returns:
+            dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
+            "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the words
+            of Decision, "predicted_blocks" and "sessions" (kept in mind now).
+        """
+
+def policy_names() -> list[str]:
+    """The names of the policies that come with kvatlas.
+
+    Returns:
+        list of str
+    """

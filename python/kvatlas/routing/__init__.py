@@ -5,16 +5,21 @@ A `Policy` picks an engine for a `Prompt` from the `Load` of each engine and the
 and keeps the loads.
 """
 
+from kvatlas._native import Candidates, Decision, RoutedRequest, policy_names
 from kvatlas.errors import PolicyError
 from kvatlas.routing.affinity import PrefixAffinity
 from kvatlas.routing.dispatcher import Dispatched, Dispatcher
 from kvatlas.routing.exact import Exact
 from kvatlas.routing.loader import POLICIES, PolicyFactory, find_policy
 from kvatlas.routing.policy import Depths, Load, Policy, Prompt
+from kvatlas.routing.router import ArrayPolicy, Router
 from kvatlas.routing.simple import LeastLoaded, Random, RoundRobin
 
 __all__ = [
     "POLICIES",
+    "ArrayPolicy",
+    "Candidates",
+    "Decision",
     "Depths",
     "Dispatched",
     "Dispatcher",
@@ -28,5 +33,8 @@ __all__ = [
     "Prompt",
     "Random",
     "RoundRobin",
+    "RoutedRequest",
+    "Router",
     "find_policy",
+    "policy_names",
 ]

@@ -63,8 +63,8 @@ macro_rules! columns {
 }
 
 columns! {
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that it holds or will hold once what was just sent there is
-    /// computed.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent there
+    /// is computed.
     depth: predicted_blocks, "uint32";
     /// numpy.ndarray of uint32: Leading blocks that it holds on the device, by the events so far.
     device_blocks: device_blocks, "uint32";
@@ -76,7 +76,7 @@ columns! {
     requests: requests, "uint32";
     /// numpy.ndarray of uint32: Of those, the ones without a first token.
     waiting: waiting, "uint32";
-    /// numpy.ndarray of float64: Prompt tokens of requests without a first token, less those expected in its cache.
+    /// numpy.ndarray of float64: Prompt tokens of requests without a first token, less those expected cached.
     queued_tokens: queued_tokens, "float64";
     /// numpy.ndarray of float64: Prompt tokens of requests without a first token, cached or not.
     queued_prompt_tokens: queued_prompt_tokens, "float64";
@@ -104,7 +104,7 @@ columns! {
     age: age, "float64";
     /// numpy.ndarray of uint64: Requests sent there since it joined.
     sent: sent, "uint64";
-    /// numpy.ndarray of float64: When it last took a request of which nobody held anything, in seconds; -inf if never.
+    /// numpy.ndarray of float64: When it last took a request that nobody held anything of; -inf if never.
     last_cold: last_cold, "float64";
     /// numpy.ndarray of float64: Blocks that the index says it holds.
     held_blocks: held_blocks, "float64";

@@ -18,10 +18,10 @@ use crate::index_match::Match;
 use crate::scalars::{BlockSize, describe, optional_string, string};
 use crate::sequences::{contents, tokens as token_ids};
 
-/// Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each proves to be.
+/// Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each one is.
 ///
-/// choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It fails
-/// open: without an index, without tokens, with nobody to trust there is still an answer, and its why says so.
+/// choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It
+/// fails open: without an index, without tokens, with nobody to trust there is an answer, and its why says so.
 ///
 /// Any number of threads may use one router at once.
 ///
@@ -255,8 +255,8 @@ impl Router {
     ///     tokens: Token ids of the prompt, as kvatlas.content_hashes() takes them.
     ///     content_hashes: Content hashes of the prompt's full blocks, shape (n,): a uint64 array or a list of ints.
     ///     prompt_tokens: Tokens of the prompt; None for what tokens or content_hashes say.
-    ///     match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or (worker, rank),
-    ///         to depth in blocks; None if nobody looked.
+    ///     match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or of
+    ///         (worker, rank), to depth in blocks; None if nobody looked.
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
     ///     session: Name or number of the session that it belongs to.
@@ -371,8 +371,8 @@ impl Router {
     /// Call this after a first token, an end, a worker that joins; and every few hundredths of a second while any wait.
     ///
     /// Args:
-    ///     find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None to go
-    ///         by what was found when it came.
+    ///     find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None
+    ///         to go by what was found when it came.
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
@@ -394,7 +394,6 @@ impl Router {
             if find.is_none() || inner.router.waiting() == 0 {
                 inner.router.bind(now)
             } else {
-                let find = find.filter(|_| true);
                 let names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
                 let numbers: HashMap<(String, u32), u32> =
                     names.into_iter().enumerate().map(|(at, name)| (name, at as u32)).collect();
@@ -560,8 +559,8 @@ impl Router {
     ///
     /// Returns:
     ///     dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
-    ///     "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the words
-    ///     of Decision, "predicted_blocks" and "sessions" (kept in mind now).
+    ///     "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the
+    ///     words of Decision, "predicted_blocks" and "sessions" (kept in mind now).
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let inner = self.inner(py);
         let counts = inner.router.counts();
