@@ -2427,8 +2427,8 @@ class Candidates:
     def __len__(self) -> int: ...
     @property
     def depth(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds or will hold once what was just sent there is
-        computed.
+        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent there
+        is computed.
         """
     @property
     def device_blocks(self) -> NDArray[np.uint32]:
@@ -2447,7 +2447,7 @@ class Candidates:
         """numpy.ndarray of uint32: Of those, the ones without a first token."""
     @property
     def queued_tokens(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Prompt tokens of requests without a first token, less those expected in its cache."""
+        """numpy.ndarray of float64: Prompt tokens of requests without a first token, less those expected cached."""
     @property
     def queued_prompt_tokens(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Prompt tokens of requests without a first token, cached or not."""
@@ -2489,7 +2489,7 @@ class Candidates:
         """numpy.ndarray of uint64: Requests sent there since it joined."""
     @property
     def last_cold(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: When it last took a request of which nobody held anything, in seconds; -inf if never."""
+        """numpy.ndarray of float64: When it last took a request that nobody held anything of; -inf if never."""
     @property
     def held_blocks(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Blocks that the index says it holds."""
@@ -2569,8 +2569,8 @@ class Decision:
         """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout"; None if it was not."""
     @property
     def why(self) -> str:
-        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; "waits"; or
-        why it was refused.
+        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or "waits",
+        or why it was refused.
         """
     def terms(self) -> dict[tuple[str, int], dict[str, float]] | None:
         """What the policy weighed, if Router.choose was asked to explain.
@@ -2623,10 +2623,10 @@ class _Policy(Protocol):
     def choose(self, request: RoutedRequest, candidates: Candidates, /) -> int | None: ...
 
 class Router:
-    """Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each proves to be.
+    """Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each one is.
 
-    choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It fails
-    open: without an index, without tokens, with nobody to trust there is still an answer, and its why says so.
+    choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It
+    fails open: without an index, without tokens, with nobody to trust there is an answer, and its why says so.
 
     Any number of threads may use one router at once.
 
@@ -2701,8 +2701,8 @@ class Router:
             tokens: Token ids of the prompt, as kvatlas.content_hashes() takes them.
             content_hashes: Content hashes of the prompt's full blocks, shape (n,): a uint64 array or a list of ints.
             prompt_tokens: Tokens of the prompt; None for what tokens or content_hashes say.
-            match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or (worker, rank),
-                to depth in blocks; None if nobody looked.
+            match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or of
+                (worker, rank), to depth in blocks; None if nobody looked.
             lora: Name of the LoRA adapter, with tokens only.
             salt: Cache salt, with tokens only.
             session: Name or number of the session that it belongs to.
@@ -2730,8 +2730,8 @@ class Router:
         Call this after a first token, an end, a worker that joins; and every few hundredths of a second while any wait.
 
         Args:
-            find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None to go
-                by what was found when it came.
+            find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None
+                to go by what was found when it came.
             now: The time in seconds; None for the clock.
 
         Returns:
@@ -2831,8 +2831,8 @@ class Router:
 
         Returns:
             dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
-            "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the words
-            of Decision, "predicted_blocks" and "sessions" (kept in mind now).
+            "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the
+            words of Decision, "predicted_blocks" and "sessions" (kept in mind now).
         """
 
 def policy_names() -> list[str]:
