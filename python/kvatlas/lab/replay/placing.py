@@ -88,9 +88,7 @@ class RouterPlacer:
         found: Any = match
         if self._guess is not None:
             found = self._guessed(request, now)
-        decision = self._router.choose(
-            content_hashes=query, prompt_tokens=request.prompt_tokens, match=found, now=now
-        )
+        decision = self._router.choose(content_hashes=query, prompt_tokens=request.prompt_tokens, match=found, now=now)
         self._sent[request.number] = decision
         if decision.waits:
             self._waiting[request.number] = request

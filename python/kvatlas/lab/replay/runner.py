@@ -14,15 +14,17 @@ from time import perf_counter
 import kvatlas
 from kvatlas import BlockIndex
 from kvatlas._hashes import Hashes
+from kvatlas.lab.replay.blind import Guess, MockCaches, TtlCaches
+from kvatlas.lab.replay.bounds import BOUNDS, Greedy
 from kvatlas.lab.replay.check import Checker, watched_workers
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.delivery import Delivery
 from kvatlas.lab.replay.drive import Drive
 from kvatlas.lab.replay.measure import Index, IndexMatch, TimedIndex, clock_cost, index_figures
-from kvatlas.lab.replay.placing import DispatcherPlacer, Placer
+from kvatlas.lab.replay.placing import Placer, RouterPlacer
 from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
 from kvatlas.reference import ReferenceIndex
-from kvatlas.routing import find_policy
+from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request
 from kvatlas.sim.statistics import infinite_cache, shared_cache, trace_statistics
 from kvatlas.sim.trace import Trace, make_request, use_own_names
@@ -46,8 +48,8 @@ def replay(
     config = config or ReplayConfig()
     fleet = config.fleet
     size = fleet.engine.block_size
-    for name in config.policies:
-        find_policy(name)  # before anything else is done
+    # All of them before anything else is done: one that cannot be made is told at once.
+    placers = [make_placer(name, config) for name in config.policies]
     bound = infinite_cache(trace.requests, size)
     prompts = sum(request.input_length for request in trace.requests)
     shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens)
@@ -61,9 +63,8 @@ def replay(
         bound_rate=sum(bound) / prompts,
         shared_rate=shared / prompts,
     )
-    for name in config.policies:
+    for placer in placers:
         index = make_index(size) if make_index else BlockIndex(block_size=size)
-        placer = DispatcherPlacer(name, fleet.workers(), size, fleet.seed)
         one = _replay_policy(trace, bound, config, placer, index, progress, stop)
         if one.requests or not one.partial:
             result.policies.append(one)
@@ -71,6 +72,31 @@ def replay(
             result.partial = True
             break
     return result
+
+
+def make_placer(policy: str, config: ReplayConfig) -> Placer:
+    """The router of one policy, or a bound of that name. Raises `PolicyError`."""
+    fleet = config.fleet
+    if policy in BOUNDS:
+        return Greedy(policy, fleet.engine.block_size, fleet.seed)
+    guess: Guess | None = None
+    if config.scenario.no_events:
+        blind = MockCaches(fleet.engines, fleet.engine.blocks) if config.guess == "mock" else None
+        guess = blind or TtlCaches(fleet.engines)
+    return RouterPlacer(
+        policy, fleet.workers(), fleet.engine.block_size, fleet.seed, config.options, config.settings, guess
+    )
+
+
+def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
+    """The one cache that a bound has for all engines."""
+    engine = config.fleet.engine
+    if policy == "shared-cache":
+        return BlockPool(config.fleet.engines * engine.blocks)
+    if policy == "infinite-cache":
+        tokens = sum(line.input_length + line.output_length + 2 * engine.block_size for line in trace.requests)
+        return BlockPool(tokens // engine.block_size)
+    return None
 
 
 def _replay_policy(
@@ -87,7 +113,7 @@ def _replay_policy(
     name, its = placer.name, config.fleet
     size, workers = its.engine.block_size, its.workers()
     # What is late or lost is no mistake of the index: there is nothing to check then.
-    check = config.check if config.scenario.exact_events and not config.scenario.dies else 0.0
+    check = config.check if config.scenario.exact_events and not config.scenario.dies and name not in BOUNDS else 0.0
     watched = watched_workers(workers, its.engine.blocks, its.seed)
     timed = TimedIndex(index, ReferenceIndex(block_size=size) if check else None, watched)
     checker = Checker(name, check, config.check_seconds, len(requests), its.seed)
@@ -99,10 +125,13 @@ def _replay_policy(
         config.scenario,
         placer,
         delivery,
-        timed.find,
+        None if config.scenario.no_events or name in BOUNDS else timed.find,
         config.limits,
+        _pool(name, config, trace),
         prepare=use_own_names if its.own_names else None,
     )
+    if isinstance(placer, Greedy):
+        placer.engines = drive.engines
 
     def look(request: Request, query: Hashes, match: IndexMatch) -> None:
         checker.look(request, query, match, timed, drive.engines, its.own_names)
