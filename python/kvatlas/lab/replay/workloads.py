@@ -50,16 +50,16 @@ def _recorded(file: str) -> Callable[[int], Trace]:
 
 
 def _chat(seed: int) -> Trace:
-    return generate(WorkloadConfig(requests=6_000, seed=seed, request_rate=18.0, agents=0.0))
+    return generate(WorkloadConfig(requests=3_000, seed=seed, request_rate=12.0, agents=0.0))
 
 
 def _agents(seed: int) -> Trace:
-    return generate(WorkloadConfig(requests=6_000, seed=seed, request_rate=32.0, agents=1.0, tool_result=1_500))
+    return generate(WorkloadConfig(requests=3_000, seed=seed, request_rate=9.0, agents=1.0, tool_result=1_500))
 
 
 def _retrieval(seed: int) -> Trace:
     config = WorkloadConfig(
-        requests=6_000,
+        requests=3_000,
         seed=seed,
         request_rate=14.0,
         agents=0.0,
@@ -73,11 +73,11 @@ def _retrieval(seed: int) -> Trace:
 
 
 def _mixed(seed: int) -> Trace:
-    return generate(WorkloadConfig(requests=6_000, seed=seed, request_rate=20.0, agents=0.2))
+    return generate(WorkloadConfig(requests=3_000, seed=seed, request_rate=12.0, agents=0.2))
 
 
 def _bursts(seed: int) -> Trace:
-    return generate_bursts(BurstConfig(requests=6_000, seed=seed, request_rate=20.0))
+    return generate_bursts(BurstConfig(requests=3_000, seed=seed, request_rate=20.0))
 
 
 _CONVERSATION = _recorded("conversation_trace.jsonl")
