@@ -20,8 +20,7 @@ def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], requests: int 
     """All cells of the tables, those that matter most first."""
     plain = [p for p in (plan.OURS, plan.BASE, *plan.OTHERS, *plan.BOUNDS) if not policies or p in policies]
     cells = [Cell(w, p, requests=requests, seed=seed) for p in plain for w in workloads]
-    # Nobody knows the events there: the bounds do not either need or miss them.
-    cells = [c for c in cells if not (c.workload == "no-events" and c.policy in plan.BOUNDS)]
+    cells = [c for c in cells if c.workload not in plan.EVENTS or c.policy in (plan.OURS, *plan.LISTENERS)]
     if not policies or plan.OURS in policies:
         if "no-events" in workloads:
             cells.append(Cell("no-events", plan.OURS, "kvatlas, ttl", requests=requests, seed=seed, guess="ttl"))

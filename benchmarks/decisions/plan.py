@@ -50,11 +50,17 @@ WORKLOADS = (
     "no-events",
 )
 
+LISTENERS = ("least-loaded", "dynamo-kv", "vllm-router-kv-aware", "llm-d-scorers")
+"""What is run where events are late, lost or missing: those that listen to events, and the plain one."""
+
+EVENTS = ("delay-0.1", "delay-0.5", "delay-2", "loss", "no-events")
+"""Workloads that are `mixed` but for their events: who does not listen has the figures of `mixed` there."""
+
 CHOSEN_ON = (
     "The weights of kvatlas were chosen on chat, agents, retrieval, mixed and bursts of seed 100 and above, and on the "
     "first 3,000 requests of the conversation trace at 2.5 times its speed. What is shown is seed 0, the conversation "
-    "trace at other speeds, and workloads with an engine that is slow, joins or dies, and with late, lost and no events, "
-    "on which nothing was chosen."
+    "trace at other speeds, and workloads with an engine that is slow, joins or dies, and with late, lost and no "
+    "events, on which nothing was chosen."
 )
 
 

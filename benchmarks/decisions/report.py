@@ -14,17 +14,23 @@ def tables(results: Sequence[Result], knees: Mapping[str, Result]) -> str:
     """Everything, as Markdown."""
     by = {(r["cell"]["workload"], r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
     names = [w for w in plan.WORKLOADS if any(workload == w for workload, _ in by)]
-    parts = [plan.CHOSEN_ON, bars(by, names, knees), events(by), knee_table(knees), ablation(by)]
+    parts = [plan.CHOSEN_ON, bars(by, names), events(by), knee_table(knees), ablation(by)]
     parts += [one(by, name) for name in names]
     return "\n\n".join(part for part in parts if part)
 
 
 def _others(by: Mapping[tuple[str, str], Result], workload: str) -> list[tuple[str, Result]]:
-    names = (plan.BASE, *plan.OTHERS)
-    return [(name, by[workload, name]) for name in names if (workload, name) in by]
+    found = []
+    for name in (plan.BASE, *plan.OTHERS):
+        # Who does not listen to events does not miss them.
+        deaf = workload in plan.EVENTS and name not in plan.LISTENERS
+        where = ("mixed" if deaf else workload, name)
+        if where in by:
+            found.append((name, by[where]))
+    return found
 
 
-def bars(by: Mapping[tuple[str, str], Result], names: Iterable[str], knees: Mapping[str, Result]) -> str:
+def bars(by: Mapping[tuple[str, str], Result], names: Iterable[str]) -> str:
     """Ours beside the best other one, for each workload."""
     rows = []
     for name in names:

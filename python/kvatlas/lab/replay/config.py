@@ -13,7 +13,6 @@ from kvatlas.lab.replay.scenario import Scenario
 from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.hardware import StepTime
-from kvatlas.sim.trace import check_block_size
 
 MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
 
@@ -66,7 +65,6 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         engine = self.fleet.engine
-        check_block_size(engine.block_size)
         if self.fleet.engines * engine.blocks > MOST_BLOCKS:
             raise ConfigError(
                 f"{self.fleet.engines} engines of {engine.blocks} blocks are more than the {MOST_BLOCKS} blocks that "

@@ -27,7 +27,7 @@ from kvatlas.reference import ReferenceIndex
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request
 from kvatlas.sim.statistics import infinite_cache, shared_cache, trace_statistics
-from kvatlas.sim.trace import Trace, make_request, use_own_names
+from kvatlas.sim.trace import Trace, check_block_size, make_request, use_own_names
 
 Progress = Callable[[str, int], None]  # policy, requests done
 
@@ -39,20 +39,25 @@ def replay(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     make_index: Callable[[int], Index] | None = None,
+    first: Placer | None = None,
 ) -> ReplayResult:
     """Replay `trace` once for each policy of `config`.
 
     `progress` is called every few requests. `stop` is called before each request: once it returns True, what was done
-    so far is returned, marked partial. `make_index` builds the index under test from a block size.
+    so far is returned, marked partial. `make_index` builds the index under test from a block size. `first` is replayed
+    before the policies: what a router did, say.
     """
     config = config or ReplayConfig()
     fleet = config.fleet
     size = fleet.engine.block_size
     # All of them before anything else is done: one that cannot be made is told at once.
     placers = [make_placer(name, config) for name in config.policies]
-    bound = infinite_cache(trace.requests, size)
+    if first is not None:
+        placers.insert(0, first)
+    check_block_size(size, trace.block)
+    bound = infinite_cache(trace.requests, size, trace.block)
     prompts = sum(request.input_length for request in trace.requests)
-    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens)
+    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens, trace.block)
     result = ReplayResult(
         version=kvatlas.__version__,
         trace=trace.name,
@@ -145,7 +150,7 @@ def _replay_policy(
             partial = True
             break
         now = (line.timestamp - begin) / 1000 / config.speedup
-        request = make_request(line, number, size)
+        request = make_request(line, number, size, trace.block)
         drive.arrive(request, request.content_hashes[: line.input_length // size], now, look)
         done += 1
         if progress is not None and not number & 15:
