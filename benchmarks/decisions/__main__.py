@@ -62,10 +62,10 @@ def main(
             runs = {pool.submit(run_and_keep, folder, cell): cell for cell in left}
             for number, done in enumerate(as_completed(runs), 1):
                 cell = runs[done]
-                found = done.result()
+                one = done.result()
                 click.echo(
                     f"{number}/{len(left)} {cell.workload} {cell.label or cell.policy}: "
-                    f"{found['ttft']['mean']:.2f} s in {found['seconds']:.0f} s",
+                    f"{one['ttft']['mean']:.2f} s in {one['seconds']:.0f} s",
                     err=True,
                 )
     results = [found for cell in cells if (found := kept(folder, cell)) is not None]

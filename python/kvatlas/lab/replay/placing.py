@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from kvatlas._hashes import Hashes
+from kvatlas.errors import PolicyError
 from kvatlas.lab.replay.blind import Guess
 from kvatlas.lab.replay.measure import IndexMatch
 from kvatlas.routing import Decision, Router
@@ -133,6 +134,8 @@ class RouterPlacer:
             self._guess.forget(engine)
 
     def _goes(self, request: Request, decision: Decision, now: float) -> int:
+        if decision.worker is None:
+            raise PolicyError(f"policy {self.name!r} refused request {request.number}: {decision.refused}")
         engine = self._numbers[decision.worker]
         if self._guess is not None:
             self._guess.sent(request, request.block_hashes[: request.prompt_tokens // self._block_size], engine, now)

@@ -46,8 +46,8 @@ def about_fleet(result: ReplayResult) -> str:
     return (
         f"{config.fleet.engines} simulated engines, each with room for {count(engine.cache_tokens)} tokens of KV in "
         f"blocks of {engine.block_size}. A step of at most {engine.chunk or 'any number of'} tokens takes "
-        f"{1e3 * steps.base:g} ms, {1e6 * steps.prefill:g} us more for each prompt token, {1e6 * steps.running:g} us for "
-        f"each request and {1e9 * steps.context:g} ns for each token of KV read{speed}."
+        f"{1e3 * steps.base:g} ms, {1e6 * steps.prefill:g} us more for each prompt token, {1e6 * steps.running:g} us "
+        f"for each request and {1e9 * steps.context:g} ns for each token of KV read{speed}."
     )
 
 
@@ -100,8 +100,8 @@ def _compare_hits(ours: PolicyResult, other: PolicyResult) -> str:
     )
 
 
-def _compare_ttft(ours: PolicyResult, other: PolicyResult) -> str:
-    ours, theirs = ours.ttft.mean, other.ttft.mean
+def _compare_ttft(kvatlas: PolicyResult, other: PolicyResult) -> str:
+    ours, theirs = kvatlas.ttft.mean, other.ttft.mean
     if abs(ours - theirs) <= 0.01 * theirs:
         return f"The first token comes after {seconds(ours)} on average, as it does with {other.policy}."
     if ours > theirs:
