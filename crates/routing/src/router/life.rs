@@ -60,6 +60,12 @@ impl Router {
             self.released_unseen(id, now);
         }
         let its = self.release(id.0, now)?;
+        if let (Some(first), Some(output), true) = (its.first_token, usage.output_tokens, its.share.generated == 0.0) {
+            let steps = f64::from(output) / its.answers - 1.0;
+            if steps >= STEPS {
+                self.fleet.stepped(its.worker, (now - first) / steps);
+            }
+        }
         self.counts.finished += 1;
         let output = usage.output_tokens.map_or(generated.0 + 1.0, f64::from) / its.answers;
         self.outputs += 1.0;
@@ -82,6 +88,7 @@ impl Router {
         let now = self.at(now);
         if self.waiting.remove(id.0).is_some() {
             self.counts.failed += 1;
+            self.counts.withdrawn += 1;
             return true;
         }
         let Some(leaf) = self.placed.get(&id.0).map(|its| its.leaf) else { return false };
