@@ -88,6 +88,7 @@ impl Router {
         let now = self.at(now);
         if self.waiting.remove(id.0).is_some() {
             self.counts.failed += 1;
+            self.counts.withdrawn += 1;
             return true;
         }
         let Some(leaf) = self.placed.get(&id.0).map(|its| its.leaf) else { return false };

@@ -104,6 +104,13 @@ impl Waiting {
         }
     }
 
+    /// A worker is gone: nobody waits for it, and its number may come again for another one.
+    pub(super) fn left(&mut self, worker: WorkerId) {
+        for allowed in self.tickets.values_mut().filter_map(|ticket| ticket.allowed.as_mut()) {
+            allowed.retain(|its| *its != worker);
+        }
+    }
+
     /// Those that would be placed first, at most `most`, all of one priority.
     pub(super) fn first(&self, most: usize, numbers: &mut Vec<u64>) {
         numbers.clear();

@@ -33,6 +33,7 @@ impl Router {
         self.counts.orphaned += numbers.len() as u64;
         self.on_the_way.forget_worker(worker.0);
         self.sessions.left(worker.0);
+        self.waiting.left(worker);
         self.policy.left(worker.0);
         self.fleet.remove(worker);
         self.room = true;
