@@ -72,9 +72,9 @@ EVENTS = {
 """Workloads that are another one but for their events: who does not listen to events has the figures of that one."""
 
 CHOSEN_ON = (
-    "The weights of kvatlas were chosen on generated chats, agents, retrieval, mixed and bursts of seed 0, at rates other "
-    "than here, and on the conversation trace. Generated workloads are shown with another seed; on those with an engine "
-    "that is slow, joins or dies, and with late, lost and no events, nothing was chosen."
+    "The weights of kvatlas were chosen on generated chats, agents, retrieval, mixed and bursts of seed 0, at other "
+    "rates than here, and on the conversation trace. Generated workloads are shown with another seed; on those with an "
+    "engine that is slow, joins or dies, and with late, lost and no events, nothing was chosen."
 )
 
 
