@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
 import click
 from benchmarks.decisions import plan, report
@@ -16,16 +17,25 @@ from benchmarks.decisions.knee import find_knees
 _FOLDER = Path("target/decisions")
 
 
-def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], requests: int | None, seed: int) -> list[Cell]:
+def _cell(workload: str, policy: str, recorded: int | None, seed: int, **more: Any) -> Cell:
+    if workload.startswith("conversation"):
+        return Cell(workload, policy, requests=recorded, **more)  # there is one such trace
+    return Cell(workload, policy, seed=seed, **more)
+
+
+def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], recorded: int | None, seed: int) -> list[Cell]:
     """All cells of the tables, those that matter most first."""
     plain = [p for p in (plan.OURS, plan.BASE, *plan.OTHERS, *plan.BOUNDS) if not policies or p in policies]
-    cells = [Cell(w, p, requests=requests, seed=seed) for p in plain for w in workloads]
+    cells = [_cell(w, p, recorded, seed) for p in plain for w in workloads]
     cells = [c for c in cells if c.workload not in plan.EVENTS or c.policy in (plan.OURS, *plan.LISTENERS)]
     if not policies or plan.OURS in policies:
-        if "no-events" in workloads:
-            cells.append(Cell("no-events", plan.OURS, "kvatlas, ttl", requests=requests, seed=seed, guess="ttl"))
         cells += [
-            Cell(w, plan.OURS, a.name, a.options, a.settings, seed, requests)
+            _cell(w, plan.OURS, recorded, seed, label=plan.BY_TTL, guess="ttl")
+            for w in workloads
+            if w.endswith("no-events")
+        ]
+        cells += [
+            _cell(w, plan.OURS, recorded, seed, label=a.name, options=a.options, settings=a.settings)
             for w in plan.ABLATED_ON
             if w in workloads
             for a in plan.ABLATIONS
@@ -36,8 +46,10 @@ def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], requests: int 
 @click.command()
 @click.option("--workload", "workloads", multiple=True, help="Only these. Repeatable.  [default: all]")
 @click.option("--policy", "policies", multiple=True, help="Only these. Repeatable.  [default: all, and the bounds]")
-@click.option("--requests", type=click.IntRange(1), help="Only the first N requests of each.  [default: all]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of generated workloads.")
+@click.option(
+    "--recorded", type=click.IntRange(1), help="Only the first N requests of recorded traces.  [default: all]"
+)
+@click.option("--seed", type=int, default=1000, show_default=True, help="Seed of generated workloads.")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--knee/--no-knee", default=True, help="Search the highest load that each policy holds.")
 @click.option("--folder", type=click.Path(path_type=Path), default=_FOLDER, show_default=True)
@@ -45,7 +57,7 @@ def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], requests: int 
 def main(
     workloads: tuple[str, ...],
     policies: tuple[str, ...],
-    requests: int | None,
+    recorded: int | None,
     seed: int,
     processes: int,
     *,
@@ -55,7 +67,7 @@ def main(
 ) -> None:
     """Run the matrix, or what is left of it, and print its tables as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    cells = matrix(workloads or plan.WORKLOADS, policies, requests, seed)
+    cells = matrix(workloads or plan.WORKLOADS, policies, recorded, seed)
     if not tables:
         left = [cell for cell in cells if kept(folder, cell) is None]
         with ProcessPoolExecutor(processes) as pool:
@@ -69,7 +81,7 @@ def main(
                     err=True,
                 )
     results = [found for cell in cells if (found := kept(folder, cell)) is not None]
-    knees = find_knees(folder, requests, policies, processes, only_kept=tables) if knee else {}
+    knees = find_knees(folder, recorded, policies, processes, only_kept=tables) if knee else {}
     click.echo(report.tables(results, knees))
 
 

@@ -22,9 +22,9 @@ def test_a_generated_trace(run: Run) -> None:
     assert done.stderr == ""
     for word in (
         "200 requests",
-        "random",
-        "prefix-affinity",
-        "exact",
+        "round-robin",
+        "dynamo-kv",
+        "kvatlas",
         "one infinite cache",
         "bytes",
         "all agree",
@@ -35,13 +35,13 @@ def test_a_generated_trace(run: Run) -> None:
 def test_help_names_the_policies_and_the_model(run: Run) -> None:
     text = " ".join(run("replay", "--help").stdout.split())
     assert "module:Class" in text
-    assert "time to first token = wait in the queue + uncached tokens / prefill rate" in text
+    assert "time of a step = base + prefill * prompt tokens" in text
 
 
 def test_json_to_stdout_is_nothing_but_json(run: Run) -> None:
-    done = run("replay", *FAST, "--json", "-", "--policy", "exact", "--policy", "random")
+    done = run("replay", *FAST, "--json", "-", "--policy", "kvatlas", "--policy", "random")
     data = json.loads(done.stdout)
-    assert [p["policy"] for p in data["policies"]] == ["exact", "random"]
+    assert [p["policy"] for p in data["policies"]] == ["kvatlas", "random"]
     assert data["partial"] is False
     assert "What routing is worth" in done.stderr
 
@@ -65,7 +65,7 @@ def test_files_are_written(run: Run, tmp_path: Path) -> None:
 
 
 def test_plots_are_written(run: Run, tmp_path: Path) -> None:
-    done = run("replay", *FAST, "--policy", "exact", "--plot", "a.png", "--plot", "b.html")
+    done = run("replay", *FAST, "--policy", "kvatlas", "--plot", "a.png", "--plot", "b.html")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "b.html").read_text()
@@ -115,7 +115,7 @@ def test_a_directory_is_no_trace(run: Run) -> None:
     ("args", "message"),
     [
         (["--engine", "3"], "--engines"),
-        (["--polcy", "exact"], "--policy"),
+        (["--polcy", "kvatlas"], "--policy"),
         (["--engines", "0"], "0 is not in the range"),
         (["--engines", "many"], "'many' is not a valid integer"),
         (["--block-size", "100"], "100 does not divide 512"),
@@ -123,7 +123,13 @@ def test_a_directory_is_no_trace(run: Run) -> None:
         (["--speedup", "nan"], "speedup must be above 0, got nan"),
         (["--request-rate", "nan"], "rate must not be negative, got nan"),
         (["--check", "2"], "2.0 is not in the range"),
-        (["--policy", "exat"], "did you mean 'exact'"),
+        (["--policy", "kvatls"], "kvatlas"),
+        (["--hardware", "abacus"], "no hardware 'abacus': there is h100x4"),
+        (["--workload", "nothing"], "no workload 'nothing'"),
+        (["--workload", "chat", "--zipf", "1"], "--zipf does not apply to --workload"),
+        (["--decisions", "none.jsonl"], "cannot read none.jsonl"),
+        (["--model", "m"], "--model needs --decisions"),
+        (["--lose-events", "1"], "--lose-events"),
         (["--policy", "nowhere:Nothing"], "No module named 'nowhere'"),
         (["--cache-tokens", "5"], "cache_tokens must be at least one block of 16"),
         (["--engines", "90000"], "more than the 50000000 blocks"),
@@ -174,7 +180,7 @@ def test_a_disagreement_exits_with_1(tmp_path: Path) -> None:
         "from kvatlas.cli import main\n"
         "main()\n"
     )
-    args = [sys.executable, "-c", code, "replay", *map(str, FAST), "--check", "0.5", "--policy", "exact"]
+    args = [sys.executable, "-c", code, "replay", *map(str, FAST), "--check", "0.5", "--policy", "kvatlas"]
     done = subprocess.run(args, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "DISAGREE" in done.stdout

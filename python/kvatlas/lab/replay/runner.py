@@ -50,11 +50,11 @@ def replay(
     config = config or ReplayConfig()
     fleet = config.fleet
     size = fleet.engine.block_size
+    check_block_size(size, trace.block)
     # All of them before anything else is done: one that cannot be made is told at once.
     placers = [make_placer(name, config) for name in config.policies]
     if first is not None:
         placers.insert(0, first)
-    check_block_size(size, trace.block)
     bound = infinite_cache(trace.requests, size, trace.block)
     prompts = sum(request.input_length for request in trace.requests)
     shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens, trace.block)
