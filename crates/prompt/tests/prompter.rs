@@ -298,5 +298,7 @@ fn malformed_bodies_do_no_harm() {
     assert!(parsed > 1000, "{parsed}");
     // Deep nesting ends in a reason, not in the end of the stack.
     let deep = format!(r#"{{"messages": {}1{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
-    assert!(Request::parse(Endpoint::Chat, deep.as_bytes()).is_err());
+    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(WhyNot::BadMessages));
+    let deep = deep.replace("messages", "messages\": [{\"role\": \"user\"}], \"tools");
+    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(WhyNot::BadMessages));
 }
