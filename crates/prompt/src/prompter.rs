@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::path::Path;
 
 use minijinja::Value;
+use minijinja::value::ValueKind;
 
 use crate::chat::{Chat, Rendered};
 use crate::endpoint::Endpoint;
@@ -107,9 +108,12 @@ impl Prompter {
             None => Vec::new(),
             Some(json) => {
                 let bad = |why: String| Error::Template { message: format!("variables must be a JSON object: {why}") };
-                let object: serde_json::Map<String, serde_json::Value> =
-                    serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
-                object.into_iter().map(|(name, value)| (name, Value::from_serialize(value))).collect()
+                let object: Value = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
+                if object.kind() != ValueKind::Map {
+                    return Err(bad(format!("this is a {}", object.kind())));
+                }
+                let keys = object.try_iter().map_err(|error| bad(error.to_string()))?;
+                keys.map(|key| (key.to_string(), object.get_item(&key).unwrap_or_default())).collect()
             }
         };
         let given = options.chat_template.as_deref();

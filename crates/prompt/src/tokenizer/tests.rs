@@ -1,1 +1,123 @@
+//! Every way to the tokens of a text gives what the common library gives for the whole text at once.
+//!
+//! `KVATLAS_TOKENIZER` names another `tokenizer.json` to hold the libraries against each other on.
 
+use std::path::PathBuf;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(format!("{}/tests/data/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR")))
+}
+
+/// A tokenizer two ways, and the library by itself.
+struct Both {
+    ours: Tokenizer,
+    right: tokenizers::Tokenizer,
+}
+
+impl Both {
+    fn open(file: &Path, library: Library) -> Self {
+        let ours = Tokenizer::open(file, library, 1 << 20).unwrap().0;
+        let mut right = tokenizers::Tokenizer::from_file(file).unwrap();
+        right.with_truncation(None).unwrap();
+        right.with_padding(None);
+        Self { ours, right }
+    }
+
+    fn check(&self, text: &str) {
+        for special in [false, true] {
+            // The second time much of it is remembered.
+            for _ in 0..2 {
+                assert_eq!(self.ours.encode(text, special), plain(&self.right, text, special), "{special} {text:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_quick_library_is_taken_where_it_agrees() {
+    for (name, quick) in [("byte_level", true), ("metaspace", false), ("unigram", false)] {
+        let (tokenizer, note) = Tokenizer::open(&file(name), Library::Best, 0).unwrap();
+        assert_eq!(matches!(tokenizer.engine, Engine::Quick(_)), quick, "{name} {note:?}");
+        assert_eq!(note.is_none(), quick);
+    }
+}
+
+#[test]
+fn tokens_that_others_overlap_are_no_cuts() {
+    let cuts = |name| Cuts::of(&tokenizers::Tokenizer::from_file(file(name)).unwrap());
+    let text = "<s>a<|im_start|>b<|im_end|>\nc<|im_end|>";
+    let pieces = |name| cuts(name).unwrap().segments(text).map(str::to_owned).collect::<Vec<_>>();
+    assert_eq!(pieces("metaspace"), ["<s>a", "<|im_start|>b", "<|im_end|>\nc", "<|im_end|>"]);
+    // There a token has the end of a turn and a line feed.
+    assert_eq!(pieces("unigram"), ["<s>a", "<|im_start|>b<|im_end|>\nc<|im_end|>"]);
+}
+
+#[test]
+fn what_is_not_a_tokenizer() {
+    let error = Tokenizer::open(&file("nothing"), Library::Best, 0).unwrap_err().to_string();
+    assert!(error.contains("nothing/tokenizer.json"), "{error}");
+}
+
+/// Texts like those of conversations, with marks where they do not belong.
+fn text() -> impl Strategy<Value = String> {
+    let piece = prop_oneof![
+        4 => "[a-zA-Z' ]{0,20}",
+        2 => "[ \t\r\n]{0,5}",
+        2 => "\\PC{0,8}",
+        1 => "[0-9]{0,12}",
+        1 => "(é|e\u{301}|漢|字|😀|👩‍👩‍👧|ﬁ|½|\u{a0}|\u{3000}|\u{feff}|ß|İ){0,6}",
+        1 => any::<String>(),
+        3 => prop::sample::select(vec![
+            "<|im_start|>", "<|im_end|>", "<|im_end|>\n", "<|endoftext|>", "<s>", "</s>", "<unk>", "<mask>", " <mask> ",
+            "<tool_call>", "</tool_call>", "<|im_", "end|>", "<|im_start|", "▁", "<0x0A>", "user\n", "assistant\n",
+        ]).prop_map(str::to_owned),
+    ];
+    prop::collection::vec(piece, 0..30).prop_map(|pieces| pieces.concat())
+}
+
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("KVATLAS_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+fn random(both: &Both) {
+    proptest!(cases(), |(one in text(), two in text(), three in text())| {
+        both.check(&one);
+        both.check(&format!("{one}{two}"));
+        // An edit in the middle of what is remembered.
+        both.check(&format!("{one}{three}{two}"));
+    });
+}
+
+#[test]
+fn quick_is_exact() {
+    random(&Both::open(&file("byte_level"), Library::Best));
+}
+
+#[test]
+fn remembered_is_exact_byte_level() {
+    random(&Both::open(&file("byte_level"), Library::Common));
+}
+
+#[test]
+fn remembered_is_exact_metaspace() {
+    random(&Both::open(&file("metaspace"), Library::Best));
+}
+
+#[test]
+fn remembered_is_exact_unigram() {
+    random(&Both::open(&file("unigram"), Library::Best));
+}
+
+#[test]
+fn a_tokenizer_of_yours_is_exact() {
+    let Ok(file) = std::env::var("KVATLAS_TOKENIZER") else { return };
+    for library in [Library::Best, Library::Common] {
+        let both = Both::open(Path::new(&file), library);
+        random(&both);
+    }
+}

@@ -1,0 +1,139 @@
+//! How long a prompt takes, from the bytes of a chat's body to content hashes, with a tokenizer of yours.
+//!
+//! `cargo run --release -p kvatlas-prompt --example prompt_speed -- TOKENIZER TEXT...`
+//!
+//! `TOKENIZER` is a `tokenizer.json` or a directory that has one; the texts (files) are what is said in the chats. Each
+//! chat begins with about 12,000 tokens of text that was not seen before; then come turns of about 300 tokens, each new.
+//! Printed are the median and the 99th percentile, beside the common tokenizer library's own time for the same text.
+#![allow(clippy::print_stdout, missing_docs)]
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request};
+use serde_json::{Value, json};
+
+const TEMPLATE: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + \
+                        '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' \
+                        }}{%- endif %}";
+const FIRST_BYTES: usize = 48_000;
+const TURN_BYTES: usize = 1_200;
+const TURNS: usize = 6;
+const MESSAGES: usize = 24;
+
+/// The text of files, from beginning to end and never twice.
+struct Corpus {
+    text: String,
+    at: usize,
+}
+
+impl Corpus {
+    fn next(&mut self, bytes: usize) -> Option<String> {
+        let end = (self.at + bytes..).find(|&end| end >= self.text.len() || self.text.is_char_boundary(end))?;
+        let piece = self.text.get(self.at..end)?.to_owned();
+        self.at = end;
+        Some(piece)
+    }
+}
+
+fn body(messages: &[Value]) -> Vec<u8> {
+    json!({"model": "m", "stream": true, "max_tokens": 100, "messages": messages}).to_string().into_bytes()
+}
+
+struct Times {
+    name: &'static str,
+    all: Vec<Duration>,
+}
+
+impl Times {
+    fn new(name: &'static str) -> Self {
+        Self { name, all: Vec::new() }
+    }
+
+    fn add<T>(&mut self, timed: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let value = timed();
+        self.all.push(start.elapsed());
+        value
+    }
+
+    fn print(&mut self) {
+        self.all.sort();
+        let at = |share: f64| self.all[((self.all.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
+        println!("{:56} p50 {:8.3} ms   p99 {:8.3} ms   ({} times)", self.name, at(0.5), at(0.99), self.all.len());
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let model = arguments.next().ok_or("the first argument must be a tokenizer.json or a directory that has one")?;
+    let mut corpus = Corpus { text: String::new(), at: 0 };
+    for file in arguments {
+        corpus.text.push_str(&String::from_utf8_lossy(&std::fs::read(file)?));
+    }
+    let file = if std::path::Path::new(&model).is_dir() { format!("{model}/tokenizer.json") } else { model.clone() };
+    let library = tokenizers::Tokenizer::from_file(file).map_err(|error| error.to_string())?;
+    let open = |library| {
+        let options = Options { chat_template: Some(TEMPLATE.into()), text: true, library, ..Options::default() };
+        Prompter::open(&model, options)
+    };
+    let start = Instant::now();
+    let best = open(Library::Best)?;
+    println!("opened in {:.2} s {:?}", start.elapsed().as_secs_f64(), best.notes());
+    let common = open(Library::Common)?;
+
+    let mut own = Times::new("common library, the text at once (never seen)");
+    let mut parse = Times::new("  of which parsing the body");
+    let mut never = Times::new("never seen: body to hashes");
+    let mut never_common = Times::new("never seen: body to hashes, common library");
+    let mut turn = Times::new("next turn of 300 tokens: body to hashes");
+    let mut turn_common = Times::new("next turn of 300 tokens: body to hashes, common library");
+    let (mut tokens, mut rounds) = (0, 0);
+    'chats: loop {
+        let mut messages = vec![json!({"role": "system", "content": "You are a helpful assistant."})];
+        for at in 0..MESSAGES {
+            let Some(text) = corpus.next(FIRST_BYTES / MESSAGES) else { break 'chats };
+            messages.push(json!({"role": if at % 2 == 0 { "user" } else { "assistant" }, "content": text}));
+        }
+        let bytes = body(&messages);
+        let request = parse.add(|| Request::parse(Endpoint::Chat, &bytes))?;
+        // The quick one first: nothing of the text is in the processor's caches for it.
+        let prompted = never.add(|| decide(&best, &bytes));
+        let same = never_common.add(|| decide(&common, &bytes));
+        assert_eq!(prompted, same, "the libraries must agree");
+        let text = best.prompt(&request).text;
+        let right = own.add(|| library.encode_fast(text.as_str(), false)).map_err(|error| error.to_string())?;
+        assert_eq!(right.get_ids().len(), prompted.0, "the library must agree");
+        tokens += prompted.0;
+        rounds += 1;
+        for _ in 0..TURNS {
+            for role in ["assistant", "user"] {
+                let Some(text) = corpus.next(TURN_BYTES / 2) else { break 'chats };
+                messages.push(json!({"role": role, "content": text}));
+            }
+            let bytes = body(&messages);
+            let prompted = turn.add(|| decide(&best, &bytes));
+            let same = turn_common.add(|| decide(&common, &bytes));
+            assert_eq!(prompted, same, "the libraries must agree");
+        }
+    }
+    if rounds == 0 {
+        return Err(format!("the texts must have at least {FIRST_BYTES} bytes").into());
+    }
+    println!("{rounds} chats of {} tokens at first", tokens / rounds);
+    for times in [&mut own, &mut never, &mut parse, &mut never_common, &mut turn, &mut turn_common] {
+        times.print();
+    }
+    Ok(())
+}
+
+/// How many tokens, and the hashes: what a decision needs.
+fn decide(prompter: &Prompter, body: &[u8]) -> (usize, Vec<u64>) {
+    match Request::parse(Endpoint::Chat, black_box(body)) {
+        Ok(request) => {
+            let prompted = prompter.prompt(&request);
+            (prompted.tokens().len(), prompted.content_hashes(16, None, None))
+        }
+        Err(_) => (0, Vec::new()),
+    }
+}

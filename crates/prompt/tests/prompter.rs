@@ -1,0 +1,304 @@
+//! Bodies of requests to tokens.
+
+use std::path::PathBuf;
+
+use kvatlas_prompt::{Endpoint, Library, Options, Prompted, Prompter, Request, WhyNot};
+
+fn model(name: &str) -> PathBuf {
+    PathBuf::from(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR")))
+}
+
+fn open(name: &str) -> Prompter {
+    Prompter::open(model(name), Options { text: true, ..Options::default() }).unwrap()
+}
+
+fn ask(prompter: &Prompter, endpoint: Endpoint, body: &str) -> Prompted {
+    prompter.prompt(&Request::parse(endpoint, body.as_bytes()).unwrap())
+}
+
+#[track_caller]
+fn text(prompter: &Prompter, endpoint: Endpoint, body: &str) -> String {
+    let prompted = ask(prompter, endpoint, body);
+    assert_eq!((prompted.why_not, prompted.whole), (None, true), "{prompted:?}");
+    assert_eq!(prompted.prompt_tokens as usize, prompted.tokens().len());
+    prompted.text
+}
+
+const HI: &str = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n";
+
+#[test]
+fn a_chat() {
+    let prompter = open("byte_level");
+    assert!(prompter.notes().is_empty(), "{:?}", prompter.notes());
+    let body = r#"{"model": "m", "messages": [{"role": "user", "content": "hi"}]}"#;
+    assert_eq!(text(&prompter, Endpoint::Chat, body), HI);
+    let tokens = ask(&prompter, Endpoint::Chat, body).into_tokens();
+    let same = serde_json::json!({"prompt": HI, "add_special_tokens": false}).to_string();
+    assert_eq!(ask(&prompter, Endpoint::Completions, &same).tokens(), tokens);
+    // The library makes no difference.
+    let common = Prompter::open(model("byte_level"), Options { library: Library::Common, ..Options::default() });
+    assert_eq!(ask(&common.unwrap(), Endpoint::Chat, body).tokens(), tokens);
+}
+
+#[test]
+fn prompts_of_completions() {
+    let prompter = open("metaspace");
+    let tokens = |body: &str| ask(&prompter, Endpoint::Completions, body);
+    let with = tokens(r#"{"prompt": "some words"}"#);
+    let without = tokens(r#"{"prompt": "some words", "add_special_tokens": false}"#);
+    assert_eq!(with.tokens()[0], 1);
+    assert_eq!(with.tokens()[1..], *without.tokens());
+    let last = tokens(r#"{"prompt": "some words", "truncate_prompt_tokens": 2}"#);
+    assert_eq!(last.tokens(), &with.tokens()[with.tokens().len() - 2..]);
+    for (body, expected, prompts) in [
+        (r#"{"prompt": [1, 2, 3]}"#, &[1, 2, 3][..], 1),
+        (r#"{"prompt": [[1, 2], [3]]}"#, &[1, 2], 2),
+        (r#"{"prompt": ["some words", "b", "c"]}"#, with.tokens(), 3),
+    ] {
+        let prompted = tokens(body);
+        assert_eq!((prompted.tokens(), prompted.prompts), (expected, prompts), "{body}");
+    }
+    assert_eq!(ask(&prompter, Endpoint::Embeddings, r#"{"input": "some words"}"#).tokens(), with.tokens());
+}
+
+#[test]
+fn other_kinds_of_chats() {
+    let prompter = open("byte_level");
+    for (endpoint, body) in [
+        (Endpoint::Responses, r#"{"input": "hi"}"#),
+        (Endpoint::Responses, r#"{"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]}"#),
+        (Endpoint::Messages, r#"{"messages": [{"role": "user", "content": "hi"}]}"#),
+        (Endpoint::Messages, r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}"#),
+        (Endpoint::Embeddings, r#"{"messages": [{"role": "user", "content": "hi"}]}"#),
+    ] {
+        assert_eq!(text(&prompter, endpoint, body), HI, "{body}");
+    }
+    let system = "<|im_start|>system\nbe kind<|im_end|>\n".to_owned() + HI;
+    for (endpoint, body) in [
+        (Endpoint::Responses, r#"{"input": "hi", "instructions": "be kind"}"#),
+        (Endpoint::Messages, r#"{"system": "be kind", "messages": [{"role": "user", "content": "hi"}]}"#),
+        (
+            Endpoint::Messages,
+            r#"{"system": [{"type": "text", "text": "be "}, {"type": "text", "text": "kind"}],
+                "messages": [{"role": "user", "content": "hi"}]}"#,
+        ),
+    ] {
+        assert_eq!(text(&prompter, endpoint, body), system, "{body}");
+    }
+}
+
+/// A template that shows what it is given.
+const SHOW: &str = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}{{ tools | tojson }}";
+
+#[test]
+fn tools_of_all_kinds_are_those_of_a_chat() {
+    let options = Options { chat_template: Some(SHOW.into()), text: true, ..Options::default() };
+    let prompter = Prompter::open(model("byte_level"), options).unwrap();
+    let chat = r#"{
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "r"}
+        ],
+        "tools": [{"type": "function", "function": {"parameters": {"b": 2}, "name": "f"}}]
+    }"#;
+    let expected = concat!(
+        r#"{"role": "user", "content": "q"}"#,
+        "\n",
+        r#"{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]}"#,
+        "\n",
+        r#"{"role": "tool", "content": "r", "tool_call_id": "1"}"#,
+        "\n",
+        r#"[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"b": 2}}}]"#,
+    );
+    assert_eq!(text(&prompter, Endpoint::Chat, chat), expected);
+    let responses = r#"{
+        "input": [
+            {"type": "message", "role": "user", "content": "q"},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\": 1}"},
+            {"type": "function_call_output", "call_id": "1", "output": "r"}
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"b": 2}}]
+    }"#;
+    assert_eq!(text(&prompter, Endpoint::Responses, responses), expected);
+    let messages = r#"{
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]}]}
+        ],
+        "tools": [{"name": "f", "input_schema": {"b": 2}}]
+    }"#;
+    assert_eq!(text(&prompter, Endpoint::Messages, messages), expected);
+}
+
+#[test]
+fn variables_of_the_engine_and_of_the_request() {
+    let source = "{{ a }} {{ b }} {{ add_generation_prompt }} {{ reasoning_effort }}";
+    let options = Options {
+        chat_template: Some(source.into()),
+        template_kwargs: Some(r#"{"a": 1, "b": 2}"#.into()),
+        text: true,
+        ..Options::default()
+    };
+    let prompter = Prompter::open(model("byte_level"), options).unwrap();
+    let body = r#"{"messages": [{"role": "user"}], "chat_template_kwargs": {"b": true}, "add_generation_prompt": false, "reasoning_effort": "low"}"#;
+    assert_eq!(text(&prompter, Endpoint::Chat, body), "1 True False low");
+}
+
+#[test]
+fn a_message_that_goes_on() {
+    let prompter = open("byte_level");
+    let body = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}],
+        "continue_final_message": true, "add_generation_prompt": false}"#;
+    assert_eq!(text(&prompter, Endpoint::Chat, body), HI.to_owned() + "I am");
+}
+
+#[test]
+fn tokens_end_at_what_is_not_text() {
+    let parts = "{% for m in messages %}[{% for c in m.content %}{{ c.text if c.type == 'text' else '<pic>' }}{% endfor %}]{% endfor %}";
+    let lines = "{% for m in messages %}[{{ m.content }}]{% endfor %}";
+    for (template, body, expected, why_not) in [
+        (
+            parts,
+            r#"[{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "c"}]}, {"role": "user", "content": "d"}]"#,
+            "[a][b",
+            WhyNot::Image,
+        ),
+        // What is not text stands before the text where the content is one string.
+        (
+            lines,
+            r#"[{"role": "user", "content": "a"}, {"role": "user", "content": ["b", {"type": "input_audio", "input_audio": {}}]}]"#,
+            "[a][",
+            WhyNot::Audio,
+        ),
+        (lines, r#"[{"role": "user", "content": [{"type": "video_url"}]}]"#, "[", WhyNot::Video),
+        (lines, r#"[{"role": "user", "content": [{"type": "file"}]}]"#, "[", WhyNot::OtherPart),
+        (lines, r#"[{"role": "user", "content": [{"image_url": "u"}]}]"#, "[", WhyNot::Image),
+    ] {
+        let options = Options { chat_template: Some(template.into()), text: true, ..Options::default() };
+        let prompter = Prompter::open(model("byte_level"), options).unwrap();
+        let prompted = ask(&prompter, Endpoint::Chat, &format!(r#"{{"messages": {body}}}"#));
+        assert_eq!((prompted.text.as_str(), prompted.why_not), (expected, Some(why_not)), "{body}");
+        assert!(!prompted.whole && !prompted.tokens().is_empty());
+        assert!(prompted.prompt_tokens as usize > prompted.tokens().len());
+    }
+}
+
+#[test]
+fn reasons() {
+    let prompter = open("byte_level");
+    let user = r#""messages": [{"role": "user", "content": "hi"}]"#;
+    for (endpoint, body, expected) in [
+        (Endpoint::Chat, "{}".to_owned(), WhyNot::NoPrompt),
+        (Endpoint::Chat, r#"{"messages": []}"#.to_owned(), WhyNot::BadMessages),
+        (Endpoint::Chat, r#"{"messages": [{"content": "hi"}]}"#.to_owned(), WhyNot::BadMessages),
+        (Endpoint::Chat, r#"{"messages": [{"role": "user", "content": 3}]}"#.to_owned(), WhyNot::BadMessages),
+        (Endpoint::Chat, r#"{"messages": "hi"}"#.to_owned(), WhyNot::BadMessages),
+        (Endpoint::Chat, format!(r#"{{{user}, "tools": 3}}"#), WhyNot::BadMessages),
+        (Endpoint::Chat, format!(r#"{{{user}, "chat_template": "x"}}"#), WhyNot::OwnTemplate),
+        (Endpoint::Completions, "{}".to_owned(), WhyNot::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt": []}"#.to_owned(), WhyNot::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt": [1, -2]}"#.to_owned(), WhyNot::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt": {"a": 1}}"#.to_owned(), WhyNot::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt_embeds": "x"}"#.to_owned(), WhyNot::Embeds),
+        (Endpoint::Responses, r#"{"input": "a", "previous_response_id": "r"}"#.to_owned(), WhyNot::Stored),
+        (Endpoint::Responses, r#"{"input": [{"type": "reasoning"}]}"#.to_owned(), WhyNot::OtherItem),
+        (
+            Endpoint::Messages,
+            r#"{"messages": [{"role": "user", "content": [{"type": "document"}]}]}"#.to_owned(),
+            WhyNot::OtherItem,
+        ),
+    ] {
+        let prompted = ask(&prompter, endpoint, &body);
+        assert_eq!(prompted.why_not, Some(expected), "{body}");
+        assert!(prompted.tokens().is_empty() && !prompted.whole && prompted.prompt_tokens > 0);
+    }
+    let refusing = Options { chat_template: Some("{{ raise_exception('no') }}".into()), ..Options::default() };
+    let refusing = Prompter::open(model("byte_level"), refusing).unwrap();
+    assert_eq!(ask(&refusing, Endpoint::Chat, &format!("{{{user}}}")).why_not, Some(WhyNot::TemplateRefuses));
+    let short = Prompter::open(model("byte_level"), Options { max_bytes: 10, ..Options::default() }).unwrap();
+    assert_eq!(ask(&short, Endpoint::Chat, &format!("{{{user}}}")).why_not, Some(WhyNot::TooLong));
+    for body in ["", "[]", "3", "{", "null", "{\"a\": }", "\u{feff}{}"] {
+        assert_eq!(Request::parse(Endpoint::Chat, body.as_bytes()).unwrap_err(), WhyNot::NotJson, "{body}");
+    }
+}
+
+#[test]
+fn without_a_tokenizer_there_is_text() {
+    let prompter = Prompter::without_tokenizer(Options { text: true, ..Options::default() }).unwrap();
+    let body = r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": ["a", "b"]}]}"#;
+    let prompted = ask(&prompter, Endpoint::Chat, body);
+    assert_eq!((prompted.text.as_str(), prompted.why_not), ("system\ns\nuser\nab\n", Some(WhyNot::NoTokenizer)));
+    let prompted = ask(&prompter, Endpoint::Completions, r#"{"prompt": "once upon"}"#);
+    assert_eq!((prompted.text.as_str(), prompted.prompt_tokens), ("once upon", 3));
+    assert_eq!(ask(&prompter, Endpoint::Completions, r#"{"prompt": [4, 5]}"#).tokens(), [4, 5]);
+}
+
+#[test]
+fn what_routing_needs() {
+    let body = r#"{"model": "a\u00e4", "stream": true, "stream_options": {"include_usage": true}, "n": 3, "best_of": 5,
+        "max_tokens": 7, "max_completion_tokens": 9, "priority": -2, "cache_salt": "s", "user": "u", "session_id": "i",
+        "n": 4, "unknown": [{}]}"#;
+    let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
+    assert_eq!(request.model.as_deref(), Some("aä"));
+    assert!(request.stream && request.include_usage);
+    assert_eq!((request.answers, request.max_tokens, request.priority), (5, Some(9), -2));
+    assert_eq!((request.cache_salt.as_deref(), request.session.as_deref()), (Some("s"), Some("i")));
+    // What no engine takes is as if it were not there: engines say what is wrong with it.
+    let body = r#"{"model": 3, "stream": "yes", "n": -1, "max_tokens": 1.5, "priority": "high", "cache_salt": "", "user": null}"#;
+    let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
+    assert_eq!((request.model, request.stream, request.answers, request.max_tokens), (None, false, 1, None));
+    assert_eq!((request.priority, request.cache_salt, request.session), (0, None, None));
+}
+
+#[test]
+fn salts_and_adapters_have_other_hashes() {
+    let prompter = open("byte_level");
+    let prompted = ask(&prompter, Endpoint::Completions, r#"{"prompt": [1, 2, 3, 4, 5, 6, 7, 8, 9]}"#);
+    let plain = prompted.content_hashes(4, None, None);
+    assert_eq!(plain, [14_643_705_804_678_351_452, 16_777_012_769_546_811_212]);
+    assert_ne!(prompted.content_hashes(4, Some("a"), None), plain);
+    assert_ne!(prompted.content_hashes(4, None, Some("a")), plain);
+    assert!(prompted.content_hashes(16, None, None).is_empty());
+}
+
+#[test]
+fn malformed_bodies_do_no_harm() {
+    let prompter = open("byte_level");
+    let body = r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "a\u00e4\ud83d\ude00"}]},
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{\"a\": [1]}"}}], "content": null}],
+        "tools": [{"type": "function", "function": {"name": "f"}}], "input": [{"type": "message", "role": "x", "content": "y"}],
+        "system": [{"type": "text", "text": "s"}], "prompt": ["a", "b"], "chat_template_kwargs": {"x": 1}, "n": 2}"#;
+    let endpoints =
+        [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses, Endpoint::Messages, Endpoint::Embeddings];
+    let mut seed = 7_u64;
+    let mut next = |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) as usize % below
+    };
+    let odd =
+        [&b"\""[..], b"{", b"}", b"[", b"]", b",", b":", b"null", b"\\u", b"\xff", b"-1", b"1e999", b"\\ud800", b"\0"];
+    let mut parsed = 0;
+    for _ in 0..20_000 {
+        let mut bytes = body.as_bytes().to_vec();
+        for _ in 0..=next(3) {
+            let (from, length) = (next(bytes.len()), next(12));
+            let to = bytes.len().min(from + length);
+            bytes.splice(from..to, odd[next(odd.len())].iter().copied());
+        }
+        for endpoint in endpoints {
+            if let Ok(request) = Request::parse(endpoint, &bytes) {
+                let prompted = prompter.prompt(&request);
+                assert!(prompted.whole == prompted.why_not.is_none());
+                parsed += 1;
+            }
+        }
+    }
+    assert!(parsed > 1000, "{parsed}");
+    // Deep nesting ends in a reason, not in the end of the stack.
+    let deep = format!(r#"{{"messages": {}1{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
+    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(WhyNot::BadMessages));
+    let deep = deep.replace("messages", "messages\": [{\"role\": \"user\"}], \"tools");
+    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(WhyNot::BadMessages));
+}
