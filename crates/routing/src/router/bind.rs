@@ -97,7 +97,10 @@ impl Router {
         let mut ticket = self.waiting.take(number)?;
         if ticket.round != self.round {
             ticket.round = self.round;
-            look_up(&ticket.kept.request(), &mut ticket.depths);
+            match &mut self.unheard {
+                Some(unheard) => unheard.look_up(ticket.kept.request().content_hashes, now, &mut ticket.depths),
+                None => look_up(&ticket.kept.request(), &mut ticket.depths),
+            }
         }
         let request = ticket.kept.request();
         let plan = self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now);

@@ -48,6 +48,8 @@ impl Router {
         }
         self.number += 1;
         let request = Request { number: self.number, ..self.complete(request) };
+        let guessed = self.guess(&request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
             Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, depths, row, why, now)),
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
@@ -67,6 +69,7 @@ impl Router {
             }
         };
         self.count_refused(&outcome);
+        self.guessed = guessed.unwrap_or_default();
         outcome
     }
 
@@ -219,6 +222,9 @@ impl Router {
         fleet.sent(worker, request.number, &share, cold, now);
         let deadline = now + self.config.first_token_timeout;
         let leaf = self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
+        if let Some(unheard) = &mut self.unheard {
+            unheard.sent(request.number, worker, request.content_hashes, now);
+        }
         self.due.push(Reverse((Time(deadline), request.number)));
         let cached = request.tokens - uncached;
         let reservation = Reservation {
