@@ -1,0 +1,67 @@
+//! Corners in which something could go wrong without anybody noticing.
+
+use kvatlas_routing::{
+    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId, by_name,
+};
+
+const RATE: f64 = 8_000.0;
+
+fn router(config: Config) -> Router {
+    let config = Config { prefill_rate: RATE, ..config };
+    Router::new(config, by_name("kvatlas", Options::default(), 1).unwrap())
+}
+
+fn request(tokens: u32) -> Request<'static> {
+    Request { tokens, block_size: 16, ..Request::default() }
+}
+
+fn placed(outcome: Outcome) -> Decision {
+    match outcome {
+        Outcome::Placed(decision) => decision,
+        other => panic!("not placed: {other:?}"),
+    }
+}
+
+fn waits(outcome: Outcome) -> RequestId {
+    match outcome {
+        Outcome::Waits(id) => id,
+        other => panic!("does not wait: {other:?}"),
+    }
+}
+
+fn hashes(blocks: u64) -> Vec<u64> {
+    (1..=blocks).collect()
+}
+
+#[test]
+fn a_capacity_of_nothing_is_not_known() {
+    let mut router = router(Config::default());
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    for capacity in [0.0, f64::NAN, -1.0] {
+        let load = Load { capacity_blocks: Some(capacity), held_blocks: Some(0.0), ..Load::default() };
+        router.report(b, &load, 0.0);
+        let busy = placed(router.choose_among(&request(1_000), &Depths::unknown(), Some(&[a]), 0.0));
+        let decision = placed(router.choose(&request(1_000), &Depths::unknown(), 0.0));
+        assert_eq!(decision.worker, b, "the other one is busy; capacity {capacity}");
+        router.fail(busy.id, 0.0);
+        router.fail(decision.id, 0.0);
+    }
+}
+
+#[test]
+fn a_block_size_of_nothing_does_no_harm() {
+    let mut router = router(Config { block_size: 0, ..Config::default() });
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    router.report(a, &Load { capacity_blocks: Some(10.0), held_blocks: Some(5.0), ..Load::default() }, 0.0);
+    for tokens in [0, 1, 2, 17] {
+        let request = Request { tokens, max_tokens: Some(0), ..Request::default() };
+        let terms = router.explain(&request, &Depths::unknown(), None, 0.0).terms.unwrap();
+        assert!(terms.values.iter().all(|value| value.is_finite()), "{terms:?}");
+        let decision = placed(router.choose(&request, &Depths::unknown(), 0.0));
+        assert_eq!(decision.cached_tokens + decision.uncached_tokens, tokens);
+        router.first_token(decision.id, 0.1);
+        router.finish(decision.id, Usage { output_tokens: Some(0), cached_tokens: Some(9) }, 0.2);
+    }
+    assert!(router.rows().prefill_rate[0].is_finite());
+}
