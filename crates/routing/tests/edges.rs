@@ -65,3 +65,16 @@ fn a_block_size_of_nothing_does_no_harm() {
     }
     assert!(router.rows().prefill_rate[0].is_finite());
 }
+
+#[test]
+fn an_output_that_nobody_tells_teaches_nothing() {
+    let mut router = router(Config { output_tokens: 200.0, ..Config::default() });
+    router.add_worker("a", 0, 1.0, 0.0);
+    for round in 0..50 {
+        let now = f64::from(round);
+        let decision = placed(router.choose(&request(100), &Depths::unknown(), now));
+        router.first_token(decision.id, now + 0.1);
+        router.finish(decision.id, Usage::default(), now + 0.5);
+    }
+    assert_eq!(router.mean_output(), 200.0);
+}
