@@ -78,3 +78,21 @@ fn an_output_that_nobody_tells_teaches_nothing() {
     }
     assert_eq!(router.mean_output(), 200.0);
 }
+
+#[test]
+fn what_was_just_sent_counts_where_the_index_cannot_be_trusted() {
+    let mut router = router(Config::default());
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    router.set_trusted(a, false);
+    let hashes = hashes(100);
+    let request = Request { content_hashes: &hashes, ..request(1_600) };
+    let mut depths = Depths::unknown();
+    depths.set(a.0, Depth { device: 100, ..Depth::default() });
+    assert_eq!(placed(router.choose(&request, &depths, 0.0)).cached_tokens, 0);
+    for _ in 0..3 {
+        let decision = placed(router.choose(&request, &depths, 0.1));
+        assert_eq!(decision.cached_tokens, 1_584, "it was sent a moment ago");
+        router.fail(decision.id, 0.1);
+        placed(router.choose(&request, &depths, 0.1));
+    }
+}
