@@ -34,6 +34,28 @@ fn hashes(blocks: u64) -> Vec<u64> {
 }
 
 #[test]
+fn a_worker_that_takes_over_a_number_holds_nothing_of_what_the_other_held() {
+    let mut router = router(Config::default());
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    for worker in [a, b] {
+        placed(router.choose_among(&request(80_000), &Depths::unknown(), Some(&[worker]), 0.0));
+    }
+    let hashes = hashes(250);
+    let mut depths = Depths::unknown();
+    depths.set(a.0, Depth { device: 250, ..Depth::default() });
+    let request = Request { content_hashes: &hashes, ..request(4_000) };
+    let id = waits(router.choose(&request, &depths, 0.1));
+    router.remove_worker(a, 0.2);
+    let c = router.add_worker("c", 0, 1.0, 0.2);
+    assert_eq!(a, c, "the number is taken again");
+    let bound = router.bind(0.2);
+    let (its, outcome) = bound.into_iter().next().unwrap();
+    assert_eq!(its, id);
+    assert_eq!(placed(outcome).cached_tokens, 0);
+}
+
+#[test]
 fn a_capacity_of_nothing_is_not_known() {
     let mut router = router(Config::default());
     let a = router.add_worker("a", 0, 1.0, 0.0);
