@@ -103,7 +103,7 @@ fn an_output_that_nobody_tells_teaches_nothing() {
 
 #[test]
 fn what_was_just_sent_counts_where_the_index_cannot_be_trusted() {
-    let mut router = router(Config::default());
+    let mut router = router(Config { queue_limit: 0, ..Config::default() });
     let a = router.add_worker("a", 0, 1.0, 0.0);
     router.set_trusted(a, false);
     let hashes = hashes(100);
@@ -116,5 +116,24 @@ fn what_was_just_sent_counts_where_the_index_cannot_be_trusted() {
         assert_eq!(decision.cached_tokens, 1_584, "it was sent a moment ago");
         router.fail(decision.id, 0.1);
         placed(router.choose(&request, &depths, 0.1));
+    }
+}
+
+#[test]
+fn one_stall_at_the_start_is_not_how_fast_engines_are() {
+    let mut router = router(Config::default());
+    let workers: Vec<WorkerId> = (0..4).map(|at| router.add_worker(&format!("w{at}"), 0, 1.0, 0.0)).collect();
+    let mut now = 0.0;
+    // The first prompt finds an engine that still compiles its kernels.
+    for (round, seconds) in [100.0, 0.1, 0.1, 0.1, 0.1, 0.1].into_iter().enumerate() {
+        let worker = workers[round % 4];
+        let decision = placed(router.choose_among(&request(800), &Depths::unknown(), Some(&[worker]), now));
+        now += seconds;
+        router.first_token(decision.id, now);
+        router.finish(decision.id, Usage { output_tokens: Some(1), cached_tokens: None }, now);
+    }
+    for worker in 0..4 {
+        let rate = router.rows().prefill_rate[worker];
+        assert!(rate > RATE / 2.5 && rate < RATE * 2.5, "worker {worker}: {rate}");
     }
 }
