@@ -183,8 +183,9 @@ impl Fleet {
             self.reported[at] = now;
         }
         let set = |column: &mut f64, value: Option<f64>| *column = value.unwrap_or(*column);
-        set(&mut rows.capacity_blocks[at], load.capacity_blocks);
-        set(&mut rows.held_blocks[at], load.held_blocks);
+        // An engine that has not allocated its cache yet says 0: its room is not known.
+        set(&mut rows.capacity_blocks[at], load.capacity_blocks.filter(|blocks| *blocks > 0.0 && blocks.is_finite()));
+        set(&mut rows.held_blocks[at], load.held_blocks.filter(|blocks| *blocks >= 0.0 && blocks.is_finite()));
     }
 
     // What requests do to a row.

@@ -71,9 +71,12 @@ impl Router {
             }
         }
         self.counts.finished += 1;
-        let output = usage.output_tokens.map_or(generated.0 + 1.0, f64::from) / its.answers;
-        self.outputs += 1.0;
-        self.mean_output += (output - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);
+        // A caller that tells neither tokens nor their number teaches nothing.
+        let told = (generated.0 > 0.0).then_some(generated.0 + 1.0);
+        if let Some(output) = usage.output_tokens.map(f64::from).or(told) {
+            self.outputs += 1.0;
+            self.mean_output += (output / its.answers - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);
+        }
         if let Some(cached) = usage.cached_tokens {
             self.counts.expected_cached += u64::from(its.cached);
             self.counts.reported_cached += u64::from(cached);

@@ -251,8 +251,8 @@ impl Router {
     }
 
     fn complete<'a>(&self, request: &Request<'a>) -> Request<'a> {
-        let block_size = if request.block_size == 0 { self.config.block_size } else { request.block_size };
-        let full = request.tokens / block_size.max(1);
+        let block_size = if request.block_size == 0 { self.config.block_size } else { request.block_size }.max(1);
+        let full = request.tokens / block_size;
         let hashes = request.content_hashes;
         let content_hashes = &hashes[..hashes.len().min(full as usize)];
         Request { block_size, content_hashes, answers: request.answers.max(1), ..*request }

@@ -107,7 +107,9 @@ impl Router {
         }
         predicted.clear();
         predicted.resize(fleet.slots.len(), 0);
-        let held = |worker| depths.get(worker).device;
+        // What an index that cannot be trusted says announces nothing.
+        let trusted = |worker: u32| fleet.rows().trusted.get(worker as usize).is_some_and(|trusted| *trusted);
+        let held = |worker| if trusted(worker) { depths.get(worker).device } else { 0 };
         on_the_way.find(request.content_hashes, now, held, |worker, depth| {
             if let Some(most) = predicted.get_mut(worker as usize) {
                 *most = depth.max(*most);

@@ -106,8 +106,11 @@ impl Waiting {
 
     /// A worker is gone: nobody waits for it, and its number may come again for another one.
     pub(super) fn left(&mut self, worker: WorkerId) {
-        for allowed in self.tickets.values_mut().filter_map(|ticket| ticket.allowed.as_mut()) {
-            allowed.retain(|its| *its != worker);
+        for ticket in self.tickets.values_mut() {
+            ticket.depths.left(worker.0);
+            if let Some(allowed) = &mut ticket.allowed {
+                allowed.retain(|its| *its != worker);
+            }
         }
     }
 
