@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use kvatlas_service::Service;
 use kvatlas_service::gate::Gate;
+use kvatlas_service::shown::Page;
 
 use crate::config::Config;
 use crate::counts::Counts;
@@ -22,6 +23,8 @@ pub(crate) struct App {
     pub(crate) prompts: Prompts,
     /// The service in this process, if there is one.
     pub(crate) service: Option<Service>,
+    /// What is looked at.
+    pub(crate) page: Page,
     /// Whether the router is about to end.
     pub(crate) leaving: AtomicBool,
 }

@@ -32,6 +32,7 @@ mod refusal;
 mod router;
 mod server;
 mod state;
+mod ui;
 
 pub use config::Config;
 pub use error::Error;
