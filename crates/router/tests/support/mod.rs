@@ -177,7 +177,8 @@ fn serve(
             continue;
         }
         if request.line.starts_with("GET /v1/models") {
-            let models = json!({ "object": "list", "data": [{ "id": model, "object": "model", "max_model_len": 4096 }] });
+            let models =
+                json!({ "object": "list", "data": [{ "id": model, "object": "model", "max_model_len": 4096 }] });
             answer(&mut stream, "200 OK", "application/json", models.to_string().as_bytes(), "")?;
             continue;
         }
