@@ -17,7 +17,7 @@ from aiohttp import web
 
 CRATE = Path(__file__).resolve().parents[2] / "crates/ui"
 TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-TERMS = ["first token", "delay to others", "pushed out", "cost"]
+TERMS = ["wait (s)", "prefill (s)", "pushed out (s)", "cost (s)"]
 
 
 def policy() -> str:
@@ -118,9 +118,9 @@ class Feeder:
         row, tokens = self.random.choice(rows), self.random.randrange(300, 14_000)
         predicted = self.random.randrange(tokens // 16) * 16
         decision = {"number": self.number, "t": int(time.time() * 1000), "worker": row["worker"], "rank": 0}
-        decision |= {"tokens": tokens, "predicted": predicted, "why": "lowest cost", "status": 200, "decide_us": 310}
-        decision |= {"cached": max(0, predicted - 16 * self.random.choice((0, 0, 0, 4))), "ttft_ms": 120.0, "unit": "s"}
-        decision |= {"request": f"req-{self.number:06x}", "policy": "kvatlas", "model": row["model"], "output": 128}
+        decision |= {"tokens": tokens, "predicted": predicted, "why": "policy", "state": "finished", "decide_us": 310}
+        decision |= {"cached": max(0, predicted - 16 * self.random.choice((0, 0, 0, 4))), "ttft_ms": 120.0}
+        decision |= {"model": row["model"], "output": 128}
         self.lists["decisions"] = [*self.lists["decisions"], decision][-100:]
         return decision
 
@@ -134,9 +134,9 @@ class Feeder:
             terms = [ttft, draw.random() * 0.2, draw.random() * 0.05]
             if row["worker"] == decision["worker"]:
                 terms = [term / 20 for term in terms]
-            known = {"worker": row["worker"], "rank": 0, "cached": cached, "queued_tokens": row["queued_tokens"]}
-            candidates.append(known | {"requests": row["in_flight"], "terms": [*terms, sum(terms)]})
-        return decision | {"terms": TERMS, "candidates": candidates}
+            known = {"worker": row["worker"], "rank": 0, "cached": cached}
+            candidates.append(known | {"terms": [*terms, sum(terms)]})
+        return decision | {"policy": "kvatlas", "terms": TERMS, "candidates": candidates}
 
     # What is served.
 
@@ -175,16 +175,21 @@ class Feeder:
                     await response.write(event("more", {"list": "decisions", "items": [self.decide()]}))
         return response
 
-    async def _decisions(self, request: web.Request) -> web.Response:
+    async def _decision(self, request: web.Request) -> web.Response:
         number = int(request.query["number"])
         found = [decision for decision in self.lists["decisions"] if decision["number"] == number]
-        return web.json_response({"decisions": [self.explained(decision) for decision in found]})
+        return web.json_response(self.explained(found[0]))
 
     async def _explain(self, request: web.Request) -> web.Response:
         asked = await request.json()
         if not asked["prompt"]:
             return web.json_response({"error": {"message": "the prompt is empty"}}, status=400)
-        return web.json_response(self.explained(self.decide()) | {"model": asked["model"]})
+        decision = self.explained(self.decide())
+        for candidate in decision["candidates"]:
+            candidate["cached_tokens"] = candidate.pop("cached")
+            candidate["terms"] = dict(zip(TERMS, candidate["terms"], strict=True))
+        known = {"policy": "kvatlas", "model": asked["model"], "tokens": decision["tokens"], "block_size": 16}
+        return web.json_response(known | {"terms": TERMS, "candidates": decision["candidates"]})
 
     @contextlib.asynccontextmanager
     async def serving(self, port: int = 0) -> AsyncIterator[str]:
@@ -193,7 +198,7 @@ class Feeder:
         app.router.add_get("/ui", self._file)
         app.router.add_get("/ui/events", self._events)
         app.router.add_get("/ui/{name}", self._file)
-        app.router.add_get("/decisions", self._decisions)
+        app.router.add_get("/ui/decision", self._decision)
         app.router.add_post("/explain", self._explain)
         self.runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self.runner.setup()

@@ -179,7 +179,7 @@ def test_a_decision_opens_with_every_candidate(browser: Browser) -> None:
             shown = await tab.evaluate("document.querySelector('.candidates .chosen').innerText")
             assert decision["worker"] in shown
             heads = await tab.evaluate("[...document.querySelectorAll('.candidates th')].map(head => head.innerText)")
-            assert {"first token", "delay to others", "pushed out", "cost"} <= set(heads)
+            assert {"wait", "prefill", "pushed out", "cost"} <= set(heads)
             costs = await tab.evaluate(
                 "[...document.querySelectorAll('.candidates .stack svg')].map(bar => bar.childElementCount)"
             )

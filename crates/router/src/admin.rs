@@ -75,6 +75,7 @@ pub(crate) async fn explain(
         "tokens": known.tokens,
         "block_size": known.block_size,
         "blocks": known.hashes.len(),
+        "terms": explained.term_names(),
         "candidates": explained.to_json(),
     });
     Ok(answer(StatusCode::OK, said.to_string()))

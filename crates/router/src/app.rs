@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use kvatlas_service::Service;
 use kvatlas_service::gate::Gate;
+use kvatlas_service::shown::Page;
 
 use crate::config::Config;
 use crate::counts::Counts;
@@ -25,6 +26,8 @@ pub(crate) struct App {
     pub(crate) service: Option<Service>,
     /// The index in another process, if that is asked.
     pub(crate) remote: Option<Remote>,
+    /// What is looked at.
+    pub(crate) page: Page,
     /// Whether the router is about to end.
     pub(crate) leaving: AtomicBool,
 }

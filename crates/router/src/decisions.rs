@@ -136,6 +136,7 @@ impl Record {
             "predicted_tokens": self.predicted,
             "why": self.why,
             "decision_us": self.micros,
+            "terms": self.terms.as_ref().map(Explained::term_names),
             "candidates": self.terms.as_ref().map(Explained::to_json),
             "ended": ended,
         })
@@ -143,6 +144,12 @@ impl Record {
 }
 
 impl Explained {
+    /// What the terms are called, in their order: the last one is what was compared.
+    #[must_use]
+    pub fn term_names(&self) -> &[&'static str] {
+        self.terms.as_ref().map(|terms| &*terms.names).unwrap_or_default()
+    }
+
     /// A list with an object for each candidate, its terms by name.
     #[must_use]
     pub fn to_json(&self) -> Value {

@@ -20,6 +20,7 @@ use crate::exposition;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
 use crate::state;
+use crate::ui;
 
 /// By which listener a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +38,7 @@ kvatlas: a router in front of inference engines
 /v1/…                        as engines have it: chat/completions, completions, responses, embeddings, messages, …
 GET    /v1/models            the models of all engines
 GET    /workers              engines, and how they do
+GET    /ui                   a page to look at: engines and decisions, live
 GET    /router               the router itself
 GET    /streams              the engines' event streams, if they are followed here
 GET    /decisions            the last decisions; ?limit=N
@@ -144,6 +146,10 @@ async fn dispatch(
             }
             _ => {}
         }
+        // Its files have nothing to hide: what they show is asked for with the key.
+        if let Some(asset) = kvatlas_ui::asset(path).filter(|_| door == Door::Main) {
+            return Ok(ui::file(asset));
+        }
     }
     if door == Door::Admin {
         return match path {
@@ -166,6 +172,11 @@ async fn dispatch(
             "/decisions" => return Ok(json(StatusCode::OK, admin::decisions(app, request.uri().query()))),
             "/v1/models" | "/models" => return Ok(json(StatusCode::OK, state::models(app).to_string())),
             _ => {}
+        }
+        if *request.method() == Method::GET
+            && let Some(answer) = ui::answer(app, path, request.uri().query())
+        {
+            return answer;
         }
         if let Some(name) = path.strip_prefix("/v1/models/") {
             return admin::model(app, name);

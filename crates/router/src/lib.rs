@@ -35,6 +35,7 @@ mod remote;
 mod router;
 mod server;
 mod state;
+mod ui;
 
 pub use config::Config;
 pub use error::Error;

@@ -10,6 +10,7 @@ use kvatlas_routing::Policy;
 use kvatlas_service::Service;
 use kvatlas_service::gate::Gate;
 use kvatlas_service::log;
+use kvatlas_service::shown::Page;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
@@ -26,6 +27,7 @@ use crate::prompts::Prompts;
 use crate::remote::Remote;
 use crate::server::Server;
 use crate::state;
+use crate::ui;
 
 /// How long threads may take to end.
 const END: Duration = Duration::from_secs(2);
@@ -80,6 +82,7 @@ impl Router {
             remote,
             counts: Counts::new(),
             gate,
+            page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
         });
@@ -95,6 +98,7 @@ impl Router {
         let server = Server::start(&app, threads)?;
         control.spawn(control::run(app.clone()));
         control.spawn(control::tick(app.clone()));
+        control.spawn(ui::run(app.clone()));
         let watching = app.clone();
         control.spawn(async move { watching.gate.watch().await });
         let (address, admin_address) = (server.address(), server.admin_address());
@@ -186,6 +190,7 @@ impl Router {
         let Some(Running { server, control }) = lock(&self.running).take() else { return true };
         self.leave();
         std::thread::sleep(delay);
+        self.app.page.close();
         let in_time = control.block_on(server.drain(timeout));
         server.end();
         control.shutdown_timeout(END);

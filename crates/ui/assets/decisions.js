@@ -10,12 +10,20 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const share = (tokens, all) => (all > 0 && tokens !== undefined ? tokens / all : null);
 
-function outcome(decision) {
-  if (decision.error) return decision.error;
-  if (decision.status >= 400) return `answered ${decision.status}`;
-  if (decision.state) return words(decision.state);
-  return decision.status ? "done" : "running";
-}
+// Why a request went where it went.
+const WHY = {
+  policy: "chosen by cost",
+  session: "its session is there",
+  only: "nobody else may take it",
+  no_index: "by load: not looked up",
+  no_tokens: "by load: no tokens",
+  no_trust: "by load: index not trusted",
+  idle: "least loaded",
+};
+const why = (decision) => WHY[decision.why] ?? words(decision.why ?? "");
+
+const outcome = (decision) => decision.error ?? (decision.state === "finished" ? "done" : (decision.state ?? "running"));
+const isBad = (decision) => Boolean(decision.error) || decision.state === "failed";
 
 /** The table of decisions. */
 export class Decisions {
@@ -58,11 +66,11 @@ export class Decisions {
           mark(cell, "title", `predicted ${whole(predicted)}, reported ${cached === undefined ? "nothing yet" : whole(cached)}`);
         } },
       { name: "First token", className: "right", show: text((decision) => duration(decision.ttft_ms)) },
-      { name: "Why", className: "note", show: text((decision) => decision.why ?? "") },
+      { name: "Why", className: "note", show: text(why) },
       { name: "Outcome", className: "outcome",
         show: (cell, decision) => {
           say(cell, outcome(decision));
-          mark(cell, "data-tone", decision.error || decision.status >= 400 ? "bad" : null);
+          mark(cell, "data-tone", isBad(decision) ? "bad" : null);
         } },
     ];
   }
@@ -106,70 +114,88 @@ export function detail(decision) {
   if (decision.error) box.append(make("ul", "troubles", make("li", "", decision.error)));
   box.append(
     definitions([
-      ["Engine", decision.worker ?? "nobody", "strong"],
+      ["Engine", decision.worker ?? (decision.candidates ? "" : "nobody"), "strong"],
       ["Rank", decision.rank > 0 ? String(decision.rank) : null],
-      ["Why", decision.why],
+      ["Why", why(decision)],
       ["Policy", decision.policy],
       ["Model", decision.model],
       ["Prompt", tokens === undefined ? null : `${plural(tokens, "token")}${decision.is_estimate ? ", estimated" : ""}`],
       ["Cached, predicted", predicted === undefined ? null : `${whole(predicted)} (${percent(share(predicted, tokens))})`],
+      ["Of these, not announced", decision.not_announced ? whole(decision.not_announced) : null],
       ["Cached, reported", cached === undefined ? null : `${whole(cached)} (${percent(share(cached, tokens))})`],
       ["Decided in", decision.decide_us === undefined ? null : duration(decision.decide_us / 1000)],
       ["Waited here", decision.waited_ms ? duration(decision.waited_ms) : null],
       ["First token", decision.ttft_ms === undefined ? null : duration(decision.ttft_ms)],
       ["Generated", decision.output === undefined ? null : plural(decision.output, "token")],
       ["Took", decision.took_ms === undefined ? null : duration(decision.took_ms)],
-      ["Request", decision.request],
+      ["Ended", decision.state],
     ]),
   );
   const { candidates } = decision;
   if (candidates?.length) box.append(...table(decision, candidates));
-  else if (candidates) box.append(make("p", "empty", "No terms were kept for this one."));
+  else if (candidates) box.append(make("p", "empty", "Its candidates were not kept: nobody looked."));
   return box;
 }
 
-/** The terms without the last one, which is what was compared. */
+/** What `POST /explain` answers, as a decision: by the policy's own terms, where the least of them is taken. */
+export function explained(answer) {
+  const names = answer.terms ?? [];
+  const candidates = answer.candidates.map((candidate) => ({
+    ...candidate,
+    cached: candidate.cached_tokens,
+    terms: names.map((name) => candidate.terms[name]),
+  }));
+  const best = inSeconds(names) ? candidates.reduce((a, b) => (a.terms.at(-1) <= b.terms.at(-1) ? a : b)) : {};
+  return { ...answer, worker: best.worker, rank: best.rank, predicted: best.cached, why: undefined, candidates };
+}
+
+const inSeconds = (names) => names.length > 0 && names.every((name) => name.endsWith(" (s)"));
+
+/** A row for each candidate. The last of its terms is what was compared. */
 function table(decision, candidates) {
   const names = decision.terms ?? [];
-  const parts = names.slice(0, -1);
+  const unit = inSeconds(names) ? "s" : "";
+  const titles = names.map((name) => (unit ? name.slice(0, -4) : name));
   const total = names.length - 1;
   const isChosen = (candidate) => candidate.worker === decision.worker && (candidate.rank ?? 0) === (decision.rank ?? 0);
   const cost = (candidate) => candidate.terms?.[total] ?? 0;
   const sorted = [...candidates].sort((a, b) => cost(a) - cost(b) || Number(isChosen(b)) - Number(isChosen(a)));
   const most = Math.max(...sorted.map((candidate) => positive(candidate.terms?.slice(0, total))), 1e-12);
   const rows = sorted.map((candidate) => {
-    const terms = candidate.terms ?? [];
-    const cells = [
+    const terms = names.map((_, at) => candidate.terms?.[at]);
+    const row = make(
+      "tr",
+      isChosen(candidate) ? "chosen" : "",
       make("td", "engine", candidate.worker, candidate.rank > 0 ? make("span", "more", `rank ${candidate.rank}`) : null),
-      make("td", "stack", stack(terms.slice(0, total), most)),
-      make("td", "right strong", show(terms[total], decision.unit)),
-      ...terms.slice(0, total).map((value) => make("td", "right", show(value, decision.unit))),
+      total > 0 ? make("td", "stack", stack(terms.slice(0, total), most)) : null,
+      total >= 0 ? make("td", "right strong", show(terms[total], unit)) : null,
+      ...terms.slice(0, Math.max(total, 0)).map((value) => make("td", "right", show(value, unit))),
       make("td", "right", whole(candidate.cached)),
-      make("td", "right", count(candidate.queued_tokens)),
-      make("td", "right", count(candidate.requests)),
-    ];
-    const row = make("tr", isChosen(candidate) ? "chosen" : "", ...cells);
+    );
     if (isChosen(candidate)) row.setAttribute("aria-current", "true");
     return row;
   });
-  const titles = ["Engine", "", names[total] ?? "", ...parts, "cached", "to compute", "in flight"];
-  const head = titles.map((title, at) => {
-    const cell = make("th", at < 2 ? "" : "right", at > 2 && at < 3 + parts.length ? key(at - 3) : null, title);
-    cell.scope = "col";
-    return cell;
-  });
-  const explained = decision.unit === "s" ? "The lowest sum is chosen. Terms are seconds of expected harm." : "";
+  const heads = [make("th", "", "Engine")];
+  if (total > 0) heads.push(make("th", "", ""));
+  if (total >= 0) heads.push(make("th", "right", titles[total]));
+  titles.slice(0, Math.max(total, 0)).forEach((title, at) => heads.push(make("th", "right", key(at), title)));
+  heads.push(make("th", "right", "cached"));
+  heads.forEach((head) => (head.scope = "col"));
   return [
     make("h3", "", plural(candidates.length, "candidate")),
-    explained ? make("p", "aside", explained) : null,
-    make("div", "scroll", make("table", "candidates", make("thead", "", make("tr", "", ...head)), make("tbody", "", ...rows))),
+    total < 0
+      ? make("p", "aside", `The policy ${decision.policy ?? ""} has no terms to show.`)
+      : unit
+        ? make("p", "aside", "Terms are seconds of expected harm. The lowest sum is chosen.")
+        : null,
+    make("div", "scroll", make("table", "candidates", make("thead", "", make("tr", "", ...heads)), make("tbody", "", ...rows))),
   ].filter(Boolean);
 }
 
 const positive = (terms = []) => terms.reduce((sum, term) => sum + Math.max(0, term ?? 0), 0);
 const show = (value, unit) => {
   if (value === null || value === undefined) return "–";
-  return unit === "s" ? seconds(value) : Math.abs(value) < 100 ? Number(value.toPrecision(3)).toString() : count(value);
+  return unit === "s" ? (value === 0 ? "0" : seconds(value)) : Math.abs(value) < 100 ? Number(value.toPrecision(3)).toString() : count(value);
 };
 
 function rect(x, width, number) {

@@ -29,9 +29,10 @@ export const rate = (value) => (isNumber(value) && value > 0 && value < 0.05 ? "
 /** A rate with its unit. */
 export const perSecond = (value) => (isNumber(value) ? `${rate(value)}/s` : NONE);
 
-/** Milliseconds in a fitting unit: 0.4 ms, 12 ms, 3.2 s, 4 min. */
+/** Milliseconds in a fitting unit: 40 µs, 0.4 ms, 12 ms, 3.2 s, 4 min. */
 export function duration(ms) {
   if (!isNumber(ms)) return NONE;
+  if (ms > 0 && ms < 0.0995) return Math.max(1, Math.round(ms * 1e3)) + thin + "µs";
   if (ms < 9.95) return ms.toFixed(1) + thin + "ms";
   if (ms < 999.5) return ms.toFixed(0) + thin + "ms";
   if (ms < 99950) return (ms / 1e3).toFixed(ms < 9950 ? 2 : 1) + thin + "s";

@@ -1,7 +1,7 @@
 // Puts it together: what the server says is kept, and drawn when the browser draws next.
 
 import { colours } from "./charts.js";
-import { Decisions, detail as decisionDetail } from "./decisions.js";
+import { Decisions, detail as decisionDetail, explained } from "./decisions.js";
 import { byId, make, mark, say } from "./dom.js";
 import { Engines, detail as engineDetail } from "./engines.js";
 import { ask, follow, keep, patch, refusal } from "./feed.js";
@@ -193,14 +193,13 @@ async function openDecision(key, shown) {
   openDrawer(`Decision ${key}`);
   fill(decisionDetail(shown));
   const mine = opened;
-  const answer = await ask(`decisions?number=${encodeURIComponent(key)}`).catch(() => null);
+  const answer = await ask(`ui/decision?number=${encodeURIComponent(key)}`).catch(() => null);
   if (opened !== mine) return;
   if (!answer?.ok) {
     fill(decisionDetail({ ...shown, error: answer ? await refusal(answer) : "the server cannot be reached" }));
     return;
   }
-  const [decision] = (await answer.json()).decisions;
-  fill(decisionDetail(decision ? { ...shown, ...decision } : { ...shown, candidates: [] }));
+  fill(decisionDetail({ ...shown, ...(await answer.json()) }));
 }
 
 byId("explain-form").addEventListener("submit", async (event) => {
@@ -211,7 +210,7 @@ byId("explain-form").addEventListener("submit", async (event) => {
   const options = { method: "POST", body, headers: { "Content-Type": "application/json" } };
   const answer = await ask("explain", options).catch(() => null);
   if (answer?.ok) {
-    const decision = await answer.json();
+    const decision = explained(await answer.json());
     byId("explain").close();
     openDrawer("Explained, not sent");
     fill(decisionDetail(decision));

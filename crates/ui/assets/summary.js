@@ -6,12 +6,12 @@ import { bytes, count, duration, percent, perSecond, rate, whole } from "./forma
 
 /** What is wrong with a row: `bad`, `busy` (it will pass), `off` or `good`. */
 export function health(row) {
-  if (row.up === "down" || row.up === "left out") return "bad";
-  if (row.up === "draining" || row.state === "stopped" || row.up === "unknown") return "off";
+  if (["down", "failing", "silent"].includes(row.up)) return "bad";
+  if (row.up === "draining" || row.state === "stopped") return "off";
   if (["stale", "limited", "unreadable", "unreachable", "unusable", "refused", "no_events", "conflict"].includes(row.state)) {
     return "bad";
   }
-  if (["connecting", "replaying", "gap", "asking"].includes(row.state) || row.up === "warming up") return "busy";
+  if (["connecting", "replaying", "gap", "asking"].includes(row.state) || row.up === "busy") return "busy";
   return row.trusted === false ? "busy" : "good";
 }
 
