@@ -215,6 +215,11 @@ class Engine:
         """Requests for generation so far."""
         return sum(1 for one in self.received if one.method == "POST")
 
+    def passed_on(self) -> int:
+        """Requests so far that are not the router's own questions."""
+        own = ("/health", "/metrics", "/v1/models")
+        return sum(1 for one in self.received if one.method != "GET" or one.path not in own)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         self.connections += 1
