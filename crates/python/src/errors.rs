@@ -52,11 +52,10 @@ pub(crate) fn service(error: &kvatlas_service::Error) -> PyErr {
 
 /// A refusal of the router's.
 pub(crate) fn router(error: &kvatlas_router::Error) -> PyErr {
-    static SERVICE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    static POLICY: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match error.code() {
-        code @ ("unknown_policy" | "bad_option") => raise(&POLICY, "PolicyError", code, &error.to_string()),
-        code => raise(&SERVICE, "ServiceError", code, &error.to_string()),
+        "invalid_config" => config(&error.to_string()),
+        code => raise(&CLASS, "ServiceError", code, &error.to_string()),
     }
 }
 

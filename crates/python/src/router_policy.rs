@@ -31,7 +31,8 @@ impl GuardedPolicy {
     fn tell(&mut self, error: &PyErr) {
         let words = error.to_string();
         if self.told.len() < MOST_TOLD && self.told.insert(words.clone()) {
-            let message = format!("policy {}: {words}; the engine with the least to compute is taken", self.policy.name());
+            let message =
+                format!("policy {}: {words}; the engine with the least to compute is taken", self.policy.name());
             Python::attach(|py| {
                 let warn = |py: Python<'_>| {
                     let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;

@@ -101,6 +101,16 @@ impl Scrape {
             "Prompt tokens that were in caches, of the same requests",
             summary.counts.reported_cached,
         )?;
+        if let Some(recorder) = &places.recorder {
+            let help = "Decisions written to the record, dropped because too many waited, or lost to a file's errors";
+            let mut family = describe(encoder, "recorded_decisions", help, MetricType::Counter)?;
+            let counts = recorder.counts();
+            for (result, count) in
+                [("written", &counts.written), ("dropped", &counts.dropped), ("failed", &counts.failed)]
+            {
+                one(&mut family, &[("result", result)], count.load(Relaxed))?;
+            }
+        }
         gauge(encoder, "queue", "Requests that wait in the router", summary.waiting as u64)?;
         gauge(
             encoder,

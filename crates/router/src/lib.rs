@@ -28,6 +28,7 @@ mod observe;
 mod place;
 mod prompts;
 mod proxy;
+pub mod record;
 mod refusal;
 mod router;
 mod server;

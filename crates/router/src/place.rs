@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::fleet::Fleet;
 use crate::lock;
 use crate::observe::Seen;
 use crate::prompts::{Known, Wants};
+use crate::record::Recorder;
 use crate::refusal::Refusal;
 
 const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");
@@ -59,6 +61,8 @@ pub(crate) struct Placement {
 pub(crate) struct Places {
     core: Mutex<Core>,
     pub(crate) decisions: Decisions,
+    /// The file that they are written to, if there is one.
+    pub(crate) recorder: Option<Recorder>,
     policy: String,
     wants: Wants,
     /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
@@ -108,7 +112,7 @@ impl Places {
             ..settings
         };
         let name = policy.name().to_owned();
-        let hashes = policy.uses_index();
+        let hashes = policy.uses_index() || config.record.is_some();
         let wants = Wants { hashes, text: !BLIND.contains(&&*name) && name != "kvatlas" };
         Ok(Self {
             core: Mutex::new(Core {
@@ -117,6 +121,7 @@ impl Places {
                 tickets: HashMap::new(),
             }),
             decisions: Decisions::new(config.decisions),
+            recorder: config.record.as_deref().map(open_record).transpose()?,
             policy: name,
             wants,
             off: Default::default(),
@@ -291,12 +296,14 @@ impl Places {
         app.counts.decision.add(took);
         let why = decision.why.as_str();
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
-        let record = self.decisions.are_kept().then(|| {
+        let record = (self.decisions.are_kept() || self.recorder.is_some()).then(|| {
             let record = Arc::new(Record {
                 number: decision.id.0,
                 at: unix_seconds(),
                 model: known.model.clone(),
                 tokens: known.tokens,
+                block_size: known.block_size,
+                hashes: known.hashes.clone(),
                 worker: decision.name.clone(),
                 rank: decision.rank,
                 cached: decision.cached_tokens,
@@ -354,6 +361,7 @@ impl Places {
             self.off[why][at].fetch_add(1, Relaxed);
         }
         placement.ended("finished", seen.usage.cached, output);
+        self.put_down(placement);
     }
 
     /// A request has failed at an engine.
@@ -373,6 +381,14 @@ impl Places {
         core.bind(now);
         drop(core);
         placement.ended(how, None, None);
+        self.put_down(placement);
+    }
+
+    /// Into the record of decisions, if one is kept.
+    fn put_down(&self, placement: &Placement) {
+        if let (Some(recorder), Some(record)) = (&self.recorder, &placement.record) {
+            recorder.push(record.clone());
+        }
     }
 
     /// What a page wants to know.
@@ -395,6 +411,7 @@ impl Places {
         let of = |id: &core::WorkerId| {
             let at = rows.worker.iter().position(|worker| *worker == id.0)?;
             Some(json!({
+                "number": id.0,
                 "requests": rows.requests[at],
                 "waiting": rows.waiting[at],
                 "queued_tokens": number(rows.queued_tokens[at]),
@@ -489,6 +506,11 @@ impl Placement {
             took: self.decided.elapsed().as_secs_f64(),
         });
     }
+}
+
+fn open_record(path: &Path) -> Result<Recorder, Error> {
+    Recorder::open(path)
+        .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
 }
 
 fn request(known: &Known) -> core::Request<'_> {

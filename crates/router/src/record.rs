@@ -11,39 +11,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::decisions::Record;
 
 /// Requests that may wait to be written.
 const QUEUE: usize = 8192;
-
-/// One request, from its arrival to its end.
-#[derive(Debug, Clone)]
-pub struct Record {
-    /// When it came.
-    pub arrived: SystemTime,
-    /// Its number, counted up by the router.
-    pub id: u64,
-    /// The model that it asked for.
-    pub model: String,
-    /// Tokens of its prompt, by the engine if it says so, else by the router.
-    pub tokens: u32,
-    /// Tokens of a block.
-    pub block_size: u32,
-    /// Content hashes of its full blocks; empty if it could not be tokenised.
-    pub hashes: Arc<[u64]>,
-    /// The engine that answered; none if nobody did.
-    pub worker: Option<String>,
-    /// Prompt tokens that the engine found in its cache, if it says so.
-    pub cached: Option<u32>,
-    /// Prompt tokens that the router expected there.
-    pub predicted: Option<u32>,
-    /// Tokens generated, if the engine says so, else events of the stream.
-    pub output: Option<u32>,
-    /// From its arrival to the first byte of its answer.
-    pub first_token: Option<Duration>,
-    /// From its arrival to its end.
-    pub took: Duration,
-}
 
 /// What has become of records.
 #[derive(Debug, Default)]
@@ -59,7 +31,7 @@ pub struct RecordCounts {
 /// Writes records to a file, in a thread of its own, until it is dropped.
 #[derive(Debug)]
 pub struct Recorder {
-    queue: Option<SyncSender<Record>>,
+    queue: Option<SyncSender<Arc<Record>>>,
     counts: Arc<RecordCounts>,
     thread: Option<JoinHandle<()>>,
 }
@@ -84,7 +56,7 @@ impl Recorder {
     }
 
     /// Has a record written soon. Never waits.
-    pub fn push(&self, record: Record) {
+    pub fn push(&self, record: Arc<Record>) {
         if self.queue.as_ref().is_none_or(|queue| queue.try_send(record).is_err()) {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
@@ -107,7 +79,7 @@ impl Drop for Recorder {
     }
 }
 
-fn write_all(file: File, path: &Path, records: &Receiver<Record>, counts: &RecordCounts) {
+fn write_all(file: File, path: &Path, records: &Receiver<Arc<Record>>, counts: &RecordCounts) {
     let mut out = BufWriter::with_capacity(1 << 18, file);
     let mut line = Vec::with_capacity(1 << 14);
     let mut told = false;
@@ -147,59 +119,66 @@ fn write_all(file: File, path: &Path, records: &Receiver<Record>, counts: &Recor
 
 fn write_line(out: &mut Vec<u8>, record: &Record) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let at = record.arrived.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let ended = record.ended.get();
     let head = serde_json::json!({
-        "t": micros(at),
-        "id": record.id,
+        "t": to_micros(record.at),
+        "id": record.number,
         "model": record.model,
         "tokens": record.tokens,
         "block_size": record.block_size,
-        "worker": record.worker,
-        "cached": record.cached,
-        "predicted": record.predicted,
-        "output": record.output,
-        "first_token": record.first_token.map(micros),
-        "took": micros(record.took),
+        "worker": &*record.worker,
+        "rank": record.rank,
+        "expected": record.cached,
+        "why": record.why,
+        "ended": ended.map(|ended| ended.how),
+        "cached": ended.and_then(|ended| ended.cached),
+        "output": ended.and_then(|ended| ended.output),
+        "first_token": ended.and_then(|ended| ended.first_token).map(to_micros),
+        "took": ended.map(|ended| to_micros(ended.took)),
     });
     // The hashes by hand: they are most of the line.
     out.extend_from_slice(head.to_string().trim_end_matches('}').as_bytes());
     out.extend_from_slice(b",\"hashes\":[");
     for (at, hash) in record.hashes.iter().enumerate() {
         out.extend_from_slice(if at == 0 { b"\"" } else { b",\"" });
-        out.extend((0..16).rev().map(|nibble| DIGITS[usize::from((hash >> (4 * nibble)) as u8 & 15)]));
+        out.extend((0..16).rev().map(|nibble| DIGITS[(hash >> (4 * nibble) & 15) as usize]));
         out.push(b'"');
     }
     out.extend_from_slice(b"]}\n");
 }
 
-/// Seconds, to the microsecond.
-#[expect(clippy::cast_precision_loss, reason = "microseconds since 1970 have 51 bits until 2041, and 53 fit")]
-fn micros(duration: Duration) -> f64 {
-    duration.as_micros() as f64 / 1e6
+/// Seconds, to the microsecond: more digits would only make lines longer.
+fn to_micros(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e6
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering::Relaxed;
-    use std::sync::mpsc::sync_channel;
+    use std::sync::OnceLock;
 
     use super::*;
+    use crate::decisions::Ended;
 
-    fn record(id: u64) -> Record {
-        Record {
-            arrived: UNIX_EPOCH + Duration::from_micros(1_700_000_000_250_001),
-            id,
-            model: "a \"model\"}".to_owned(),
+    fn record(id: u64) -> Arc<Record> {
+        let record = Record {
+            number: id,
+            at: 1_700_000_000.250_001_4,
+            model: Some("a \"model\"}".to_owned()),
             tokens: 50,
             block_size: 16,
             hashes: vec![0, 0x0123_4567_89ab_cdef, u64::MAX].into(),
-            worker: Some("a:8000".to_owned()),
-            cached: Some(32),
-            predicted: Some(48),
-            output: None,
-            first_token: Some(Duration::from_micros(1500)),
-            took: Duration::from_secs(2),
-        }
+            worker: "a:8000".into(),
+            rank: 1,
+            cached: 48,
+            predicted: 16,
+            why: "cost",
+            micros: 90,
+            terms: None,
+            ended: OnceLock::new(),
+        };
+        let ended = Ended { how: "finished", cached: Some(32), output: None, first_token: Some(0.0015), took: 2.0 };
+        record.ended.set(ended).unwrap();
+        Arc::new(record)
     }
 
     fn path(name: &str) -> std::path::PathBuf {
@@ -216,9 +195,13 @@ mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines.iter().map(|line| line["id"].as_u64().unwrap()).collect::<Vec<_>>(), (0..200).collect::<Vec<_>>());
+        assert_eq!(
+            lines.iter().map(|line| line["id"].as_u64().unwrap()).collect::<Vec<_>>(),
+            (0..200).collect::<Vec<_>>()
+        );
         let line = &lines[7];
         assert_eq!(line["t"], 1_700_000_000.250_001);
+        assert_eq!((&line["worker"], &line["rank"], &line["expected"]), (&"a:8000".into(), &1.into(), &48.into()));
         assert_eq!(line["model"], "a \"model\"}");
         assert_eq!(line["hashes"], serde_json::json!(["0000000000000000", "0123456789abcdef", "ffffffffffffffff"]));
         assert_eq!((&line["cached"], &line["output"]), (&32.into(), &serde_json::Value::Null));
@@ -232,7 +215,7 @@ mod tests {
         let recorder = Recorder { queue: Some(queue), counts: Arc::default(), thread: None };
         (0..10).for_each(|id| recorder.push(record(id)));
         assert_eq!(recorder.counts().dropped.load(Relaxed), 7);
-        assert_eq!(kept.try_iter().map(|record| record.id).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!(kept.try_iter().map(|record| record.number).collect::<Vec<_>>(), [0, 1, 2]);
     }
 
     #[test]

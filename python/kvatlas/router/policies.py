@@ -9,7 +9,21 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from kvatlas._native import policy_names
+from kvatlas._text import nearest
 from kvatlas.errors import PolicyError
+
+
+def check_name(name: str) -> None:
+    """Check that a policy by this name comes with kvatlas.
+
+    Raises:
+        PolicyError: There is none; the message has the nearest name, or all.
+    """
+    names = policy_names()
+    if name not in names:
+        hint = nearest(name, names, otherwise=f"it must be one of {', '.join(names)}, or module:Class")
+        raise PolicyError(f"no policy {name!r}: {hint}")
 
 
 def own_policy(name: str, seed: int, options: dict[str, Any] | None = None) -> object:

@@ -16,7 +16,7 @@ from kvatlas.client.parse import engine_statuses, worker_statuses
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.router import native
 from kvatlas.router.config import RouterConfig
-from kvatlas.router.policies import own_policy
+from kvatlas.router.policies import check_name, own_policy
 from kvatlas.router.tokenizers import resolve
 from kvatlas.service.config import Engine, Stream
 from kvatlas.service.config.kinds import shown
@@ -75,6 +75,8 @@ class Router:
         self._config = config = _replace(given, (*given.engines, *added))
         if policy is None and config.router.is_own_policy:
             policy = own_policy(config.router.policy, config.router.seed, dict(config.router.policy_options))
+        elif policy is None:
+            check_name(config.router.policy)
         tokenizer, tokenizers = resolve(config.router.tokenizer), dict(config.router.tokenizers)
         self._discovery = Discovery(config)
         asks = bool(self._discovery.entries) or config.engines_file is not None

@@ -58,8 +58,13 @@ pub(crate) async fn forward(
     hints(app, &head.headers, &mut known);
 
     let mut tried: Vec<Arc<Engine>> = Vec::new();
+    let mut last: Option<Refusal> = None;
     loop {
-        let placement = app.places.choose(app, &known, Role::Both, &tried).await?;
+        let placement = match app.places.choose(app, &known, Role::Both, &tried).await {
+            Ok(placement) => placement,
+            // Why the last one failed says more than that there is no other.
+            Err(refusal) => return Err(last.unwrap_or(refusal)),
+        };
         let (engine, rank) = (placement.engine.clone(), placement.rank);
         let mut flight = Flight::new(app.clone(), placement, arrived);
         let mut bytes = Vec::new();
@@ -88,9 +93,11 @@ pub(crate) async fn forward(
                 fault
             }
         };
+        let refusal = failed(&engine, &fault);
         if !retries_left {
-            return Err(failed(&engine, &fault));
+            return Err(refusal);
         }
+        last = Some(refusal);
         tried.push(engine);
         app.counts.retries[fault.number()].fetch_add(1, Relaxed);
     }

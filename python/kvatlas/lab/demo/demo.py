@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from kvatlas.lab.demo.config import DemoConfig
 from kvatlas.lab.demo.load import Load, Tally
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
-from kvatlas.router.policies import own_policy
-from kvatlas.routing import find_policy
+from kvatlas.router.policies import check_name, own_policy
 from kvatlas.service import LogConfig
 from kvatlas.sim import Trace
 from kvatlas.sim.server import Fleet
@@ -125,4 +124,4 @@ def _check(policy: str, seed: int) -> None:
     if ":" in policy:
         own_policy(policy, seed)
     else:
-        find_policy(policy)
+        check_name(policy)
