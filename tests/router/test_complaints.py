@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,10 +54,13 @@ class Fleet:
             thread = threading.Thread(target=self.router.ask, args=(prompt(text),))
             thread.start()
             self._threads.append(thread)
-            wait_until(lambda before=before: self.asked() > before, "an engine has it")
+            wait_until(partial(self.has_more_than, before), "an engine has it")
 
     def asked(self) -> int:
         return sum(engine.asked() for engine in self.engines)
+
+    def has_more_than(self, count: int) -> bool:
+        return self.asked() > count
 
     def per_engine(self) -> list[int]:
         return [engine.asked() for engine in self.engines]
@@ -77,6 +81,10 @@ def fleet_of(count: int, tokenizer: Path, stack: ExitStack, *flags: str) -> Flee
     fleet = Fleet(count, tokenizer, stack, *flags)
     stack.callback(fleet.release)
     return fleet
+
+
+def is_held(router: Router, text: str, by: str) -> bool:
+    return holder(router, text + "?") == by
 
 
 def text_of(seed: int, length: int) -> str:
@@ -122,7 +130,7 @@ def test_one_overloaded_engine_does_not_switch_off_locality_for_the_others(token
     for publisher, text in zip(fleet.publishers, texts, strict=True):
         publisher.publish(stored(text))
     for number, text in enumerate(texts):
-        wait_until(lambda text=text, number=number: holder(fleet.router, text + "?") == f"e{number}", "it is known")
+        wait_until(partial(is_held, fleet.router, text, f"e{number}"), "it is known")
     fleet.engines[2].behaviour = fleet.held
     open_requests = [
         threading.Thread(target=fleet.router.ask, args=(prompt(texts[2] + text_of(10 + number, 64)),))

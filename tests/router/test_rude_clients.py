@@ -114,8 +114,8 @@ def test_a_body_that_comes_in_pieces_is_passed_on_whole(plain: tuple[Router, Eng
 def test_a_chunked_body_is_passed_on_whole(plain: tuple[Router, Engine]) -> None:
     router, engine = plain
     pieces = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:5], BODY[5:6], BODY[6:])) + b"0\r\n\r\n"
-    lines = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
-    assert status_of(router.talk(lines + pieces)) == 200
+    fields = b"host: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert status_of(router.talk(b"POST /v1/chat/completions HTTP/1.1\r\n" + fields + pieces)) == 200
     assert engine.received[-1].body == BODY
 
 
