@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 import tempfile
 from collections import defaultdict
@@ -60,6 +61,7 @@ def main(
     table_only: bool,
 ) -> None:
     """Routers side by side in front of fake engines, in turns; results are added to what --json holds already."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended in any case
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if opened > (most := files // 2 - 300):  # a stream is two sockets of a router

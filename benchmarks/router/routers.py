@@ -140,7 +140,7 @@ def _litellm(place: Place) -> Sequence[Sequence[str]]:
     config = place.logs / "litellm.yaml"  # JSON is YAML
     config.write_text(json.dumps({"model_list": models, "general_settings": {"master_key": KEY}}), encoding="utf-8")
     line = [place.python("litellm"), "-m", "litellm.proxy.proxy_cli", "--config", str(config), "--host", "127.0.0.1"]
-    return [[*line, "--port", str(place.port), "--num_workers", "2", "--telemetry", "False"]]
+    return [[*line, "--port", str(place.port), "--telemetry", "False"]]
 
 
 def _dynamo(mode: str) -> Callable[[Place], Sequence[Sequence[str]]]:
@@ -157,11 +157,14 @@ def _dynamo(mode: str) -> Callable[[Place], Sequence[Sequence[str]]]:
 def _kvatlas(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str]]]:
     def command(place: Place) -> Sequence[Sequence[str]]:
         line = [sys.executable, "-m", "kvatlas.cli", "router", "--bind", f"127.0.0.1:{place.port}", "--policy", policy]
-        for url, publisher in zip(place.engines.urls, place.engines.publishers, strict=True):
-            events = f",events={publisher.endpoint}" if policy == "kvatlas" else ""
-            line += ["--engine", f"{url}{events}"]
+        for number, (url, publisher) in enumerate(zip(place.engines.urls, place.engines.publishers, strict=True)):
+            line += ["--engine", f"e{number}={url}"]
+            if policy == "kvatlas":
+                line += ["--stream", f"e{number}={publisher.endpoint},replay_endpoint={publisher.replay_endpoint}"]
         if policy == "kvatlas":
-            line += ["--tokenizer", str(place.model), "--block-size", "16"]
+            line += ["--tokenizer", str(place.model), "--model", "model", "--block-size", "16"]
+        else:
+            line += ["--tokenizer", "none", "--no-events"]
         return [[*line, *more]]
 
     return command

@@ -1,9 +1,11 @@
 """Fixtures: engines, and a router in front of two of them that the tests of a file share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from .deciding import write_tokenizer
 from .engines import Engine, usual
 from .running import PLAIN, Router
 
@@ -42,3 +44,8 @@ def plain(_shared: tuple[Router, Engine]) -> tuple[Router, Engine]:
     engine.behaviour = usual
     engine.received.clear()
     return router, engine
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("model"))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -176,7 +177,8 @@ class Engine:
         self.metrics = ""
         self._loop = _loop()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
         self.port = 0
         self.start()
 
@@ -194,8 +196,10 @@ class Engine:
         """Listens, at the port that it had."""
 
         async def begin() -> None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 20, backlog=1024)
-            self.port = self._server.sockets[0].getsockname()[1]
+            made = self._listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
+            made.setblocking(False)
+            self.port = made.getsockname()[1]
+            self._run(self._accept(made))
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(5)
 
@@ -203,11 +207,15 @@ class Engine:
         """Dies: nobody listens, all connections are reset."""
 
         async def end() -> None:
-            if self._server is not None:
-                self._server.close()
-                self._server = None
             for writer in list(self._writers):
                 writer.transport.abort()
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._listener is not None:
+                self._listener.close()
+                self._listener = None
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result(5)
 
@@ -215,7 +223,28 @@ class Engine:
         """Requests for generation so far."""
         return sum(1 for one in self.received if one.method == "POST")
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def passed_on(self) -> int:
+        """Requests so far that are not the router's own questions."""
+        own = ("/health", "/metrics", "/v1/models")
+        return sum(1 for one in self.received if one.method != "GET" or one.path not in own)
+
+    def _run(self, what: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            made, _ = await self._loop.sock_accept(listener)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._run(self._serve(made))
+
+    async def _serve(self, made: socket.socket) -> None:
+        try:
+            reader, writer = await asyncio.open_connection(sock=made, limit=1 << 20)
+        except BaseException:
+            made.close()
+            raise
         self._writers.add(writer)
         self.connections += 1
         try:

@@ -186,7 +186,8 @@ class Answer:
         """Data of the events, which must all be whole."""
         *events, rest = self.body.split(b"\n\n")
         assert not rest, f"the last event is not whole: {rest!r}"
-        return [one.removeprefix(b"data: ") for one in events if one.startswith(b"data: ")]
+        lines = [line for one in events for line in one.split(b"\n")]
+        return [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: ")]
 
 
 def read_rest(made: socket.socket) -> bytes:

@@ -74,8 +74,8 @@ def test_an_engine_that_hangs_is_given_up_and_another_one_asked(router: Router, 
     engine.behaviour = hang
     answers = [router.ask() for _ in range(2)]
     assert [answer.status for answer in answers] == [200, 200]
-    wait_until(lambda: len(engine.given_up) == 1, "the engine's request is cancelled")
-    assert router.metric("kvatlas_router_engine_faults_total", reason="first_byte_timeout") == 1
+    wait_until(lambda: len(engine.given_up) == engine.asked() > 0, "the engine's requests are cancelled")
+    assert router.metric("kvatlas_router_engine_faults_total", reason="first_byte_timeout") == engine.asked()
 
 
 def test_when_all_engines_hang_the_client_is_told_so(router: Router, engine: Engine, other: Engine) -> None:

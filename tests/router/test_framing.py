@@ -8,13 +8,13 @@ from .engines import MODEL, Engine
 from .running import MESSAGES, Router
 
 BODY = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()
-HIDDEN = b"POST /v1/hidden HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+HIDDEN = b"POST /v1/hidden HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n{}"
 SIZE = len(BODY)
 CHUNKS = b"%x\r\n%s\r\n0\r\n\r\n" % (SIZE, BODY)
 
 
 def post(fields: bytes, body: bytes, line: bytes = b"POST /v1/chat/completions HTTP/1.1") -> bytes:
-    return line + b"\r\nhost: x\r\n" + fields + b"\r\n" + body
+    return line + b"\r\nhost: 127.0.0.1\r\n" + fields + b"\r\n" + body
 
 
 # What must be refused, and the connection closed: nothing after it may be read as a request.

@@ -1,22 +1,15 @@
 """Beginnings and ends: SIGTERM under load, kill -9 and start again."""
 
 import asyncio
-import json
 import signal
 import threading
-import time
 from pathlib import Path
 
-import pytest
-
-from kvatlas import content_hashes, prefix_hashes
 from kvatlas.sim.server import Publisher
-from kvatlas.wire import Cleared, Stored, encode_batch
 
+from .deciding import cleared, exact, holder, stored
 from .engines import MODEL, Engine, Talk, hang, stream, usual, whole
 from .running import MESSAGES, PLAIN, Router, in_threads, wait_until
-
-BLOCK = 16
 
 
 def test_sigterm_under_load_loses_nothing(engine: Engine, other: Engine) -> None:
@@ -85,7 +78,7 @@ def test_sigterm_does_not_wait_for_ever(engine: Engine) -> None:
     engine.behaviour = hang
     with Router(engine, flags=(*PLAIN, "--drain-timeout", "300ms")) as router:
         made = router.connect()
-        made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+        made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n{}")
         wait_until(lambda: engine.asked() == 1, "the engine has it")
         router.process.send_signal(signal.SIGTERM)
         assert router.process.wait(20) == 1, "something was cut off"
@@ -98,76 +91,11 @@ def test_killed_and_started_again_it_answers_at_its_old_port(engine: Engine, oth
         assert first.ask().status == 200
         port = first.port
         with first.connect() as made:  # the old process leaves connections behind
-            made.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            made.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             assert made.recv(100)
             first.kill()
     with Router(engine, other, port=port, ready=False) as second:
         assert second.ask().status == 200, "before it knows of anything"
-
-
-def tokens_of(text: str) -> list[int]:
-    """Tokens as the tokenizer of these tests has them: a byte is a token."""
-    return list(text.encode())
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer whose tokens are bytes, and a template that writes contents only."""
-    tokenizers = pytest.importorskip("tokenizers")
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    names = _byte_names()
-    vocabulary = {names[byte]: byte for byte in range(256)}
-    assert set(vocabulary) == set(alphabet)
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    folder = tmp_path_factory.mktemp("model")
-    made.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-    return folder
-
-
-def _byte_names() -> list[str]:
-    """The characters by which byte-level tokenizers write bytes."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    names, extra = [], 0
-    for byte in range(256):
-        if byte in plain:
-            names.append(chr(byte))
-        else:
-            names.append(chr(256 + extra))
-            extra += 1
-    return names
-
-
-def stored(text: str) -> bytes:
-    tokens = tokens_of(text)
-    tokens = tokens[: len(tokens) // BLOCK * BLOCK]
-    names = prefix_hashes(content_hashes(tokens, BLOCK)).tolist()
-    return encode_batch([Stored(names, None, tokens, BLOCK)], timestamp=time.time())
-
-
-def cleared() -> bytes:
-    return encode_batch([Cleared()], timestamp=time.time())
-
-
-def exact(tokenizer: Path, *publishers: Publisher, policy: str = "kvatlas") -> tuple[str, ...]:
-    """Flags for decisions by the engines' events."""
-    flags = ["--policy", policy, "--tokenizer", str(tokenizer), "--model", MODEL, "--block-size", str(BLOCK)]
-    for number, publisher in enumerate(publishers):
-        flags += ["--stream", f"e{number}={publisher.endpoint},replay_endpoint={publisher.replay_endpoint}"]
-    return tuple(flags)
-
-
-def prompt(text: str) -> dict[str, object]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 1}
-
-
-def holder(router: Router, text: str) -> str:
-    """Which engine answers a prompt."""
-    answer = router.ask(prompt(text))
-    assert answer.status == 200, answer
-    return answer.headers["x-kvatlas-worker"]
 
 
 TEXTS = [f"conversation {number}: " + "all that was said before, word for word; " * 30 for number in range(12)]
