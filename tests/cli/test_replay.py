@@ -190,7 +190,8 @@ def test_a_workload_and_late_events(run: Run) -> None:
 def test_a_router_s_record(run: Run, tmp_path: Path) -> None:
     rows = [
         {"t": 0.5 * n, "id": n, "model": "m", "tokens": 70, "block_size": 32,
-         "hashes": [f"{n % 3:x}", f"{n % 3 + 10:x}"], "worker": f"http://e{n % 2}", "cached": 32, "output": 5, "first_token": 0.2}
+         "hashes": [f"{n % 3:x}", f"{n % 3 + 10:x}"], "worker": f"http://e{n % 2}",
+         "cached": 32, "output": 5, "first_token": 0.2}
         for n in range(30)
     ]  # fmt: skip
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
