@@ -4,7 +4,7 @@
 //! cost = wait               prompts before it there, and how late the first of them is
 //!      + room               until running requests have left room for it
 //!      + prefill            its own tokens that are not in that cache
-//!      + running delayed    requests that generate there wait while it is computed
+//!      + others delayed     requests that generate there wait while it is computed, and prompts in the same step
 //!      + later delayed      what it computes, nobody else computes: the more wait in the fleet, the worse
 //!      + pushed out         what its new blocks push out has to be computed again some day
 //! ```

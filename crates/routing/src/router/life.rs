@@ -59,6 +59,10 @@ impl Router {
             // An answer that was not streamed: its first token came, nobody knows when, so nothing is learnt of speed.
             self.released_unseen(id, now);
         }
+        if let Some(unheard) = &mut self.unheard {
+            let output = usage.output_tokens.map_or(generated.0, f64::from) as usize;
+            unheard.ended(id.0, output / self.config.block_size.max(1) as usize, now);
+        }
         let its = self.release(id.0, now)?;
         if let (Some(first), Some(output), true) = (its.first_token, usage.output_tokens, its.share.generated == 0.0) {
             let steps = f64::from(output) / its.answers - 1.0;
@@ -134,6 +138,10 @@ impl Router {
     /// Takes a request out of the books.
     pub(super) fn release(&mut self, number: u64, now: f64) -> Option<Reservation> {
         let its = self.placed.remove(&number)?;
+        if let Some(unheard) = &mut self.unheard {
+            // What finished well is not with it any more.
+            unheard.failed(number, now);
+        }
         if its.first_token.is_none() {
             self.fleet.dequeued(its.worker, number, &its.share, false, now);
         }

@@ -3,6 +3,7 @@
 mod bind;
 mod config;
 mod fleet;
+mod legs;
 mod life;
 mod outcome;
 mod place;
@@ -20,7 +21,7 @@ pub use outcome::{Counts, Decision, Ended, Load, Outcome, Refusal, RequestId, Us
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::policy::{Policy, Terms};
-use crate::predict::{Leaf, OnTheWay};
+use crate::predict::{Leaf, OnTheWay, PredictedIndex};
 use crate::request::Request;
 use crate::time::Time;
 use fleet::{Fleet, Share};
@@ -53,6 +54,9 @@ pub struct Router {
     placed: HashMap<u64, Reservation>,
     due: BinaryHeap<Reverse<(Time, u64)>>,
     on_the_way: OnTheWay,
+    /// In the place of an index, where there are no events.
+    unheard: Option<PredictedIndex>,
+    guessed: Depths,
     sessions: Sessions,
     waiting: Waiting,
     /// Placed or refused since, and not yet told.
@@ -111,6 +115,8 @@ impl Router {
             placed: HashMap::new(),
             due: BinaryHeap::new(),
             on_the_way: OnTheWay::new(config.predicted_limit),
+            unheard: config.no_events.map(PredictedIndex::new),
+            guessed: Depths::unknown(),
             sessions: Sessions::default(),
             waiting: Waiting::default(),
             bound: Vec::new(),
@@ -208,20 +214,32 @@ impl Router {
     ) -> Explanation {
         let now = self.at(now);
         let request = Request { number: self.number + 1, ..self.complete(request) };
+        let guessed = self.guess(&request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
         if !self.gather(&request, depths, allowed, now) {
             return Explanation::default();
         }
         let (policy, who) = (&self.policy, &self.who);
         let candidates = self.fleet.candidates(depths, &self.predicted, (!who.is_empty()).then_some(who), now);
-        let cached = |row: usize| {
+        let cached = |row: usize| -> u32 {
             let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
             request.tokens - request.uncached(depth)
         };
-        Explanation {
+        let explanation = Explanation {
             workers: candidates.worker.iter().map(|&worker| WorkerId(worker)).collect(),
             cached_tokens: (0..candidates.len()).map(cached).collect(),
             terms: policy.explain(&request, candidates, now),
-        }
+        };
+        self.guessed = guessed.unwrap_or_default();
+        explanation
+    }
+
+    /// What workers should hold of a prompt, where no events tell. Give it back to `guessed`, for its memory.
+    fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
+        let unheard = self.unheard.as_mut()?;
+        let mut depths = std::mem::take(&mut self.guessed);
+        unheard.look_up(request.content_hashes, now, &mut depths);
+        Some(depths)
     }
 
     /// The time, never before an earlier one.

@@ -48,8 +48,10 @@ impl Router {
         }
         self.number += 1;
         let request = Request { number: self.number, ..self.complete(request) };
+        let guessed = self.guess(&request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
-            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, depths, row, why, now)),
+            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
             Plan::Wait if self.waiting.len() >= self.config.queue_limit => Outcome::Refused(Refusal::QueueFull),
             Plan::Wait => {
@@ -67,6 +69,7 @@ impl Router {
             }
         };
         self.count_refused(&outcome);
+        self.guessed = guessed.unwrap_or_default();
         outcome
     }
 
@@ -189,16 +192,9 @@ impl Router {
     }
 
     /// Reserves the row that [`Router::plan`] was just asked about.
-    pub(super) fn reserve(
-        &mut self,
-        request: &Request<'_>,
-        depths: &Depths,
-        row: usize,
-        why: Why,
-        now: f64,
-    ) -> Decision {
-        let Self { fleet, who, predicted, policy, .. } = self;
-        let candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+    pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: Why, now: f64) -> Decision {
+        let Self { fleet, who, policy, .. } = self;
+        let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
         policy.sent(request, candidates, row, now);
         let worker = candidates.worker[row];
         let known = candidates.any_blocks[row];
@@ -219,6 +215,9 @@ impl Router {
         fleet.sent(worker, request.number, &share, cold, now);
         let deadline = now + self.config.first_token_timeout;
         let leaf = self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
+        if let Some(unheard) = &mut self.unheard {
+            unheard.sent(request.number, worker, request.content_hashes, now);
+        }
         self.due.push(Reverse((Time(deadline), request.number)));
         let cached = request.tokens - uncached;
         let reservation = Reservation {
