@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ _LINES = {
 }
 
 
-def draw(results: list[Mapping[str, Any]], path: Path) -> None:
+def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write the picture of `results` to `path`, in the format that its name says. Raises `OSError`."""
     by = {(r["cell"]["workload"], r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
     figure = Figure(figsize=(11, 4.6), layout="constrained")
