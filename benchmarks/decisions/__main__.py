@@ -13,6 +13,7 @@ import click
 from benchmarks.decisions import plan, report
 from benchmarks.decisions.cells import Cell, kept, run_and_keep
 from benchmarks.decisions.knee import find_knees
+from benchmarks.decisions.picture import draw
 
 _FOLDER = Path("target/decisions")
 
@@ -53,6 +54,7 @@ def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], recorded: int 
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--knee/--no-knee", default=True, help="Search the highest load that each policy holds.")
 @click.option("--folder", type=click.Path(path_type=Path), default=_FOLDER, show_default=True)
+@click.option("--picture", type=click.Path(path_type=Path), help="Also draw the results to this file: .svg or .png.")
 @click.option("--tables", is_flag=True, help="Run nothing; print what was found before.")
 def main(
     workloads: tuple[str, ...],
@@ -63,6 +65,7 @@ def main(
     *,
     knee: bool,
     folder: Path,
+    picture: Path | None,
     tables: bool,
 ) -> None:
     """Run the matrix, or what is left of it, and print its tables as Markdown."""
@@ -83,6 +86,8 @@ def main(
     results = [found for cell in cells if (found := kept(folder, cell)) is not None]
     knees = find_knees(folder, recorded, policies, processes, only_kept=tables) if knee else {}
     click.echo(report.tables(results, knees))
+    if picture is not None:
+        draw(results, picture)
 
 
 if __name__ == "__main__":

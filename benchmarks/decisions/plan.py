@@ -56,8 +56,8 @@ WORKLOADS = (
     "conversation-2x-no-events",
 )
 
-LISTENERS = ("least-loaded", "dynamo-kv", "vllm-router-kv-aware", "llm-d-scorers")
-"""What is run where events are late, lost or missing: those that listen to events, and the plain one."""
+LISTENERS = ("dynamo-kv", "vllm-router-kv-aware", "llm-d-scorers")
+"""What is run where events are late, lost or missing: the best of those that listen to events."""
 
 EVENTS = {
     "delay-0.1": "mixed",

@@ -19,7 +19,8 @@ def tables(results: Sequence[Result], knees: Mapping[str, Result]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _others(by: Mapping[tuple[str, str], Result], workload: str) -> list[tuple[str, Result]]:
+def rivals(by: Mapping[tuple[str, str], Result], workload: str) -> list[tuple[str, Result]]:
+    """What the policies of others came to on a workload."""
     found = []
     for name in (plan.BASE, *plan.OTHERS):
         # Who does not listen to events does not miss them.
@@ -34,7 +35,7 @@ def bars(by: Mapping[tuple[str, str], Result], names: Iterable[str]) -> str:
     """Ours beside the best other one, for each workload."""
     rows = []
     for name in names:
-        ours, others = by.get((name, plan.OURS)), _others(by, name)
+        ours, others = by.get((name, plan.OURS)), rivals(by, name)
         if ours is None or not others:
             continue
         row = [name]

@@ -86,6 +86,9 @@ class Greedy:
         """See `Placer`."""
         self._uncached.pop(request.number, None)
 
+    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+        """See `Placer`."""
+
     def joins(self, engine: int, now: float) -> None:
         """See `Placer`."""
         self._down.discard(engine)

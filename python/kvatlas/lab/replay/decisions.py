@@ -25,6 +25,7 @@ from kvatlas._text import count, percent, seconds
 from kvatlas.errors import TraceError
 from kvatlas.lab.replay.measure import IndexMatch
 from kvatlas.sim.request import Request
+from kvatlas.sim.stepped import SteppedEngine
 from kvatlas.sim.trace import Trace, TraceRequest
 
 RECORDED = "as recorded"
@@ -170,6 +171,9 @@ class AsRecorded:
         """See `Placer`."""
 
     def failed(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+
+    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
         """See `Placer`."""
 
     def joins(self, engine: int, now: float) -> None:

@@ -194,6 +194,7 @@ class Drive:
             match = self._find(life.query)
             if look is not None:
                 look(request, life.query, match)
+        placer.observe(self.engines, now)
         engine = placer.choose(request, life.query, match, now)
         if engine is None:
             self.outcome.waited += 1

@@ -11,9 +11,13 @@ from kvatlas.lab.replay.blind import Guess
 from kvatlas.lab.replay.measure import IndexMatch
 from kvatlas.routing import Decision, Router
 from kvatlas.sim.request import Request
+from kvatlas.sim.stepped import SteppedEngine
 
 # A replay is to the end: nothing is given up on the way, by anybody.
 _PATIENT = {"first_token_timeout": 1e6, "idle_timeout": 1e6, "queue_timeout": 1e6, "queue_limit": 1e6}
+
+REPORT_EVERY = 0.05
+"""Seconds between two looks at what the engines report, where requests come that often: what llm-d's router takes."""
 
 
 class Placer(Protocol):
@@ -39,6 +43,9 @@ class Placer(Protocol):
 
     def failed(self, request: Request, now: float) -> None:
         """The engine died or refused the request; the same request may be given to `choose` again."""
+
+    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+        """What the engines say of themselves, as their metrics do."""
 
     def joins(self, engine: int, now: float) -> None:
         """An engine that was not there takes requests from now on."""
@@ -78,6 +85,8 @@ class RouterPlacer:
         self._block_size = block_size
         self._guess = guess
         self._sent: dict[int, Decision] = {}
+        self._away: set[int] = set()
+        self._observed = -REPORT_EVERY
         self._waiting: dict[int, Request] = {}
 
     @property
@@ -123,12 +132,32 @@ class RouterPlacer:
         if self._guess is not None:
             self._guess.ended(request, now)
 
+    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+        """See `Placer`."""
+        if now < self._observed + REPORT_EVERY:
+            return
+        self._observed = now
+        for number, engine in enumerate(engines):
+            if number not in self._away:
+                size = engine.pool.size
+                self._router.report(
+                    self._workers[number],
+                    waiting=len(engine.waiting),
+                    running=len(engine.running),
+                    kv_usage=1.0 - engine.pool.free / size,
+                    capacity_blocks=size,
+                    held_blocks=engine.pool.cached,
+                    now=now,
+                )
+
     def joins(self, engine: int, now: float) -> None:
         """See `Placer`."""
+        self._away.discard(engine)
         self._router.add_worker(self._workers[engine], now=now)
 
     def leaves(self, engine: int, now: float) -> None:
         """See `Placer`."""
+        self._away.add(engine)
         self._router.remove_worker(self._workers[engine], now=now)
         if self._guess is not None:
             self._guess.forget(engine)

@@ -10,7 +10,7 @@ from kvatlas._tables import make_table
 from kvatlas.lab.replay import summary
 from kvatlas.lab.replay.results import ReplayResult
 
-ROUTING = ("policy", "cache hits", "busy", "peak", "TTFT mean", "p50", "p99", "between", "p99", "good", "goodput")
+ROUTING = ("policy", "cache hits", "busy", "peak", "TTFT mean", "p50", "p99", "between", "p99", "good")
 INDEX = ("policy", "finds /s", "find p50", "p99", "events /s", "store ns", "remove ns", "held", "bytes /block")
 
 
@@ -28,7 +28,6 @@ def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
             _text.seconds(p.between.mean),
             _text.seconds(p.between.p99),
             _text.percent(p.good),
-            f"{p.goodput:.2f} /s",
         )
         for p in result.policies
     ]

@@ -14,6 +14,7 @@ from time import perf_counter
 import kvatlas
 from kvatlas import BlockIndex
 from kvatlas._hashes import Hashes
+from kvatlas.errors import KvatlasError, PolicyError
 from kvatlas.lab.replay.blind import Guess, MockCaches, TtlCaches
 from kvatlas.lab.replay.bounds import BOUNDS, Greedy
 from kvatlas.lab.replay.check import Checker, watched_workers
@@ -88,9 +89,15 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
     if config.scenario.no_events:
         blind = MockCaches(fleet.engines, fleet.engine.blocks) if config.guess == "mock" else None
         guess = blind or TtlCaches(fleet.engines)
-    return RouterPlacer(
-        policy, fleet.workers(), fleet.engine.block_size, fleet.seed, config.options, config.settings, guess
-    )
+    workers = fleet.workers()
+    size, seed, options, settings = fleet.engine.block_size, fleet.seed, config.options, config.settings
+    try:
+        return RouterPlacer(policy, workers, size, seed, options, settings, guess)
+    except KvatlasError:
+        raise
+    except Exception as error:  # a user's class may do anything
+        what = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"policy {policy!r} failed when it was made: {what}", "policy_failed") from error
 
 
 def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:

@@ -24,8 +24,10 @@ def about_trace(result: ReplayResult) -> list[str]:
             f"10 % above {count(lengths['p90'])}, 1 % above {count(lengths['p99'])}, longest {count(lengths['max'])}."
         ),
     ]
-    if result.generated:
-        made = result.generated
+    made = result.generated
+    if "bursts" in made:
+        lines.append(f"Generated: {count(made['bursts'])} bursts of siblings, and single requests.")
+    elif made:
         lines.append(
             f"Generated: {count(made['sessions'])} sessions of {made['turns_per_session']:.1f} requests on average; "
             f"{percent(made['agent_requests'])} of the requests come from agents, the others from chats."
@@ -55,7 +57,7 @@ LEGEND = (
     "cache hits: share of the prompt tokens that the chosen engine already held. busy: share of the time in steps with "
     "prompts in them; peak: that of the busiest engine / the mean. TTFT: time to first token, from coming to the "
     "router. between: time between two tokens of a request. good: requests whose first token came within 4 s and whose "
-    "mean time between tokens was at most 100 ms; goodput: those, a second."
+    "mean time between tokens was at most 100 ms."
 )
 
 
