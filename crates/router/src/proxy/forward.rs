@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
 use kvatlas_prompt::Endpoint;
 
@@ -38,10 +38,6 @@ pub(crate) async fn forward(
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let (head, body) = request.into_parts();
-    if head.headers.contains_key(TRANSFER_ENCODING) && head.headers.contains_key(CONTENT_LENGTH) {
-        let message = "a request has a length or a transfer coding, not both";
-        return Err(Refusal::bad("ambiguous_framing", message).closing());
-    }
     let body = read(body, app.config.http.max_body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     let outgoing = Outgoing {

@@ -3,22 +3,26 @@
 //! What happens on the connection only notes the time, and one timer a connection looks at the note when the earliest
 //! possible deadline is over: a timer for every request would cost more than many another part of it.
 
+use std::cell::RefCell;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
-use hyper::rt::{Read, ReadBufCursor, Write};
+use hyper::header::{CONNECTION, HeaderValue, TRANSFER_ENCODING};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::watch;
 
+use super::heads::Head;
 use crate::answer::Answer;
 use crate::clock::millis;
+use crate::refusal::Refusal;
 
 /// What a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,11 +64,13 @@ pub(super) struct Limits {
 struct Note {
     phase: AtomicU64,
     requests: AtomicU64,
+    /// Whether the head of the request that has just come says twice how long its body is.
+    ambiguous: AtomicBool,
 }
 
 impl Note {
     fn new() -> Self {
-        let note = Self { phase: AtomicU64::new(0), requests: AtomicU64::new(0) };
+        let note = Self { phase: AtomicU64::new(0), requests: AtomicU64::new(0), ambiguous: AtomicBool::new(false) };
         note.set(Phase::Fresh);
         note
     }
@@ -105,6 +111,12 @@ impl Note {
 struct Noted<S> {
     stream: S,
     note: Arc<Note>,
+    head: Head,
+}
+
+thread_local! {
+    /// Where the beginnings of requests are read, to be looked at.
+    static LOOKED_AT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 16 << 10].into_boxed_slice());
 }
 
 impl<S: Read + Unpin> Read for Noted<S> {
@@ -113,11 +125,25 @@ impl<S: Read + Unpin> Read for Noted<S> {
         context: &mut Context<'_>,
         buffer: ReadBufCursor<'_>,
     ) -> Poll<std::io::Result<()>> {
-        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        if read.is_ready() && matches!(self.note.get().0, Phase::Idle | Phase::Fresh) {
-            self.note.set(Phase::Head);
+        let phase = self.note.get().0;
+        if !matches!(phase, Phase::Idle | Phase::Fresh | Phase::Head) {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
         }
-        read
+        // The beginning of a request is looked at on its way.
+        LOOKED_AT.with_borrow_mut(|bytes| {
+            let mut buffer = buffer;
+            let room = buffer.remaining().min(bytes.len());
+            let mut read = ReadBuf::new(&mut bytes[..room]);
+            std::task::ready!(Pin::new(&mut self.stream).poll_read(context, read.unfilled()))?;
+            if phase != Phase::Head {
+                self.note.set(Phase::Head);
+                self.head = Head::default();
+            }
+            self.head.look(read.filled());
+            self.note.ambiguous.store(self.head.is_ambiguous(), Relaxed);
+            buffer.put_slice(read.filled());
+            Poll::Ready(Ok(()))
+        })
     }
 }
 
@@ -211,14 +237,26 @@ pub(super) async fn serve<S, F>(
 {
     let note = Arc::new(Note::new());
     let service = service_fn(|request| {
-        let answer = handle(request, Instant::now() + limits.request);
+        let ambiguous = note.ambiguous.swap(false, Relaxed);
+        // Where a body with a coding ends is for two parties to agree on: nothing follows it here.
+        let closes = request.headers().contains_key(TRANSFER_ENCODING);
+        let answer = (!ambiguous).then(|| handle(request, Instant::now() + limits.request));
         let work = AtWork::new(&note);
         async move {
-            let answer = answer.await;
+            let mut answer = match answer {
+                Some(answer) => answer.await,
+                None => {
+                    let message = "a request has a length or a transfer coding, not both";
+                    Refusal::bad("ambiguous_framing", message).closing().response()
+                }
+            };
+            if closes && protocol == Protocol::Http1 {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             Ok::<_, std::convert::Infallible>(answer.map(|body| Watched { body, _work: work }))
         }
     });
-    let stream = Noted { stream, note: note.clone() };
+    let stream = Noted { stream, note: note.clone(), head: Head::default() };
     match protocol {
         Protocol::Http1 => {
             let mut http = http1::Builder::new();

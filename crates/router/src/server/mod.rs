@@ -5,6 +5,7 @@
 //! that has the fewest.
 
 mod connection;
+mod heads;
 mod sniff;
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};

@@ -215,7 +215,10 @@ fn serve(
                 return None;
             }
         } else {
+            let remote = body["kv_transfer_params"]["do_remote_decode"] == true;
+            let parameters = remote.then(|| json!({ "remote_block_ids": [1], "do_remote_prefill": true }));
             let text = json!({
+                "kv_transfer_params": parameters,
                 "id": "x", "model": body["model"], "choices": [{ "text": "hello", "finish_reason": "stop" }],
                 "usage": { "prompt_tokens": 4, "completion_tokens": 1, "prompt_tokens_details": { "cached_tokens": 2 } }
             });
