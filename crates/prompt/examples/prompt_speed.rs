@@ -1,4 +1,5 @@
 //! How long a prompt takes, from the bytes of a chat's body to content hashes, with a tokenizer of yours.
+//! If it has no chat template, one in the style of ChatML is used.
 //!
 //! `cargo run --release -p kvatlas-prompt --example prompt_speed -- TOKENIZER TEXT...`
 //!
@@ -73,14 +74,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let file = if std::path::Path::new(&model).is_dir() { format!("{model}/tokenizer.json") } else { model.clone() };
     let library = tokenizers::Tokenizer::from_file(file).map_err(|error| error.to_string())?;
-    let open = |library| {
-        let options = Options { chat_template: Some(TEMPLATE.into()), text: true, library, ..Options::default() };
-        Prompter::open(&model, options)
+    let open = |library| -> Result<Prompter, kvatlas_prompt::Error> {
+        let options = Options { text: true, library, ..Options::default() };
+        let own = Prompter::open(&model, options.clone())?;
+        if own.has_template() {
+            return Ok(own);
+        }
+        Prompter::open(&model, Options { chat_template: Some(TEMPLATE.into()), ..options })
     };
     let start = Instant::now();
-    let best = open(Library::Best)?;
+    let best: Prompter = open(Library::Best)?;
     println!("opened in {:.2} s {:?}", start.elapsed().as_secs_f64(), best.notes());
-    let common = open(Library::Common)?;
+    let common: Prompter = open(Library::Common)?;
 
     let mut own = Times::new("common library, the text at once (never seen)");
     let mut parse = Times::new("  of which parsing the body");

@@ -4,7 +4,7 @@
 //! (normalizers, pre-tokenizers, the model) then sees each piece between them by itself. So a text can be cut where an
 //! added token begins, if that token is always found there:
 //!
-//! - it is looked for in the text as it is (not `normalized`), and takes no white space beside it (`lstrip`, `rstrip`);
+//! - it is looked for in the text as it is (not in normalized text, if that is another), and takes no white space beside it (`lstrip`, `rstrip`);
 //! - no other added token, nor itself, can begin before it ends and overlap it;
 //! - no added token asks what stands beside it (`single_word`).
 //!
@@ -22,6 +22,7 @@ pub(super) struct Cuts {
 impl Cuts {
     /// Those of a tokenizer; none if there is nothing to cut at.
     pub(super) fn of(library: &tokenizers::Tokenizer) -> Option<Self> {
+        let normalizes = super::normalizes(library);
         let added: Vec<_> = library.get_added_tokens_decoder().into_values().collect();
         if added.iter().any(|token| token.single_word) {
             return None;
@@ -29,7 +30,7 @@ impl Cuts {
         let all: Vec<&str> = added.iter().map(|token| token.content.as_str()).filter(|text| !text.is_empty()).collect();
         let safe: Vec<&str> = added
             .iter()
-            .filter(|token| !token.normalized && !token.lstrip && !token.rstrip)
+            .filter(|token| !(token.normalized && normalizes) && !token.lstrip && !token.rstrip)
             .map(|token| token.content.as_str())
             .filter(|text| !text.is_empty() && all.iter().all(|other| apart(text, other)))
             .collect();
