@@ -10,26 +10,37 @@
 //! let request = Request::parse(Endpoint::Completions, body)?;
 //! assert_eq!(request.model.as_deref(), Some("m"));
 //!
-//! let prompter = Prompter::without_tokenizer(Options::default());
+//! let prompter = Prompter::without_tokenizer(Options::default())?;
 //! let prompted = prompter.prompt(&request);
 //! assert_eq!((prompted.tokens(), prompted.why_not), (&[1, 2, 3, 4, 5][..], None));
 //! assert_eq!(prompted.content_hashes(4, None, request.cache_salt.as_deref()).len(), 1);
-//! # Ok::<(), kvatlas_prompt::WhyNot>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! Nothing here is a reason to refuse a request: what cannot be turned into tokens has a [`WhyNot`] instead, to be
 //! counted, and is routed without knowledge of caches. No code here does I/O, but for reading a tokenizer's files.
 
+mod chat;
+mod convert;
 mod endpoint;
+mod engine;
 mod error;
+mod files;
+mod messages;
 mod prompted;
 mod prompter;
+mod python;
 mod request;
+mod template;
+mod tokenizer;
 mod why_not;
 
 pub use endpoint::Endpoint;
+pub use engine::{TOKENIZE_PATH, tokenize_answer, tokenize_body};
 pub use error::Error;
 pub use prompted::Prompted;
 pub use prompter::{Options, Prompter};
 pub use request::Request;
+pub use template::{ChatTemplate, Variables};
+pub use tokenizer::Library;
 pub use why_not::WhyNot;

@@ -152,7 +152,7 @@ fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
 }
 
 /// A JSON string's text.
-fn string(json: &str) -> Option<Cow<'_, str>> {
+pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
     match serde_json::from_str::<&str>(json) {
         Ok(borrowed) => Some(Cow::Borrowed(borrowed)),
         Err(_) => serde_json::from_str(json).ok().map(Cow::Owned),

@@ -12,6 +12,7 @@ use crate::counts::Counts;
 use crate::fleet::Fleet;
 use crate::place::Places;
 use crate::prompts::Prompts;
+use crate::remote::Remote;
 
 /// What every request may need.
 pub(crate) struct App {
@@ -23,6 +24,8 @@ pub(crate) struct App {
     pub(crate) prompts: Prompts,
     /// The service in this process, if there is one.
     pub(crate) service: Option<Service>,
+    /// The index in another process, if that is asked.
+    pub(crate) remote: Option<Remote>,
     /// What is looked at.
     pub(crate) page: Page,
     /// Whether the router is about to end.

@@ -25,6 +25,10 @@ pub struct Record {
     pub model: Option<String>,
     /// Tokens of the prompt.
     pub tokens: u32,
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// Content hashes of its blocks; empty if they are not known.
+    pub hashes: Arc<[u64]>,
     /// The engine.
     pub worker: Arc<str>,
     /// Its data-parallel rank.

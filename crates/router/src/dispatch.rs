@@ -40,6 +40,7 @@ GET    /v1/models            the models of all engines
 GET    /workers              engines, and how they do
 GET    /ui                   a page to look at: engines and decisions, live
 GET    /router               the router itself
+GET    /streams              the engines' event streams, if they are followed here
 GET    /decisions            the last decisions; ?limit=N
 POST   /explain              how the engines look for a prompt, a body of chat/completions or completions; nothing is sent
 POST   /engines              take an engine in: {\"url\": \"http://host:port\", …}
@@ -163,6 +164,10 @@ async fn dispatch(
             "/" => return Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
             "/metrics" => return metrics(app),
             "/workers" | "/engines" => return Ok(json(StatusCode::OK, state::workers(app).to_string())),
+            "/streams" => {
+                let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
+                return Ok(json(StatusCode::OK, streams.to_string()));
+            }
             "/router" => return Ok(json(StatusCode::OK, state::router(app).to_string())),
             "/decisions" => return Ok(json(StatusCode::OK, admin::decisions(app, request.uri().query()))),
             "/v1/models" | "/models" => return Ok(json(StatusCode::OK, state::models(app).to_string())),

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use crate::fleet::Fleet;
 use crate::lock;
 use crate::observe::Seen;
 use crate::prompts::{Known, Wants};
+use crate::record::Recorder;
 use crate::refusal::Refusal;
 
 const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");
@@ -51,6 +53,8 @@ pub(crate) struct Placement {
     decided: Instant,
     micros: u32,
     block_size: u32,
+    /// Prompt tokens that are expected not to be there.
+    uncached: u32,
     first_token: OnceLock<Instant>,
     record: Option<Arc<Record>>,
 }
@@ -59,6 +63,8 @@ pub(crate) struct Placement {
 pub(crate) struct Places {
     core: Mutex<Core>,
     pub(crate) decisions: Decisions,
+    /// The file that they are written to, if there is one.
+    pub(crate) recorder: Option<Recorder>,
     policy: String,
     wants: Wants,
     /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
@@ -108,7 +114,7 @@ impl Places {
             ..settings
         };
         let name = policy.name().to_owned();
-        let hashes = policy.uses_index();
+        let hashes = policy.uses_index() || config.record.is_some();
         let wants = Wants { hashes, text: !BLIND.contains(&&*name) && name != "kvatlas" };
         Ok(Self {
             core: Mutex::new(Core {
@@ -117,6 +123,7 @@ impl Places {
                 tickets: HashMap::new(),
             }),
             decisions: Decisions::new(config.decisions),
+            recorder: config.record.as_deref().map(open_record).transpose()?,
             policy: name,
             wants,
             off: Default::default(),
@@ -194,16 +201,26 @@ impl Places {
     pub(crate) async fn choose(
         &self,
         app: &App,
+        shard: usize,
         known: &Known,
         role: Role,
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
         let allowed = candidates(&app.fleet, known.model.as_deref(), role, tried)?;
-        let chosen = HELD.with_borrow_mut(|held| {
-            let looked = self.look_up(&app.fleet, known, held);
-            self.decide(known, &allowed, looked.then_some(&*held))
-        })?;
+        let chosen = match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+            Some(remote) => {
+                let engines = app.fleet.engines().clone();
+                let model = known.model.as_deref().unwrap_or_default();
+                let number = |worker: &str, rank| row(&engines, worker, rank);
+                let held = remote.look_up(shard, model, &known.hashes, number).await;
+                self.decide(known, &allowed, held.as_ref())?
+            }
+            None => HELD.with_borrow_mut(|held| {
+                let looked = self.look_up(&app.fleet, known, held);
+                self.decide(known, &allowed, looked.then_some(&*held))
+            })?,
+        };
         let (id, receiver) = match chosen {
             Chosen::Placed(decision, terms) => return self.placement(app, decision, known, terms, started),
             Chosen::Waits(id, receiver) => (id, receiver),
@@ -222,10 +239,7 @@ impl Places {
     fn look_up(&self, fleet: &Fleet, known: &Known, held: &mut Vec<Held>) -> bool {
         let Some(keyspace) = known.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
         let engines = fleet.engines();
-        let number = |worker: &str, rank: u32| {
-            let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
-            engines[at].ids.get()?.get(rank as usize).map(|id| id.0)
-        };
+        let number = |worker: &str, rank: u32| row(&engines, worker, rank);
         keyspace.look_up(&known.hashes, number, held);
         true
     }
@@ -291,12 +305,14 @@ impl Places {
         app.counts.decision.add(took);
         let why = decision.why.as_str();
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
-        let record = self.decisions.are_kept().then(|| {
+        let record = (self.decisions.are_kept() || self.recorder.is_some()).then(|| {
             let record = Arc::new(Record {
                 number: decision.id.0,
                 at: unix_seconds(),
                 model: known.model.clone(),
                 tokens: known.tokens,
+                block_size: known.block_size,
+                hashes: known.hashes.clone(),
                 worker: decision.name.clone(),
                 rank: decision.rank,
                 cached: decision.cached_tokens,
@@ -315,6 +331,7 @@ impl Places {
             id: decision.id,
             cached: decision.cached_tokens,
             predicted: decision.predicted_tokens,
+            uncached: decision.uncached_tokens,
             why,
             decided: Instant::now(),
             micros,
@@ -354,6 +371,7 @@ impl Places {
             self.off[why][at].fetch_add(1, Relaxed);
         }
         placement.ended("finished", seen.usage.cached, output);
+        self.put_down(placement);
     }
 
     /// A request has failed at an engine.
@@ -373,6 +391,14 @@ impl Places {
         core.bind(now);
         drop(core);
         placement.ended(how, None, None);
+        self.put_down(placement);
+    }
+
+    /// Into the record of decisions, if one is kept.
+    fn put_down(&self, placement: &Placement) {
+        if let (Some(recorder), Some(record)) = (&self.recorder, &placement.record) {
+            recorder.push(record.clone());
+        }
     }
 
     /// What a page wants to know.
@@ -395,6 +421,7 @@ impl Places {
         let of = |id: &core::WorkerId| {
             let at = rows.worker.iter().position(|worker| *worker == id.0)?;
             Some(json!({
+                "number": id.0,
                 "requests": rows.requests[at],
                 "waiting": rows.waiting[at],
                 "queued_tokens": number(rows.queued_tokens[at]),
@@ -466,6 +493,11 @@ impl Placement {
         headers.insert(WHY, HeaderValue::from_static(self.why));
     }
 
+    /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.
+    pub(crate) fn uncached(&self, known: &Known) -> u32 {
+        if known.hashes.is_empty() { known.tokens } else { self.uncached }
+    }
+
     /// Why what was cached is not what was expected, and by how many tokens.
     fn off_by(&self, cached: u32) -> (usize, u32) {
         let off = cached.abs_diff(self.cached);
@@ -489,6 +521,11 @@ impl Placement {
             took: self.decided.elapsed().as_secs_f64(),
         });
     }
+}
+
+fn open_record(path: &Path) -> Result<Recorder, Error> {
+    Recorder::open(path)
+        .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
 }
 
 fn request(known: &Known) -> core::Request<'_> {
@@ -527,6 +564,12 @@ fn refused(why: core::Refusal) -> Refusal {
     };
     let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
+}
+
+/// The decision core's number for a worker's rank.
+fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
+    let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
+    engines[at].ids.get()?.get(rank as usize).map(|id| id.0)
 }
 
 /// What JSON can say.

@@ -30,7 +30,11 @@ fn answers_pass_whole_and_streams_as_they_come() {
 
     // On the same connection.
     let started = Instant::now();
-    client.ask_for("/v1/chat/completions", &completion(json!({ "stream": true, "max_tokens": 5, "pause_ms": 100 })), "");
+    client.ask_for(
+        "/v1/chat/completions",
+        &completion(json!({ "stream": true, "max_tokens": 5, "pause_ms": 100 })),
+        "",
+    );
     client.until("0 ");
     assert!(started.elapsed() < Duration::from_millis(400), "the first token waits for no other");
     let answer = client.answer();
@@ -80,7 +84,7 @@ fn what_could_mean_two_things_is_refused() {
         "bad header: x\r\ncontent-length: 5\r\n",
     ] {
         let mut client = Client::to(&router);
-        client.send(&format!("POST /v1/completions HTTP/1.1\r\nHost: a\r\n{framing}\r\n0\r\n\r\nGET /secret HTTP/1.1\r\nHost: a\r\n\r\n"));
+        client.send(&format!("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{framing}\r\n0\r\n\r\nGET /secret HTTP/1.1\r\nHost: localhost\r\n\r\n"));
         let answer = client.answer();
         assert_eq!(answer.status, 400, "{framing:?}");
         assert!(client.is_closed(), "{framing:?}: nothing behind it is read");
@@ -92,7 +96,7 @@ fn what_could_mean_two_things_is_refused() {
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (413, Some("body_too_large")));
     // And where the length is not said beforehand.
     let mut client = Client::to(&router);
-    client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\ntransfer-encoding: chunked\r\n\r\n30d40\r\n");
+    client.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ntransfer-encoding: chunked\r\n\r\n30d40\r\n");
     let _ = client.stream.write_all(long.as_bytes());
     assert_eq!(client.answer().status, 413);
     assert_eq!(engine.count(), 0);
@@ -105,7 +109,7 @@ fn what_an_engine_would_say_is_passed_on() {
     eventually("models are known", || router.workers()[0]["models"] == json!(["m"]));
     let mut client = Client::to(&router);
     // A body that is no JSON is the engine's to refuse.
-    client.send("POST /v1/completions HTTP/1.1\r\nHost: a\r\ncontent-length: 4\r\n\r\n{{{{");
+    client.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 4\r\n\r\n{{{{");
     assert_eq!(client.answer().status, 200);
     assert_eq!(engine.last().body, b"{{{{");
     let answer = client.post("/v1/completions", &completion(json!({ "model": "other" })));

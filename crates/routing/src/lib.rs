@@ -15,6 +15,7 @@
 //! | `predict/` | what was just sent counts at once |
 //! | `speed.rs` | how fast a worker has proved to be |
 //! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
+//! | `split/` | [`PrefillDecode`]: prompts computed by one worker and decoded by another |
 //!
 //! Imports go up this table only.
 
@@ -33,6 +34,7 @@ mod request;
 mod rng;
 mod router;
 mod speed;
+mod split;
 mod time;
 
 pub use candidates::Candidates;
@@ -47,3 +49,4 @@ pub use router::{
     Config, Counts, Decision, Ended, Explanation, Load, Lookup, Order, Outcome, Refusal, RequestId, Router, Usage, Why,
     WorkerId,
 };
+pub use split::{Compared, Legs, PrefillDecode};

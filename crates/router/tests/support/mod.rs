@@ -1,7 +1,7 @@
 //! Small engines for the tests, each in a thread of its own, and a client that sees every byte.
 
 // Each test file uses a part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -67,11 +67,13 @@ impl Harm {
         let free = (all.capacity_blocks[row] - all.held_blocks[row]) * scene.block_size;
         // Not known: it is full, as caches are after a while.
         let pushed = if free > 0.0 { (uncached - free).max(0.0) } else { uncached };
+        let filled = (all.context_tokens[row] + uncached) / (all.capacity_blocks[row] * scene.block_size);
+        let crowd = if filled.is_nan() { 0.0 } else { filled * weights.crowd };
         Self {
             wait: queue(weights, all, row) * weights.wait / all.weight[row],
-            room: room(all, row, scene.block_size, uncached) * weights.room,
+            room: room(all, row, scene.block_size, uncached) * weights.room + crowd,
             prefill: prefill * weights.prefill,
-            decodes: prefill * running * weights.decodes,
+            decodes: prefill.min(weights.decodes_most) * running * weights.decodes,
             later,
             evict: pushed / rate * weights.evict,
         }

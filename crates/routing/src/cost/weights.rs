@@ -16,6 +16,10 @@ pub struct Weights {
     pub prefill: f64,
     /// What its prefill delays running requests there: for each of them, a second of prefill counts so much.
     pub decodes: f64,
+    /// ...of at most so many seconds of prefill: a longer one is no reason to go where few run, and find others like it.
+    pub decodes_most: f64,
+    /// The share of the cache that running requests fill, before and with this one, as seconds.
+    pub crowd: f64,
     /// What its prefill takes from requests to come: a second counts so much, always...
     pub later: f64,
     /// ...and so much more for each prompt that waits, on average over the candidates...
@@ -47,11 +51,13 @@ impl Default for Weights {
             overdue: 1.0,
             room: 1.0,
             prefill: 1.0,
-            decodes: 0.02,
-            later: 0.5,
-            later_waiting: 1.0,
+            decodes: 0.15,
+            decodes_most: 1.0,
+            crowd: 0.0,
+            later: 0.3,
+            later_waiting: 0.3,
             later_most: 6.0,
-            evict: 0.5,
+            evict: 0.0,
             cold: 0.1,
             host: 0.15,
             far: 0.4,
@@ -77,6 +83,8 @@ impl Weights {
             room: weight("room", its.room)?,
             prefill: weight("prefill", its.prefill)?,
             decodes: weight("decodes", its.decodes)?,
+            decodes_most: weight("decodes_most", its.decodes_most)?,
+            crowd: weight("crowd", its.crowd)?,
             later: weight("later", its.later)?,
             later_waiting: weight("later_waiting", its.later_waiting)?,
             later_most: weight("later_most", its.later_most)?,

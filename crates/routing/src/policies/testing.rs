@@ -17,6 +17,8 @@ pub(super) fn fleet(count: usize) -> Candidates {
         waiting: vec![0; count],
         queued_tokens: vec![0.0; count],
         queued_prompt_tokens: vec![0.0; count],
+        head_tokens: vec![0.0; count],
+        head_elapsed: vec![0.0; count],
         context_tokens: vec![0.0; count],
         output_tokens_left: vec![0.0; count],
         reported_waiting: vec![f64::NAN; count],

@@ -60,6 +60,12 @@ impl Router {
             self.released_unseen(id, now);
         }
         let its = self.release(id.0, now)?;
+        if let (Some(first), Some(output), true) = (its.first_token, usage.output_tokens, its.share.generated == 0.0) {
+            let steps = f64::from(output) / its.answers - 1.0;
+            if steps >= STEPS {
+                self.fleet.stepped(its.worker, (now - first) / steps);
+            }
+        }
         self.counts.finished += 1;
         let output = usage.output_tokens.map_or(generated.0 + 1.0, f64::from) / its.answers;
         self.outputs += 1.0;

@@ -3,6 +3,7 @@
 mod bind;
 mod config;
 mod fleet;
+mod legs;
 mod life;
 mod outcome;
 mod place;

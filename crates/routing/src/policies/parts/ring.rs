@@ -46,7 +46,7 @@ impl Ring {
         }
     }
 
-    /// The first row of `workers`, which are in order, in order of the ring from `key` on, that `takes` accepts; `None` if none does.
+    /// The first row of `workers`, in order of the ring from `key` on, that `takes` accepts; `None` if none does.
     pub(in crate::policies) fn first(
         &self,
         key: u64,
@@ -54,10 +54,15 @@ impl Ring {
         mut takes: impl FnMut(usize) -> bool,
     ) -> Option<usize> {
         let start = self.places.partition_point(|&(place, _)| place < key);
+        let sorted = workers.is_sorted();
         let mut asked = vec![false; workers.len()];
         let mut left = workers.len();
         for &(_, owner) in self.places[start..].iter().chain(&self.places[..start]) {
-            let Ok(row) = workers.binary_search(&owner) else { continue };
+            let found = match sorted {
+                true => workers.binary_search(&owner).ok(),
+                false => workers.iter().position(|&worker| worker == owner),
+            };
+            let Some(row) = found else { continue };
             if std::mem::replace(&mut asked[row], true) {
                 continue;
             }
@@ -100,6 +105,7 @@ mod tests {
     fn who_declines_is_asked_once_and_passed_over() {
         let mut ring = Ring::new(8);
         ring.put(&[5, 6]);
+        assert_eq!(ring.first(3, &[6, 5], |_| true).map(|row| 1 - row), ring.first(3, &[5, 6], |_| true));
         let mut asked = Vec::new();
         let found = ring.first(77, &[5, 6], |row| {
             asked.push(row);

@@ -1,0 +1,82 @@
+//! What a prompt needs that one worker computes and another goes on with: see [`crate::PrefillDecode`].
+
+use std::cmp::Reverse;
+
+use crate::candidates::Candidates;
+use crate::depths::Depths;
+use crate::request::Request;
+use crate::router::Router;
+use crate::router::outcome::{Decision, Ended, RequestId, Usage, Why, WorkerId};
+use crate::time::Time;
+
+impl Router {
+    /// The candidates of `allowed` for a request, as a policy would see them. None: nobody of them is up.
+    pub(crate) fn seen(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        allowed: &[WorkerId],
+        now: f64,
+    ) -> Option<Candidates> {
+        let now = self.at(now);
+        self.expire_until(now);
+        let request = Request { number: self.number + 1, ..self.complete(request) };
+        if !self.gather(&request, depths, Some(allowed), now) {
+            return None;
+        }
+        Some(self.fleet.candidates(depths, &self.predicted, Some(&self.who), now).clone())
+    }
+
+    /// Where the request's session is, if sessions stick.
+    pub(crate) fn home(&self, request: &Request<'_>, now: f64) -> Option<WorkerId> {
+        let session = request.session.filter(|_| self.config.session_ttl > 0.0)?;
+        self.sessions.get(session, now).map(WorkerId)
+    }
+
+    /// Reserves a worker that was chosen already. None: it is not up.
+    pub(crate) fn place_at(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        worker: WorkerId,
+        now: f64,
+    ) -> Option<Decision> {
+        let now = self.at(now);
+        if !self.gather(&self.complete(request), depths, Some(&[worker]), now) {
+            return None;
+        }
+        self.number += 1;
+        let request = Request { number: self.number, ..self.complete(request) };
+        Some(self.reserve(&request, depths, 0, Why::Policy, now))
+    }
+
+    /// The prompt of a prefill leg is computed, and its blocks can be fetched: the leg is over. It generated nothing, so
+    /// nothing is learnt of how much requests generate. `None`: it was over already.
+    pub fn prefilled(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<Ended> {
+        self.first_token(id, now);
+        let now = self.at(now);
+        let its = self.release(id.0, now)?;
+        self.counts.finished += 1;
+        if let Some(cached) = usage.cached_tokens {
+            self.counts.expected_cached += u64::from(its.cached);
+            self.counts.reported_cached += u64::from(cached);
+        }
+        Some(Ended {
+            worker: WorkerId(its.worker),
+            expected_cached: its.cached,
+            cached: usage.cached_tokens,
+            ttft: its.first_token.map(|first| first - its.sent),
+        })
+    }
+
+    /// The decode leg has its first token: from now on the time between tokens is its worker's own.
+    pub fn handed_over(&mut self, id: RequestId, now: f64) {
+        let now = self.at(now);
+        let Some(its) = self.placed.get_mut(&id.0) else { return };
+        its.heard = now;
+        its.steps = 0.0;
+        its.steps_since = now;
+        its.deadline = now + self.config.idle_timeout;
+        self.due.push(Reverse((Time(its.deadline), id.0)));
+    }
+}
