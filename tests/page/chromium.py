@@ -68,6 +68,13 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Performance"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
+        await self.until(f"document.readyState === 'complete' && location.href === {json.dumps(url)}")
+
+    async def reload(self) -> None:
+        """Loads the page again."""
+        await self.evaluate("window.isOld = true")
+        await self.call("Page.reload")
+        await self.until("!window.isOld && document.readyState === 'complete'")
 
     async def size(self, width: int, height: int, scale: float = 1) -> None:
         """Sets the window's size in CSS pixels."""
@@ -96,7 +103,7 @@ class Tab:
                 if value := await self.evaluate(expression):
                     return value
             if time.monotonic() > end:
-                body = await self.evaluate("document.body.innerText")
+                body = await self.evaluate("document.body?.innerText")
                 raise AssertionError(f"never true: {expression}\n{body}\n{self.problems}")
             await asyncio.sleep(0.05)
 

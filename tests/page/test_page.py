@@ -49,7 +49,7 @@ def test_fleet_and_decisions_are_shown_and_change(browser: Browser) -> None:
             assert await tab.evaluate(f"window.first === {rows('engines')}[0]"), "rows are made anew"
             feeder.state["engines"]["10.0.0.11:8000/0"]["state"] = "gap"
             feeder.add("10.9.9.9:8000")
-            await tab.evaluate("location.reload()")
+            await tab.reload()
             await tab.until(f"{rows('engines')}.length === 4 && {rows('engines')}[1].innerText.includes('gap')")
             assert "Live" in await tab.evaluate(TEXT.format("status"))
 
@@ -126,7 +126,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
                 await tab.until("!document.getElementById('key').open || sessionStorage.length === 0")
             await tab.until(f"{rows('engines')}.length === 1")
             assert "right" not in await tab.evaluate("location.href + JSON.stringify(localStorage) + document.cookie")
-            await tab.evaluate("location.reload()")
+            await tab.reload()
             await tab.until(f"{rows('engines')}.length === 1")
 
     run(work)

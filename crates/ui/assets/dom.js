@@ -13,10 +13,11 @@ export function make(tag, className, ...inside) {
 
 /** Sets a text if it is another one: layout is not cheap. */
 export function say(element, text) {
-  if (element.kvText !== text) {
-    element.kvText = text;
-    element.textContent = text;
-  }
+  if (element.kvText === text) return;
+  element.kvText = text;
+  const { firstChild } = element;
+  if (firstChild?.nodeType === Node.TEXT_NODE && firstChild === element.lastChild) firstChild.data = text;
+  else element.textContent = text;
 }
 
 /** Sets an attribute if it is another one; null takes it away. */

@@ -94,7 +94,7 @@ export class Engines {
         show: (cell, row) => fill(cell, row.queued_tokens ?? 0, most.queued, count(row.queued_tokens)) },
       { name: "First token", className: "right", title: "Median of the last minute", value: (row) => row.ttft_ms ?? -1,
         hidden: lacks("ttft_ms"), show: text((row) => duration(row.ttft_ms)) },
-      { name: "Hit rate", className: "right", title: "Share of prompt tokens from the cache: real, and as predicted",
+      { name: "Hit rate", className: "right hits", title: "Share of prompt tokens from the cache: real, and as predicted",
         value: (row) => row.hit_real ?? row.hit_predicted ?? -1, hidden: (items) => lacks("hit_predicted")(items) && lacks("hit_real")(items),
         cell: (cell) => cell.append((cell.kvReal = make("span", "main")), (cell.kvPredicted = make("span", "more"))),
         show: (cell, row) => {

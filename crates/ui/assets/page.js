@@ -72,6 +72,7 @@ function tell(kind, text) {
 function showStatus() {
   const { state } = known;
   document.title = `kvatlas ${state.kind}`;
+  mark(document.body, "data-kind", state.kind);
   say(byId("kind"), state.kind);
   // What is drawn last may have come before the connection was lost.
   if (counting !== null) return;
