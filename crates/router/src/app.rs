@@ -11,6 +11,7 @@ use crate::counts::Counts;
 use crate::fleet::Fleet;
 use crate::place::Places;
 use crate::prompts::Prompts;
+use crate::remote::Remote;
 
 /// What every request may need.
 pub(crate) struct App {
@@ -22,6 +23,8 @@ pub(crate) struct App {
     pub(crate) prompts: Prompts,
     /// The service in this process, if there is one.
     pub(crate) service: Option<Service>,
+    /// The index in another process, if that is asked.
+    pub(crate) remote: Option<Remote>,
     /// Whether the router is about to end.
     pub(crate) leaving: AtomicBool,
 }

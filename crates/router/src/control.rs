@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvatlas_routing::Load;
 use serde_json::Value;
 
 use crate::app::App;
-use crate::engine::{Connection, Engine, Framing, Model, Models};
+use crate::engine::{Connection, Engine, Framing, Model, Models, loads};
 
 /// The longest answer of an engine to a question of the router's own.
 const MAX_ANSWER: usize = 16 << 20;
@@ -22,7 +23,7 @@ pub(crate) async fn run(app: Arc<App>) {
         // One task for each engine: one that hangs holds up nobody else.
         for engine in engines.iter() {
             let key = Arc::as_ptr(engine) as usize;
-            minders.entry(key).or_insert_with(|| tokio::spawn(mind(app.clone(), engine.clone())));
+            minders.entry(key).or_insert_with(|| tokio::spawn(look_after(app.clone(), engine.clone())));
         }
         minders.retain(|key, task| {
             let is_there = engines.iter().any(|engine| Arc::as_ptr(engine) as usize == *key);
@@ -47,6 +48,10 @@ pub(crate) async fn run(app: Arc<App>) {
     }
 }
 
+async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
+    tokio::join!(mind(app.clone(), engine.clone()), follow_load(app, engine));
+}
+
 /// Whether what the index says of each engine can be trusted.
 fn trust(app: &App, engines: &[Arc<Engine>]) {
     let Some(service) = app.service.as_ref().filter(|_| app.places.wants().hashes) else { return };
@@ -57,6 +62,11 @@ fn trust(app: &App, engines: &[Arc<Engine>]) {
             let trusted = keyspace.is_some_and(|keyspace| keyspace.is_trusted(&engine.name, rank));
             app.places.set_trusted(engine, rank as usize, trusted);
         }
+        let Some(keyspace) = keyspace else { continue };
+        for rank in keyspace.index().ranks_of(&engine.name) {
+            let load = Load { held_blocks: Some(rank.device_blocks as f64), ..Load::default() };
+            app.places.report(engine, rank.rank as usize, &load);
+        }
     }
 }
 
@@ -65,6 +75,28 @@ pub(crate) async fn tick(app: Arc<App>) {
     loop {
         tokio::time::sleep(Duration::from_millis(20)).await;
         app.places.tick();
+    }
+}
+
+/// Reads one engine's metrics, again and again, for as long as it has any.
+async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
+    let health = &app.config.health;
+    if health.load_interval.is_zero() {
+        return;
+    }
+    let mut pause = health.load_interval;
+    loop {
+        let asked = tokio::time::timeout(health.timeout, get(&engine, "/metrics")).await;
+        let loads = match &asked {
+            Ok(Ok((200, body))) => loads(&String::from_utf8_lossy(body)),
+            _ => Default::default(),
+        };
+        // One without metrics of a known kind is asked seldom.
+        pause = if loads.is_empty() { (pause * 2).min(Duration::from_secs(60)) } else { health.load_interval };
+        for (rank, load) in loads {
+            app.places.report(&engine, rank as usize, &load);
+        }
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -130,12 +162,12 @@ pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) 
     connection.send(head.as_bytes(), body).await.map_err(|error| error.to_string())?;
     let method = hyper::Method::from_bytes(method.as_bytes()).map_err(|error| error.to_string())?;
     let answer = connection.head(&method).await.map_err(|fault| fault.to_string())?;
-    let body = whole(connection, answer.framing).await?;
+    let (_, body) = whole(connection, answer.framing).await?;
     Ok((answer.status.as_u16(), body))
 }
 
-/// All of a body.
-pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> Result<Vec<u8>, String> {
+/// All of a body, and the connection on which it came.
+pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> Result<(Connection, Vec<u8>), String> {
     let mut body = Vec::new();
     while let Some(data) = std::future::poll_fn(|context| connection.poll_data(context, &mut framing)).await {
         body.extend_from_slice(&data.map_err(|fault| fault.to_string())?);
@@ -143,5 +175,5 @@ pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> R
             return Err("its answer is too long".to_owned());
         }
     }
-    Ok(body)
+    Ok((connection, body))
 }

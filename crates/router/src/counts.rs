@@ -52,6 +52,8 @@ pub(crate) struct Counts {
     pub(crate) refused: [AtomicU64; 2],
     /// Requests sent again, by why the one before failed.
     pub(crate) retries: [AtomicU64; crate::engine::FAULTS.len()],
+    /// Requests that were taken apart, by what prefill came to.
+    pub(crate) handovers: [AtomicU64; 3],
     /// From a request's arrival to the first piece of its answer's body.
     pub(crate) first_byte: Histogram<16>,
     /// What a decision took.
@@ -74,6 +76,7 @@ impl Counts {
             all_requests: AtomicU64::new(0),
             refused: Default::default(),
             retries: Default::default(),
+            handovers: Default::default(),
             first_byte: Histogram::new(&SECONDS),
             decision: Histogram::new(&DECISION_SECONDS),
             panics: AtomicU64::new(0),

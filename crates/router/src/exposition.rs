@@ -17,6 +17,7 @@ use crate::app::App;
 use crate::counts::Histogram;
 use crate::engine::{Engine, FAULTS, Standing};
 use crate::place::{OFF_BY, OFF_WHY};
+use crate::proxy::PREPARED;
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const STANDINGS: [Standing; 6] =
@@ -62,6 +63,17 @@ impl Scrape {
         let mut family = describe(encoder, "retries", "Requests sent again", MetricType::Counter)?;
         for (reason, count) in FAULTS.iter().zip(&counts.retries) {
             one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+        }
+        let help = "Requests taken apart: prefill came first, meanwhile, or not at all";
+        let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
+        for (how, count) in PREPARED.iter().zip(&counts.handovers) {
+            one(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
+        }
+        if let Some(remote) = &self.0.remote {
+            let mut family = describe(encoder, "index_questions", "Questions to the index", MetricType::Counter)?;
+            for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
+                one(&mut family, &[("result", result)], count.load(Relaxed))?;
+            }
         }
         counter(encoder, "panics", "Requests that met an internal error: a bug", counts.panics.load(Relaxed))?;
         gauge(encoder, "connections", "Open connections of clients", counts.connections())?;

@@ -1,6 +1,7 @@
 //! The engines that there are.
 
 use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, Guard};
@@ -46,6 +47,15 @@ impl Fleet {
     #[must_use]
     pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
         self.engines.load().iter().find(|engine| *engine.name == *name).cloned()
+    }
+
+    /// An engine that serves a model and is up: the one with the fewest requests.
+    pub(crate) fn one_for(&self, model: Option<&str>) -> Option<Arc<Engine>> {
+        let engines = self.engines.load();
+        let serving = engines.iter().filter(|engine| {
+            engine.health.standing() == Standing::Up && model.is_none_or(|model| engine.models.load().serves(model))
+        });
+        serving.min_by_key(|engine| engine.counts.in_flight.load(Relaxed)).cloned()
     }
 
     /// Whether prefill has engines of its own.

@@ -53,6 +53,8 @@ pub(crate) struct Placement {
     decided: Instant,
     micros: u32,
     block_size: u32,
+    /// Prompt tokens that are expected not to be there.
+    uncached: u32,
     first_token: OnceLock<Instant>,
     record: Option<Arc<Record>>,
 }
@@ -199,16 +201,26 @@ impl Places {
     pub(crate) async fn choose(
         &self,
         app: &App,
+        shard: usize,
         known: &Known,
         role: Role,
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
         let allowed = candidates(&app.fleet, known.model.as_deref(), role, tried)?;
-        let chosen = HELD.with_borrow_mut(|held| {
-            let looked = self.look_up(&app.fleet, known, held);
-            self.decide(known, &allowed, looked.then_some(&*held))
-        })?;
+        let chosen = match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+            Some(remote) => {
+                let engines = app.fleet.engines().clone();
+                let model = known.model.as_deref().unwrap_or_default();
+                let number = |worker: &str, rank| row(&engines, worker, rank);
+                let held = remote.look_up(shard, model, &known.hashes, number).await;
+                self.decide(known, &allowed, held.as_ref())?
+            }
+            None => HELD.with_borrow_mut(|held| {
+                let looked = self.look_up(&app.fleet, known, held);
+                self.decide(known, &allowed, looked.then_some(&*held))
+            })?,
+        };
         let (id, receiver) = match chosen {
             Chosen::Placed(decision, terms) => return self.placement(app, decision, known, terms, started),
             Chosen::Waits(id, receiver) => (id, receiver),
@@ -227,10 +239,7 @@ impl Places {
     fn look_up(&self, fleet: &Fleet, known: &Known, held: &mut Vec<Held>) -> bool {
         let Some(keyspace) = known.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
         let engines = fleet.engines();
-        let number = |worker: &str, rank: u32| {
-            let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
-            engines[at].ids.get()?.get(rank as usize).map(|id| id.0)
-        };
+        let number = |worker: &str, rank: u32| row(&engines, worker, rank);
         keyspace.look_up(&known.hashes, number, held);
         true
     }
@@ -322,6 +331,7 @@ impl Places {
             id: decision.id,
             cached: decision.cached_tokens,
             predicted: decision.predicted_tokens,
+            uncached: decision.uncached_tokens,
             why,
             decided: Instant::now(),
             micros,
@@ -483,6 +493,11 @@ impl Placement {
         headers.insert(WHY, HeaderValue::from_static(self.why));
     }
 
+    /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.
+    pub(crate) fn uncached(&self, known: &Known) -> u32 {
+        if known.hashes.is_empty() { known.tokens } else { self.uncached }
+    }
+
     /// Why what was cached is not what was expected, and by how many tokens.
     fn off_by(&self, cached: u32) -> (usize, u32) {
         let off = cached.abs_diff(self.cached);
@@ -549,6 +564,12 @@ fn refused(why: core::Refusal) -> Refusal {
     };
     let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
+}
+
+/// The decision core's number for a worker's rank.
+fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
+    let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
+    engines[at].ids.get()?.get(rank as usize).map(|id| id.0)
 }
 
 /// What JSON can say.

@@ -3,19 +3,31 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
-use kvatlas_prompt::{Endpoint, Options, Prompter, Request, WhyNot};
+use kvatlas_index::hash::content_hashes;
+use kvatlas_prompt::{Endpoint, Options, Prompter, Request, TOKENIZE_PATH, WhyNot, tokenize_answer, tokenize_body};
 use kvatlas_service::Service;
 use kvatlas_service::state::Keyspace;
 
 use crate::config::Config;
+use crate::control::ask;
+use crate::engine::Engine;
 use crate::error::Error;
+
+/// What a configuration names instead of a tokenizer to have engines asked.
+const ENGINE: &str = "engine";
+
+/// Within which an engine must say what a prompt's tokens are: a request does not wait longer to be placed well.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The prompters of all models.
 pub(crate) struct Prompts {
     /// For models that have none of their own.
     any: Arc<Prompter>,
     by_model: HashMap<String, Arc<Prompter>>,
+    /// Whether engines are asked for the tokens of prompts.
+    asks_engines: bool,
     /// What the policy looks at.
     wants: Wants,
     block_size: u32,
@@ -46,7 +58,8 @@ pub(crate) struct Known {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
     pub(crate) answers: u32,
-    pub(crate) streams: bool,
+    adapter: Option<Arc<str>>,
+    salt: Option<String>,
     /// Where the index has the model's blocks.
     pub(crate) keyspace: Option<Arc<Keyspace>>,
 }
@@ -55,12 +68,16 @@ impl Prompts {
     /// Reads the tokenizers that the configuration names.
     pub(crate) fn new(config: &Config, wants: Wants) -> Result<Self, Error> {
         let options = Options { text: wants.text, ..Options::default() };
-        let load = |_path: &str| -> Result<Arc<Prompter>, Error> {
-            Ok(Arc::new(Prompter::without_tokenizer(options.clone())))
+        let failed = |path: &str, error: kvatlas_prompt::Error| Error::config(format!("tokenizer {path}: {error}"));
+        let without = || Prompter::without_tokenizer(options.clone()).map_err(|error| failed("none", error));
+        let load = |path: &str| -> Result<Arc<Prompter>, Error> {
+            let prompter = Prompter::open(path, options.clone()).map_err(|error| failed(path, error))?;
+            prompter.notes().iter().for_each(|note| tracing::warn!(path, "{note}"));
+            Ok(Arc::new(prompter))
         };
         let any = match &config.tokenizer {
-            Some(path) if wants.hashes || wants.text => load(path)?,
-            _ => Arc::new(Prompter::without_tokenizer(options.clone())),
+            Some(path) if (wants.hashes || wants.text) && path != ENGINE => load(path)?,
+            _ => Arc::new(without()?),
         };
         let mut by_model = HashMap::new();
         for (model, path) in &config.tokenizers {
@@ -70,6 +87,7 @@ impl Prompts {
         Ok(Self {
             any,
             by_model,
+            asks_engines: config.tokenizer.as_deref() == Some(ENGINE) && wants.hashes,
             wants,
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
@@ -94,7 +112,6 @@ impl Prompts {
             max_tokens: request.max_tokens,
             priority: request.priority,
             answers: request.answers,
-            streams: request.stream,
             ..Known::default()
         };
         if !self.wants.hashes && !self.wants.text {
@@ -112,10 +129,10 @@ impl Prompts {
         if let Some(found) = &found {
             known.block_size = found.keyspace.block_size;
         }
+        known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
+        known.salt = request.cache_salt.as_deref().map(str::to_owned);
         if self.wants.hashes && !prompted.tokens().is_empty() {
-            let adapter = found.as_ref().and_then(|found| found.adapter.as_deref());
-            let salt = request.cache_salt.as_deref();
-            known.hashes = prompted.content_hashes(known.block_size, adapter, salt).into();
+            known.hash(prompted.tokens());
         }
         known.keyspace = found.map(|found| found.keyspace);
         if self.wants.text && !prompted.text.is_empty() {
@@ -124,10 +141,40 @@ impl Prompts {
         known
     }
 
+    /// Asks an engine for the tokens of a prompt, if engines are to be asked.
+    pub(crate) async fn ask(&self, engine: Option<&Engine>, endpoint: Endpoint, body: &[u8], known: &mut Known) {
+        if !self.asks_engines || !known.hashes.is_empty() {
+            return;
+        }
+        let Some(engine) = engine else { return };
+        let question =
+            Request::parse(endpoint, body).and_then(|request| tokenize_body(&request, known.model.as_deref()));
+        let Ok(question) = question else { return };
+        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, &question)).await;
+        if let Ok(Ok((200, answer))) = asked
+            && let Some(tokens) = tokenize_answer(&answer)
+        {
+            known.tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            known.hash(&tokens);
+        }
+    }
+
+    /// Whether engines are asked for the tokens of prompts.
+    pub(crate) fn asks_engines(&self) -> bool {
+        self.asks_engines
+    }
+
     fn count(&self, why_not: WhyNot) {
         if let Some(at) = WhyNot::ALL.iter().position(|other| *other == why_not) {
             self.why_not[at].fetch_add(1, Relaxed);
         }
+    }
+}
+
+impl Known {
+    fn hash(&mut self, tokens: &[u32]) {
+        let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
+        self.hashes = content_hashes(tokens, self.block_size as usize, adapter, salt).into();
     }
 }
 

@@ -23,6 +23,7 @@ use crate::fleet::Fleet;
 use crate::lock;
 use crate::place::Places;
 use crate::prompts::Prompts;
+use crate::remote::Remote;
 use crate::server::Server;
 use crate::state;
 
@@ -66,6 +67,7 @@ impl Router {
         let gate = Gate::new(&config.http.trust(), &["h2", "http/1.1"])?;
         let fleet = Fleet::new(config.clone(), threads)?;
         let places = Places::new(&config, policy)?;
+        let remote = config.index.as_deref().map(|url| Remote::new(url, &config, threads)).transpose()?;
         let service = match &config.service {
             Some(service) => Some(Service::start(kvatlas_service::Config::from_json(&service.to_string())?)?),
             None => None,
@@ -75,6 +77,7 @@ impl Router {
             prompts: Prompts::new(&config, places.wants())?,
             places,
             service,
+            remote,
             counts: Counts::new(),
             gate,
             leaving: AtomicBool::new(false),

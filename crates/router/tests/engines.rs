@@ -9,7 +9,9 @@ use support::{Client, Engine, Manner, completion, eventually, router};
 
 #[test]
 fn another_engine_takes_what_one_did_not_answer() {
-    for manner in [Manner::Dies, Manner::Garbage, Manner::Hangs, Manner::Busy(503), Manner::Busy(429), Manner::Busy(502)] {
+    for manner in
+        [Manner::Dies, Manner::Garbage, Manner::Hangs, Manner::Busy(503), Manner::Busy(429), Manner::Busy(502)]
+    {
         let (bad, good) = (Engine::start("m"), Engine::start("m"));
         bad.set(manner);
         let router = router(&[&bad, &good], json!({ "upstream": { "first_byte_timeout": 0.3 } }));
@@ -45,7 +47,10 @@ fn an_engine_that_is_not_there_costs_nothing() {
         assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
     }
     eventually("it is known to be down", || {
-        router.workers().as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "gone" && one["standing"] != "up"))
+        router
+            .workers()
+            .as_array()
+            .is_some_and(|all| all.iter().any(|one| one["name"] == "gone" && one["standing"] != "up"))
     });
     router.remove_engine("e0").expect("it is there");
     let answer = client.post("/v1/completions", &completion(json!({})));

@@ -30,7 +30,11 @@ fn answers_pass_whole_and_streams_as_they_come() {
 
     // On the same connection.
     let started = Instant::now();
-    client.ask_for("/v1/chat/completions", &completion(json!({ "stream": true, "max_tokens": 5, "pause_ms": 100 })), "");
+    client.ask_for(
+        "/v1/chat/completions",
+        &completion(json!({ "stream": true, "max_tokens": 5, "pause_ms": 100 })),
+        "",
+    );
     client.until("0 ");
     assert!(started.elapsed() < Duration::from_millis(400), "the first token waits for no other");
     let answer = client.answer();

@@ -21,6 +21,8 @@ pub(crate) enum Fault {
     Stalled,
     /// It answered that it cannot take requests now: with this status.
     Busy(u16),
+    /// The engine that should have computed the prompt has failed.
+    Prefill,
 }
 
 impl Fault {
@@ -40,13 +42,23 @@ impl Fault {
             Self::FirstByte => 5,
             Self::Stalled => 6,
             Self::Busy(_) => 7,
+            Self::Prefill => 8,
         }
     }
 }
 
 /// All, in order of their numbers.
-pub(crate) const NAMES: [&str; 8] =
-    ["connect", "closed", "stale_connection", "broken", "malformed", "first_byte_timeout", "stalled", "busy"];
+pub(crate) const NAMES: [&str; 9] = [
+    "connect",
+    "closed",
+    "stale_connection",
+    "broken",
+    "malformed",
+    "first_byte_timeout",
+    "stalled",
+    "busy",
+    "prefill",
+];
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -57,6 +69,7 @@ impl fmt::Display for Fault {
             Self::Malformed(why) => write!(f, "the engine's answer is not HTTP: {why}"),
             Self::FirstByte => f.write_str("the engine did not answer in time"),
             Self::Stalled => f.write_str("the engine stopped in the middle of its answer"),
+            Self::Prefill => f.write_str("the engine that should have computed the prompt has failed"),
             Self::Busy(status) => write!(f, "the engine takes no requests now (status {status})"),
         }
     }

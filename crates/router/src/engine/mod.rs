@@ -6,6 +6,7 @@ mod connection;
 mod fault;
 mod health;
 mod pool;
+mod reported;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -24,6 +25,7 @@ pub(crate) use self::fault::{Fault, NAMES as FAULTS};
 pub(crate) use self::health::Health;
 pub use self::health::Standing;
 pub(crate) use self::pool::Pool;
+pub(crate) use self::reported::loads;
 use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Role};
 use crate::error::Error;

@@ -1,9 +1,8 @@
 //! One request, from the client's head to the head of the answer.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -11,15 +10,17 @@ use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING};
 use hyper::{Request, Response, StatusCode};
 use kvatlas_prompt::Endpoint;
-use xxhash_rust::xxh3::xxh3_64;
 
+use super::exchange::exchange;
 use super::flight::Flight;
+use super::handover::{self, Prepared};
 use super::headers::{Outgoing, REQUEST_ID, strip};
 use super::passing::Passing;
 use crate::answer::Answer;
 use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
+use crate::names;
 use crate::observe::Observer;
 use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
@@ -42,7 +43,7 @@ pub(crate) async fn forward(
         return Err(Refusal::bad("ambiguous_framing", message).closing());
     }
     let body = read(body, app.config.http.max_body, until).await?;
-    let new_id = (!head.headers.contains_key(REQUEST_ID)).then(new_id);
+    let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     let outgoing = Outgoing {
         method: &head.method,
         uri: &head.uri,
@@ -56,21 +57,45 @@ pub(crate) async fn forward(
         None => Known::default(),
     };
     hints(app, &head.headers, &mut known);
+    if let Some(endpoint) = endpoint.filter(|_| app.prompts.asks_engines()) {
+        let engine = app.fleet.one_for(known.model.as_deref());
+        app.prompts.ask(engine.as_deref(), endpoint, &body, &mut known).await;
+    }
 
+    // Only what generates is worth to be taken apart.
+    let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
     let mut tried: Vec<Arc<Engine>> = Vec::new();
     let mut last: Option<Refusal> = None;
     loop {
-        let placement = match app.places.choose(app, &known, Role::Both, &tried).await {
+        let role = if split { Role::Decode } else { Role::Both };
+        let placement = match app.places.choose(app, shard, &known, role, &tried).await {
             Ok(placement) => placement,
             // Why the last one failed says more than that there is no other.
             Err(refusal) => return Err(last.unwrap_or(refusal)),
         };
         let (engine, rank) = (placement.engine.clone(), placement.rank);
         let mut flight = Flight::new(app.clone(), placement, arrived);
-        let mut bytes = Vec::new();
-        outgoing.write(&engine, rank, body.len(), &mut bytes);
         let retries_left = (tried.len() as u32) < app.config.upstream.retries;
-        let fault = match exchange(app, &engine, shard, &bytes, &body, &head.method).await {
+        let prepared = if split && flight.placement().uncached(&known) > app.config.decode_alone {
+            let prepared = handover::prepare(app, shard, &outgoing, &body, &known, &engine, arrived).await;
+            app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
+            prepared
+        } else {
+            Prepared::Alone
+        };
+        let (asked, prefill) = match prepared {
+            Prepared::Alone => (body.clone(), None),
+            Prepared::Body(body) => (body, None),
+            Prepared::Meanwhile(body, prefill) => (body, Some(prefill)),
+        };
+        let mut bytes = Vec::new();
+        outgoing.write(&engine, rank, asked.len(), &mut bytes);
+        let answered = exchange(app, &engine, shard, &bytes, &asked, &head.method);
+        let answered = match prefill {
+            None => answered.await,
+            Some(prefill) => handover::beside_prefill(answered, prefill).await,
+        };
+        let fault = match answered {
             Ok((connection, answer)) => {
                 flight.answered(answer.status.as_u16());
                 let pause = pause_wanted(&answer);
@@ -78,18 +103,16 @@ pub(crate) async fn forward(
                     engine.health.set_busy(pause);
                 }
                 if is_worth_another(answer.status) && retries_left && has_other(app, &engine, &tried) {
-                    if pause.is_none() && answer.status == StatusCode::BAD_GATEWAY {
-                        flight.failed(&Fault::Busy(answer.status.as_u16()), true);
-                    } else {
-                        flight.failed(&Fault::Busy(answer.status.as_u16()), false);
-                    }
-                    Fault::Busy(answer.status.as_u16())
+                    let fault = Fault::Busy(answer.status.as_u16());
+                    flight.failed(&fault, answer.status == StatusCode::BAD_GATEWAY);
+                    fault
                 } else {
                     return Ok(respond(app, shard, connection, answer, flight, new_id, &head.headers));
                 }
             }
             Err(fault) => {
-                flight.failed(&fault, true);
+                // What goes wrong at a prefill engine is not the decode engine's fault.
+                flight.failed(&fault, fault != Fault::Prefill);
                 fault
             }
         };
@@ -133,46 +156,6 @@ fn pause_wanted(answer: &Head) -> Option<Duration> {
     }
     let seconds: u64 = answer.headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds).min(MAX_PAUSE))
-}
-
-/// Sends the request, reads the head of the answer. A connection that was closed while it waited is replaced by a new
-/// one, once: that says nothing of the engine.
-async fn exchange(
-    app: &App,
-    engine: &Engine,
-    shard: usize,
-    head: &[u8],
-    body: &[u8],
-    method: &hyper::Method,
-) -> Result<(Connection, Head), Fault> {
-    let first_byte = app.config.upstream.first_byte_timeout;
-    let connection = engine.connection(shard).await?;
-    let answered = tokio::time::timeout(first_byte, ask(connection, head, body, method)).await;
-    match answered.unwrap_or(Err(Fault::FirstByte)) {
-        Err(Fault::Stale) => {}
-        answered => return answered,
-    }
-    engine.pool.clear_shard(shard);
-    let connection = engine.new_connection().await?;
-    let answered = tokio::time::timeout(first_byte, ask(connection, head, body, method)).await;
-    answered.unwrap_or(Err(Fault::FirstByte))
-}
-
-async fn ask(
-    mut connection: Connection,
-    head: &[u8],
-    body: &[u8],
-    method: &hyper::Method,
-) -> Result<(Connection, Head), Fault> {
-    // An engine that refuses a long body may answer and close before it has read all of it.
-    let sent = connection.send(head, body).await;
-    match connection.head(method).await {
-        Ok(mut answer) => {
-            answer.keep &= sent.is_ok();
-            Ok((connection, answer))
-        }
-        Err(fault) => Err(fault),
-    }
 }
 
 fn respond(
@@ -259,23 +242,4 @@ async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refu
         let message = "the body did not come within http.request_timeout";
         Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing())
     })
-}
-
-/// A name for a request that has none.
-fn new_id() -> HeaderValue {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    static SEED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
-    let seed = *SEED.get_or_init(|| {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
-        now ^ u64::from(std::process::id()) << 32
-    });
-    let number = NUMBER.fetch_add(1, Relaxed);
-    let [high, low] =
-        [seed, seed.rotate_left(17)].map(|seed| xxh3_64(&[seed.to_le_bytes(), number.to_le_bytes()].concat()));
-    let mut text = [0; 32];
-    for (at, digit) in text.iter_mut().enumerate() {
-        let word = if at < 16 { high } else { low };
-        *digit = b"0123456789abcdef"[(word >> (4 * (at % 16)) & 15) as usize];
-    }
-    HeaderValue::from_bytes(&text).unwrap_or_else(|_| HeaderValue::from_static("-"))
 }

@@ -5,11 +5,14 @@
 //!                                                     ◀── passing (the answer on its way) ── flight (what is counted)
 //! ```
 
+mod exchange;
 mod flight;
 mod forward;
+mod handover;
 mod headers;
 mod passing;
 
 pub(crate) use self::forward::forward;
+pub(crate) use self::handover::PREPARED;
 pub(crate) use self::headers::REQUEST_ID;
 pub(crate) use self::passing::Passing;

@@ -1,7 +1,7 @@
 //! Small engines for the tests, each in a thread of its own, and a client that sees every byte.
 
 // Each test file uses a part of this.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -177,7 +177,8 @@ fn serve(
             continue;
         }
         if request.line.starts_with("GET /v1/models") {
-            let models = json!({ "object": "list", "data": [{ "id": model, "object": "model", "max_model_len": 4096 }] });
+            let models =
+                json!({ "object": "list", "data": [{ "id": model, "object": "model", "max_model_len": 4096 }] });
             answer(&mut stream, "200 OK", "application/json", models.to_string().as_bytes(), "")?;
             continue;
         }
