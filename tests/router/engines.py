@@ -178,6 +178,7 @@ class Engine:
         self._loop = _loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fresh: set[socket.socket] = set()  # accepted, and nobody reads from them yet
         self._listener: socket.socket | None = None
         self.port = 0
         self.start()
@@ -199,7 +200,7 @@ class Engine:
             made = self._listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
             made.setblocking(False)
             self.port = made.getsockname()[1]
-            self._run(self._accept(made))
+            self._loop.add_reader(made, self._accept, made)
 
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(5)
 
@@ -207,15 +208,18 @@ class Engine:
         """Dies: nobody listens, all connections are reset."""
 
         async def end() -> None:
+            if self._listener is not None:
+                self._loop.remove_reader(self._listener)
+                self._listener.close()
+                self._listener = None
             for writer in list(self._writers):
                 writer.transport.abort()
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            if self._listener is not None:
-                self._listener.close()
-                self._listener = None
+            while self._fresh:
+                self._fresh.pop().close()
 
         asyncio.run_coroutine_threadsafe(end(), self._loop).result(5)
 
@@ -233,18 +237,19 @@ class Engine:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self, listener: socket.socket) -> None:
-        while True:
-            made, _ = await self._loop.sock_accept(listener)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._run(self._serve(made))
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            made, _ = listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        made.setblocking(False)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._fresh.add(made)
+        self._run(self._serve(made))
 
     async def _serve(self, made: socket.socket) -> None:
-        try:
-            reader, writer = await asyncio.open_connection(sock=made, limit=1 << 20)
-        except BaseException:
-            made.close()
-            raise
+        reader, writer = await asyncio.open_connection(sock=made, limit=1 << 20)
+        self._fresh.discard(made)
         self._writers.add(writer)
         self.connections += 1
         try:
