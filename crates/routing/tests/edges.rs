@@ -1,7 +1,8 @@
 //! Corners in which something could go wrong without anybody noticing.
 
 use kvatlas_routing::{
-    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId, by_name,
+    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId,
+    by_name,
 };
 
 const RATE: f64 = 8_000.0;

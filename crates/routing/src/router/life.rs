@@ -168,3 +168,27 @@ impl Reservation {
         Placed { number: id.0, worker: self.worker, uncached: self.uncached }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Depths, Options, Outcome, Request, by_name};
+
+    #[test]
+    fn deadlines_of_what_has_ended_do_not_pile_up() {
+        let config = Config { queue_limit: 0, ..Config::default() };
+        let mut router = Router::new(config, by_name("random", Options::default(), 0).unwrap());
+        router.add_worker("a", 0, 1.0, 0.0);
+        for number in 0..20_000 {
+            let now = f64::from(number) * 1e-3;
+            let request = Request { tokens: 10, ..Request::default() };
+            let Outcome::Placed(decision) = router.choose(&request, &Depths::unknown(), now) else { unreachable!() };
+            router.first_token(decision.id, now);
+            router.finish(decision.id, Usage::default(), now);
+            assert!(router.due.len() < 2_048, "{}", router.due.len());
+        }
+        // One that is still there is still given up.
+        let Outcome::Placed(_) = router.choose(&Request::default(), &Depths::unknown(), 20.0) else { unreachable!() };
+        assert_eq!(router.expire(20.0 + router.config.first_token_timeout), 1);
+    }
+}

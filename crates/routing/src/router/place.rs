@@ -227,6 +227,10 @@ impl Router {
         if let Some(unheard) = &mut self.unheard {
             unheard.sent(request.number, worker, request.content_hashes, now);
         }
+        if self.due.len() > 4 * self.placed.len() + 1024 {
+            // Deadlines are minutes away, and most requests have ended long before.
+            self.due.retain(|Reverse((_, number))| self.placed.contains_key(number));
+        }
         self.due.push(Reverse((Time(deadline), request.number)));
         let cached = request.tokens - uncached;
         let reservation = Reservation {
