@@ -1,8 +1,7 @@
 //! Corners in which something could go wrong without anybody noticing.
 
 use kvatlas_routing::{
-    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId,
-    by_name,
+    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId, by_name,
 };
 
 const RATE: f64 = 8_000.0;
@@ -117,6 +116,37 @@ fn what_was_just_sent_counts_where_the_index_cannot_be_trusted() {
         assert_eq!(decision.cached_tokens, 1_584, "it was sent a moment ago");
         router.fail(decision.id, 0.1);
         placed(router.choose(&request, &depths, 0.1));
+    }
+}
+
+#[test]
+fn nobody_waits_for_others_while_a_new_worker_is_idle() {
+    let mut router = router(Config { warm_seconds: 1e6, ..Config::default() });
+    let unknown = Depths::unknown();
+    router.add_worker("a", 0, 1.0, 0.0);
+    placed(router.choose(&request(80_000), &unknown, 0.0));
+    let b = router.add_worker("b", 0, 1.0, 1.0);
+    let mut now = 1.0;
+    for _ in 0..5 {
+        let decision = placed(router.choose(&request(800), &unknown, now));
+        assert_eq!(decision.worker, b);
+        now += 0.1;
+        router.first_token(decision.id, now);
+        router.finish(decision.id, Usage { output_tokens: Some(1), cached_tokens: None }, now);
+    }
+}
+
+#[test]
+fn a_session_stays_with_a_worker_that_is_new() {
+    let mut router = router(Config { warm_seconds: 1e6, session_ttl: 100.0, ..Config::default() });
+    let unknown = Depths::unknown();
+    router.add_worker("a", 0, 1.0, 0.0);
+    placed(router.choose(&request(800), &unknown, 0.0));
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    let mine = Request { session: Some(7), ..request(800) };
+    assert_eq!(placed(router.choose(&mine, &unknown, 0.0)).worker, b);
+    for _ in 0..10 {
+        assert_eq!(placed(router.choose(&mine, &unknown, 0.0)).worker, b);
     }
 }
 

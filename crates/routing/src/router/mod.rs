@@ -219,6 +219,7 @@ impl Router {
         if !self.gather(&request, depths, allowed, now) {
             return Explanation::default();
         }
+        self.hold_back(now);
         let (policy, who) = (&self.policy, &self.who);
         let candidates = self.fleet.candidates(depths, &self.predicted, (!who.is_empty()).then_some(who), now);
         let cached = |row: usize| -> u32 {

@@ -115,16 +115,15 @@ impl Router {
                 *most = depth.max(*most);
             }
         });
-        self.hold_back(now);
         true
     }
 
-    /// Leaves out workers that have just joined and had their share.
-    fn hold_back(&mut self, now: f64) {
+    /// Leaves out workers that have just joined and had their share. The candidates with them, if there are any.
+    pub(super) fn hold_back(&mut self, now: f64) -> Option<Vec<u32>> {
         let (seconds, start) = (self.config.warm_seconds, self.config.warm_share);
         let (total, up) = (self.total_placed, self.fleet.up as f64);
         if !self.fleet.slots.iter().any(|slot| slot.late && slot.state == State::Up) {
-            return;
+            return None;
         }
         for slot in self.fleet.slots.iter_mut().filter(|slot| slot.late && slot.age(now) >= seconds) {
             slot.late = false;
@@ -138,14 +137,12 @@ impl Router {
         };
         let everybody = 0..fleet.slots.len() as u32;
         let is_up = |at: u32| fleet.slots[at as usize].state == State::Up;
-        let rest: Vec<u32> = if who.is_empty() {
-            everybody.filter(|&at| is_up(at) && !had_enough(at)).collect()
+        let (rest, all) = if who.is_empty() {
+            (everybody.filter(|&at| is_up(at) && !had_enough(at)).collect::<Vec<u32>>(), fleet.up)
         } else {
-            who.iter().copied().filter(|&at| !had_enough(at)).collect()
+            (who.iter().copied().filter(|&at| !had_enough(at)).collect(), who.len())
         };
-        if !rest.is_empty() {
-            *who = rest;
-        }
+        (!rest.is_empty() && rest.len() < all).then(|| std::mem::replace(who, rest))
     }
 
     /// What to do with a request, without doing it.
@@ -161,12 +158,24 @@ impl Router {
         }
         let session = if self.config.session_ttl > 0.0 { request.session } else { None };
         let stuck = session.and_then(|session| self.sessions.get(session, now));
-        let Self { fleet, who, predicted, policy, counts, config, .. } = self;
-        let candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
-        if let Some(row) = stuck.and_then(|worker| candidates.worker.binary_search(&worker).ok()) {
-            return Plan::Row { row, why: Why::Session };
+        if let Some(worker) = stuck {
+            let all = (!self.who.is_empty()).then_some(&self.who[..]);
+            let candidates = self.fleet.candidates(depths, &self.predicted, all, now);
+            if let Ok(row) = candidates.worker.binary_search(&worker) {
+                return Plan::Row { row, why: Why::Session };
+            }
         }
-        let row = match policy.choose(request, candidates, now) {
+        let with_new = self.hold_back(now);
+        let Self { fleet, who, predicted, policy, counts, config, .. } = self;
+        let mut candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+        let mut choice = policy.choose(request, candidates, now);
+        if let (Choice::Wait, Some(with_new)) = (choice, with_new) {
+            // A worker that is new is better than none.
+            *who = with_new;
+            candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+            choice = policy.choose(request, candidates, now);
+        }
+        let row = match choice {
             Choice::Row(row) if row < candidates.len() => row,
             Choice::Row(_) => {
                 counts.bad_rows += 1;
