@@ -72,7 +72,7 @@ impl Router {
         let Some(ticket) = self.waiting.take(number) else { return false };
         let request = ticket.kept.request();
         let outcome = match self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now) {
-            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, &ticket.depths, row, why, now)),
+            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             // The policy left it to chance, and it fell the other way: it keeps its place.
             Plan::Wait => {
                 self.waiting.put_back(ticket);
@@ -107,7 +107,7 @@ impl Router {
         let work = match plan {
             Plan::Row { row, .. } => {
                 let who = (!self.who.is_empty()).then_some(&self.who[..]);
-                let candidates = self.fleet.candidates(&ticket.depths, &self.predicted, who, now);
+                let candidates = self.fleet.same_candidates(who);
                 let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
                 Some(f64::from(request.uncached(depth)) / candidates.prefill_rate[row])
             }

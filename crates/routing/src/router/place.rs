@@ -51,7 +51,7 @@ impl Router {
         let guessed = self.guess(&request, now);
         let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
-            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, depths, row, why, now)),
+            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
             Plan::Wait if self.waiting.len() >= self.config.queue_limit => Outcome::Refused(Refusal::QueueFull),
             Plan::Wait => {
@@ -203,16 +203,9 @@ impl Router {
     }
 
     /// Reserves the row that [`Router::plan`] was just asked about.
-    pub(super) fn reserve(
-        &mut self,
-        request: &Request<'_>,
-        depths: &Depths,
-        row: usize,
-        why: Why,
-        now: f64,
-    ) -> Decision {
-        let Self { fleet, who, predicted, policy, .. } = self;
-        let candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+    pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: Why, now: f64) -> Decision {
+        let Self { fleet, who, policy, .. } = self;
+        let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
         policy.sent(request, candidates, row, now);
         let worker = candidates.worker[row];
         let known = candidates.any_blocks[row];
