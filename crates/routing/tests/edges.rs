@@ -34,6 +34,27 @@ fn hashes(blocks: u64) -> Vec<u64> {
 }
 
 #[test]
+fn those_who_wait_for_one_worker_do_not_keep_others_waiting() {
+    for (order, priority) in [(Order::Fcfs, 0), (Order::LeastWork, 0), (Order::LeastWork, 5)] {
+        let mut router = router(Config { order, ..Config::default() });
+        let a = router.add_worker("a", 0, 1.0, 0.0);
+        let b = router.add_worker("b", 0, 1.0, 0.0);
+        let unknown = Depths::unknown();
+        let on_a = placed(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.0));
+        let on_b = placed(router.choose_among(&request(80_000), &unknown, Some(&[b]), 0.0));
+        for _ in 0..200 {
+            waits(router.choose_among(&Request { priority, ..request(80_000) }, &unknown, Some(&[a]), 0.1));
+        }
+        let other = waits(router.choose_among(&request(80_000), &unknown, Some(&[b]), 0.2));
+        router.first_token(on_b.id, 0.5);
+        let bound = router.bind(0.5);
+        assert_eq!(bound.len(), 1, "{order:?}");
+        assert_eq!(bound[0].0, other);
+        assert_eq!(on_a.worker, a);
+    }
+}
+
+#[test]
 fn a_worker_that_takes_over_a_number_holds_nothing_of_what_the_other_held() {
     let mut router = router(Config::default());
     let a = router.add_worker("a", 0, 1.0, 0.0);

@@ -320,6 +320,20 @@ impl Fleet {
         if who.is_none() { &self.rows } else { &self.chosen }
     }
 
+    /// Fills in those of `allowed`, or of all, that are up, in order.
+    pub(super) fn may_take(&self, allowed: Option<&[WorkerId]>, who: &mut Vec<u32>) {
+        who.clear();
+        let up = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
+        match allowed {
+            Some(allowed) => {
+                who.extend(allowed.iter().map(|worker| worker.0).filter(|&at| up(at)));
+                who.sort_unstable();
+                who.dedup();
+            }
+            None => who.extend((0..self.slots.len() as u32).filter(|&at| up(at))),
+        }
+    }
+
     /// Whether every slot is somebody's that is up.
     pub(super) fn is_dense(&self) -> bool {
         self.up == self.slots.len()

@@ -1,6 +1,7 @@
 //! Choosing and reserving, in one step.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
@@ -55,15 +56,7 @@ impl Router {
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
             Plan::Wait if self.waiting.len() >= self.config.queue_limit => Outcome::Refused(Refusal::QueueFull),
             Plan::Wait => {
-                let allowed = allowed.map(<[WorkerId]>::to_vec);
-                let ticket = Ticket {
-                    kept: Kept::new(&request),
-                    depths: depths.clone(),
-                    allowed,
-                    since: now,
-                    round: self.round,
-                };
-                self.waiting.push(ticket, now + self.config.queue_timeout);
+                self.wait(&request, depths, allowed, now);
                 self.counts.waited += 1;
                 Outcome::Waits(RequestId(request.number))
             }
@@ -71,6 +64,12 @@ impl Router {
         self.count_refused(&outcome);
         self.guessed = guessed.unwrap_or_default();
         outcome
+    }
+
+    fn wait(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) {
+        let (kept, depths, allowed) = (Kept::new(request), depths.clone(), allowed.map(Arc::from));
+        let ticket = Ticket { kept, depths, allowed, since: now, round: self.round };
+        self.waiting.push(ticket, now + self.config.queue_timeout);
     }
 
     pub(super) fn count_refused(&mut self, outcome: &Outcome) {
@@ -91,19 +90,13 @@ impl Router {
             return false;
         }
         let Self { fleet, who, predicted, on_the_way, .. } = self;
-        who.clear();
-        let up = |at: u32| fleet.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
-        match allowed {
-            Some(allowed) => {
-                who.extend(allowed.iter().map(|worker| worker.0).filter(|&at| up(at)));
-                who.sort_unstable();
-                who.dedup();
-                if who.is_empty() {
-                    return false;
-                }
+        if allowed.is_some() || !fleet.is_dense() {
+            fleet.may_take(allowed, who);
+            if who.is_empty() {
+                return false;
             }
-            None if !fleet.is_dense() => who.extend((0..fleet.slots.len() as u32).filter(|&at| up(at))),
-            None => (),
+        } else {
+            who.clear();
         }
         predicted.clear();
         predicted.resize(fleet.slots.len(), 0);
