@@ -1,7 +1,8 @@
 //! Corners in which something could go wrong without anybody noticing.
 
 use kvatlas_routing::{
-    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId, by_name,
+    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId,
+    by_name,
 };
 
 const RATE: f64 = 8_000.0;
@@ -31,6 +32,25 @@ fn waits(outcome: Outcome) -> RequestId {
 
 fn hashes(blocks: u64) -> Vec<u64> {
     (1..=blocks).collect()
+}
+
+#[test]
+fn nobody_overtakes_those_who_wait() {
+    for order in [Order::Fcfs, Order::LeastWork] {
+        let mut router = router(Config { order, ..Config::default() });
+        router.add_worker("a", 0, 1.0, 0.0);
+        placed(router.choose(&request(4_000), &Depths::unknown(), 0.0));
+        let first = waits(router.choose(&request(4_000), &Depths::unknown(), 0.01));
+        // The prompt there is worked off; as soon as little enough is left there is room for one.
+        let mut bound = Vec::new();
+        for millisecond in 200..300 {
+            let now = f64::from(millisecond) * 1e-3;
+            let outcome = router.choose(&request(4_000), &Depths::unknown(), now);
+            assert!(matches!(outcome, Outcome::Waits(_)), "{order:?}: {outcome:?} at {now} though {first:?} waits");
+            bound.extend(router.bind(now));
+        }
+        assert_eq!(bound.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [first]);
+    }
 }
 
 #[test]

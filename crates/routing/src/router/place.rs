@@ -52,6 +52,9 @@ impl Router {
         let guessed = self.guess(&request, now);
         let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
+            Plan::Row { why, .. } if self.waiting.len() > 0 && why != Why::Session => {
+                self.in_turn(&request, depths, allowed, now)
+            }
             Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
             Plan::Wait if self.waiting.len() >= self.config.queue_limit => Outcome::Refused(Refusal::QueueFull),
@@ -64,6 +67,23 @@ impl Router {
         self.count_refused(&outcome);
         self.guessed = guessed.unwrap_or_default();
         outcome
+    }
+
+    /// There is room for a request while others wait: it is placed only if none of them comes first.
+    fn in_turn(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) -> Outcome {
+        self.wait(request, depths, allowed, now);
+        self.room = true;
+        self.try_waiting(now, &mut |_, _| ());
+        let id = RequestId(request.number);
+        if let Some(at) = self.bound.iter().position(|(its, _)| *its == id) {
+            return self.bound.remove(at).1;
+        }
+        if self.waiting.len() > self.config.queue_limit {
+            self.waiting.remove(request.number);
+            return Outcome::Refused(Refusal::QueueFull);
+        }
+        self.counts.waited += 1;
+        Outcome::Waits(id)
     }
 
     fn wait(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) {
