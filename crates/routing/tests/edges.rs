@@ -209,3 +209,39 @@ fn one_stall_at_the_start_is_not_how_fast_engines_are() {
         assert!(rate > RATE / 2.5 && rate < RATE * 2.5, "worker {worker}: {rate}");
     }
 }
+
+#[test]
+fn answers_that_come_as_a_whole_do_not_look_like_prompts_that_wait() {
+    for told in [true, false] {
+        let mut router = router(Config::default());
+        router.add_worker("a", 0, 1.0, 0.0);
+        if !told {
+            // Nobody ever tells first tokens here.
+            let first = placed(router.choose(&request(400), &Depths::unknown(), 0.0));
+            router.finish(first.id, Usage { output_tokens: Some(300), cached_tokens: None }, 9.0);
+        }
+        let mut ids = Vec::new();
+        // An engine generates many answers at a time: what is computed in 50 ms is no reason to wait for 30 s.
+        for number in 0..50 {
+            let now = 10.0 + f64::from(number) * 0.2;
+            let decision = placed(router.choose(&request(400), &Depths::unknown(), now));
+            if told {
+                router.comes_whole(decision.id, now);
+            }
+            ids.push(decision.id);
+        }
+        assert_eq!((router.rows().requests[0], router.rows().waiting[0]), (50, 1));
+        router.first_token(ids[0], 40.0);
+        for (nth, id) in ids.into_iter().enumerate() {
+            match nth % 2 {
+                0 => {
+                    assert!(router.finish(id, Usage { output_tokens: Some(300), cached_tokens: None }, 40.0).is_some())
+                }
+                _ => assert!(router.fail(id, 40.0)),
+            }
+        }
+        let rows = router.rows();
+        assert_eq!((rows.requests[0], rows.waiting[0], rows.queued_tokens[0], rows.head_tokens[0]), (0, 0, 0.0, 0.0));
+        assert_eq!((rows.queued_prompt_tokens[0], rows.context_tokens[0]), (0.0, 0.0));
+    }
+}

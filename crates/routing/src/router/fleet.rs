@@ -242,6 +242,13 @@ impl Fleet {
         }
     }
 
+    /// Seconds until all prompts that are there should be computed.
+    pub(super) fn until_computed(&self, at: u32, now: f64) -> f64 {
+        let (at, rows) = (at as usize, &self.rows);
+        let (rate, elapsed) = (rows.prefill_rate[at], (now - self.head_since[at]).max(0.0));
+        (rows.queued_tokens[at] / rate - elapsed.min(rows.head_tokens[at] / rate)).max(0.0)
+    }
+
     pub(super) fn generated(&mut self, at: u32, tokens: f64, less_left: f64) {
         self.rows.context_tokens[at as usize] += tokens;
         self.rows.output_tokens_left[at as usize] -= less_left;

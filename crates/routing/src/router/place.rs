@@ -255,6 +255,7 @@ impl Router {
             answers,
             sent: now,
             first_token: None,
+            passed: false,
             heard: now,
             steps_since: now,
             steps: 0.0,
@@ -263,6 +264,10 @@ impl Router {
             uncached,
         };
         self.placed.insert(request.number, reservation);
+        if self.first_tokens == 0 && self.counts.finished > 0 {
+            // Nobody tells here.
+            self.comes_whole(RequestId(request.number), now);
+        }
         if let Some(session) = request.session.filter(|_| self.config.session_ttl > 0.0) {
             self.sessions.set(session, worker, now + self.config.session_ttl, self.config.session_limit);
         }
