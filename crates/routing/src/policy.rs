@@ -51,8 +51,8 @@ pub trait Policy: Send {
         None
     }
 
-    /// Whether it might place a request that waits. `false` spares the router asking for each one; the rows of workers
-    /// that take nothing are there too.
+    /// Whether it might place a request that waits. `false` spares the router asking for each one; the columns that
+    /// depend on the prompt are 0.
     fn has_room(&self, candidates: &Candidates) -> bool {
         let _ = candidates;
         true

@@ -1,7 +1,8 @@
 //! Corners in which something could go wrong without anybody noticing.
 
 use kvatlas_routing::{
-    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId, by_name,
+    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId,
+    by_name,
 };
 
 const RATE: f64 = 8_000.0;
@@ -31,6 +32,46 @@ fn waits(outcome: Outcome) -> RequestId {
 
 fn hashes(blocks: u64) -> Vec<u64> {
     (1..=blocks).collect()
+}
+
+#[test]
+fn nobody_overtakes_those_who_wait() {
+    for order in [Order::Fcfs, Order::LeastWork] {
+        let mut router = router(Config { order, ..Config::default() });
+        router.add_worker("a", 0, 1.0, 0.0);
+        placed(router.choose(&request(4_000), &Depths::unknown(), 0.0));
+        let first = waits(router.choose(&request(4_000), &Depths::unknown(), 0.01));
+        // The prompt there is worked off; as soon as little enough is left there is room for one.
+        let mut bound = Vec::new();
+        for millisecond in 200..300 {
+            let now = f64::from(millisecond) * 1e-3;
+            let outcome = router.choose(&request(4_000), &Depths::unknown(), now);
+            assert!(matches!(outcome, Outcome::Waits(_)), "{order:?}: {outcome:?} at {now} though {first:?} waits");
+            bound.extend(router.bind(now));
+        }
+        assert_eq!(bound.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [first]);
+    }
+}
+
+#[test]
+fn those_who_wait_for_one_worker_do_not_keep_others_waiting() {
+    for (order, priority) in [(Order::Fcfs, 0), (Order::LeastWork, 0), (Order::LeastWork, 5)] {
+        let mut router = router(Config { order, ..Config::default() });
+        let a = router.add_worker("a", 0, 1.0, 0.0);
+        let b = router.add_worker("b", 0, 1.0, 0.0);
+        let unknown = Depths::unknown();
+        let on_a = placed(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.0));
+        let on_b = placed(router.choose_among(&request(80_000), &unknown, Some(&[b]), 0.0));
+        for _ in 0..200 {
+            waits(router.choose_among(&Request { priority, ..request(80_000) }, &unknown, Some(&[a]), 0.1));
+        }
+        let other = waits(router.choose_among(&request(80_000), &unknown, Some(&[b]), 0.2));
+        router.first_token(on_b.id, 0.5);
+        let bound = router.bind(0.5);
+        assert_eq!(bound.len(), 1, "{order:?}");
+        assert_eq!(bound[0].0, other);
+        assert_eq!(on_a.worker, a);
+    }
 }
 
 #[test]
@@ -120,6 +161,37 @@ fn what_was_just_sent_counts_where_the_index_cannot_be_trusted() {
 }
 
 #[test]
+fn nobody_waits_for_others_while_a_new_worker_is_idle() {
+    let mut router = router(Config { warm_seconds: 1e6, ..Config::default() });
+    let unknown = Depths::unknown();
+    router.add_worker("a", 0, 1.0, 0.0);
+    placed(router.choose(&request(80_000), &unknown, 0.0));
+    let b = router.add_worker("b", 0, 1.0, 1.0);
+    let mut now = 1.0;
+    for _ in 0..5 {
+        let decision = placed(router.choose(&request(800), &unknown, now));
+        assert_eq!(decision.worker, b);
+        now += 0.1;
+        router.first_token(decision.id, now);
+        router.finish(decision.id, Usage { output_tokens: Some(1), cached_tokens: None }, now);
+    }
+}
+
+#[test]
+fn a_session_stays_with_a_worker_that_is_new() {
+    let mut router = router(Config { warm_seconds: 1e6, session_ttl: 100.0, ..Config::default() });
+    let unknown = Depths::unknown();
+    router.add_worker("a", 0, 1.0, 0.0);
+    placed(router.choose(&request(800), &unknown, 0.0));
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    let mine = Request { session: Some(7), ..request(800) };
+    assert_eq!(placed(router.choose(&mine, &unknown, 0.0)).worker, b);
+    for _ in 0..10 {
+        assert_eq!(placed(router.choose(&mine, &unknown, 0.0)).worker, b);
+    }
+}
+
+#[test]
 fn one_stall_at_the_start_is_not_how_fast_engines_are() {
     let mut router = router(Config::default());
     let workers: Vec<WorkerId> = (0..4).map(|at| router.add_worker(&format!("w{at}"), 0, 1.0, 0.0)).collect();
@@ -135,5 +207,41 @@ fn one_stall_at_the_start_is_not_how_fast_engines_are() {
     for worker in 0..4 {
         let rate = router.rows().prefill_rate[worker];
         assert!(rate > RATE / 2.5 && rate < RATE * 2.5, "worker {worker}: {rate}");
+    }
+}
+
+#[test]
+fn answers_that_come_as_a_whole_do_not_look_like_prompts_that_wait() {
+    for told in [true, false] {
+        let mut router = router(Config::default());
+        router.add_worker("a", 0, 1.0, 0.0);
+        if !told {
+            // Nobody ever tells first tokens here.
+            let first = placed(router.choose(&request(400), &Depths::unknown(), 0.0));
+            router.finish(first.id, Usage { output_tokens: Some(300), cached_tokens: None }, 9.0);
+        }
+        let mut ids = Vec::new();
+        // An engine generates many answers at a time: what is computed in 50 ms is no reason to wait for 30 s.
+        for number in 0..50 {
+            let now = 10.0 + f64::from(number) * 0.2;
+            let decision = placed(router.choose(&request(400), &Depths::unknown(), now));
+            if told {
+                router.comes_whole(decision.id, now);
+            }
+            ids.push(decision.id);
+        }
+        assert_eq!((router.rows().requests[0], router.rows().waiting[0]), (50, 1));
+        router.first_token(ids[0], 40.0);
+        for (nth, id) in ids.into_iter().enumerate() {
+            match nth % 2 {
+                0 => {
+                    assert!(router.finish(id, Usage { output_tokens: Some(300), cached_tokens: None }, 40.0).is_some())
+                }
+                _ => assert!(router.fail(id, 40.0)),
+            }
+        }
+        let rows = router.rows();
+        assert_eq!((rows.requests[0], rows.waiting[0], rows.queued_tokens[0], rows.head_tokens[0]), (0, 0, 0.0, 0.0));
+        assert_eq!((rows.queued_prompt_tokens[0], rows.context_tokens[0]), (0.0, 0.0));
     }
 }

@@ -19,6 +19,8 @@ pub(crate) struct OnTheWay {
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
     due: BinaryHeap<Reverse<(Time, u32)>>,
+    /// At that length most of `due` is over.
+    due_most: usize,
     blocks: usize,
     most: usize,
     refused: u64,
@@ -66,6 +68,9 @@ impl OnTheWay {
     pub(crate) fn insert(&mut self, hashes: &[u64], worker: u32, owner: u64, until: f64) -> Option<Leaf> {
         if hashes.is_empty() {
             return None;
+        }
+        if self.due.len() > self.due_most {
+            self.compact();
         }
         let (mut at, mut fork, mut rest, mut before) = (NO_RUN, 0, hashes, 0);
         loop {
@@ -173,6 +178,18 @@ impl OnTheWay {
         }
     }
 
+    /// Drops from `due` what was put there for entries that are gone or now end earlier.
+    fn compact(&mut self) {
+        for run in 0..self.runs.len() as u32 {
+            self.prune(run);
+        }
+        let times = |(at, run): (usize, &Run)| -> Vec<_> {
+            run.entries.iter().map(|entry| Reverse((Time(entry.until), at as u32))).collect()
+        };
+        self.due = self.runs.iter().enumerate().flat_map(times).collect();
+        self.due_most = 2 * self.due.len() + 1024;
+    }
+
     fn climb(&mut self, leaf: Leaf, mut each: impl FnMut(&mut Run)) {
         let mut at = leaf.0;
         while let Some(run) = self.runs.get_mut(at as usize) {
@@ -220,4 +237,27 @@ fn common(a: &[u64], b: &[u64]) -> u32 {
     let start = whole * STEP;
     let rest = a[start..length].iter().zip(&b[start..length]).take_while(|(a, b)| a == b).count();
     (start + rest) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_of_what_is_over_do_not_pile_up() {
+        let mut way = OnTheWay::new(1 << 20);
+        let mut prompts = 0;
+        for number in 0..50_000_u64 {
+            let now = number as f64 * 1e-3;
+            let hashes = [1, 2, number % 1_000, number];
+            let leaf = way.insert(&hashes, (number % 4) as u32, number, now + 300.0).unwrap();
+            way.until(leaf, number, now + 0.1);
+            way.expire(now);
+            prompts = prompts.max(way.runs.len());
+            assert!(way.due.len() < 8_192, "{} at {number}", way.due.len());
+        }
+        assert!(prompts < 2_048, "{prompts}");
+        way.expire(1e3);
+        assert_eq!((way.blocks(), way.children.len(), way.due.len()), (0, 0, 0));
+    }
 }

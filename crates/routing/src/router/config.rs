@@ -37,7 +37,7 @@ pub struct Config {
     pub session_limit: usize,
     /// A worker that joins a fleet at work gets less for that long.
     pub warm_seconds: f64,
-    /// The share of its fair share that it gets at first; it rises to the whole.
+    /// The share of its fair share that it gets at first; it rises to the whole. What would wait otherwise comes on top.
     pub warm_share: f64,
     /// Prompt tokens that a worker computes a second, until that is learnt.
     pub prefill_rate: f64,

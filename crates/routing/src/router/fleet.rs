@@ -242,6 +242,13 @@ impl Fleet {
         }
     }
 
+    /// Seconds until all prompts that are there should be computed.
+    pub(super) fn until_computed(&self, at: u32, now: f64) -> f64 {
+        let (at, rows) = (at as usize, &self.rows);
+        let (rate, elapsed) = (rows.prefill_rate[at], (now - self.head_since[at]).max(0.0));
+        (rows.queued_tokens[at] / rate - elapsed.min(rows.head_tokens[at] / rate)).max(0.0)
+    }
+
     pub(super) fn generated(&mut self, at: u32, tokens: f64, less_left: f64) {
         self.rows.context_tokens[at as usize] += tokens;
         self.rows.output_tokens_left[at as usize] -= less_left;
@@ -318,6 +325,20 @@ impl Fleet {
     /// What [`Fleet::candidates`] was last asked for, `who` being the same.
     pub(super) fn same_candidates(&self, who: Option<&[u32]>) -> &Candidates {
         if who.is_none() { &self.rows } else { &self.chosen }
+    }
+
+    /// Fills in those of `allowed`, or of all, that are up, in order.
+    pub(super) fn may_take(&self, allowed: Option<&[WorkerId]>, who: &mut Vec<u32>) {
+        who.clear();
+        let up = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
+        match allowed {
+            Some(allowed) => {
+                who.extend(allowed.iter().map(|worker| worker.0).filter(|&at| up(at)));
+                who.sort_unstable();
+                who.dedup();
+            }
+            None => who.extend((0..self.slots.len() as u32).filter(|&at| up(at))),
+        }
     }
 
     /// Whether every slot is somebody's that is up.

@@ -24,6 +24,7 @@ impl Router {
         if !self.gather(&request, depths, Some(allowed), now) {
             return None;
         }
+        self.hold_back(now);
         Some(self.fleet.candidates(depths, &self.predicted, Some(&self.who), now).clone())
     }
 

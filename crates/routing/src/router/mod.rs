@@ -53,6 +53,9 @@ pub struct Router {
     fleet: Fleet,
     placed: HashMap<u64, Reservation>,
     due: BinaryHeap<Reverse<(Time, u64)>>,
+    /// When the prompts of requests should be computed of which nobody will tell.
+    unseen: BinaryHeap<Reverse<(Time, u64)>>,
+    first_tokens: u64,
     on_the_way: OnTheWay,
     /// In the place of an index, where there are no events.
     unheard: Option<PredictedIndex>,
@@ -86,6 +89,8 @@ struct Reservation {
     answers: f64,
     sent: f64,
     first_token: Option<f64>,
+    /// Whether its prompt is taken to be computed, though nobody said so.
+    passed: bool,
     /// The last time that something was heard of it, and the tokens since the step time was last learnt from it.
     heard: f64,
     steps_since: f64,
@@ -114,6 +119,8 @@ impl Router {
             fleet: Fleet::new(&config),
             placed: HashMap::new(),
             due: BinaryHeap::new(),
+            unseen: BinaryHeap::new(),
+            first_tokens: 0,
             on_the_way: OnTheWay::new(config.predicted_limit),
             unheard: config.no_events.map(PredictedIndex::new),
             guessed: Depths::unknown(),
@@ -219,6 +226,7 @@ impl Router {
         if !self.gather(&request, depths, allowed, now) {
             return Explanation::default();
         }
+        self.hold_back(now);
         let (policy, who) = (&self.policy, &self.who);
         let candidates = self.fleet.candidates(depths, &self.predicted, (!who.is_empty()).then_some(who), now);
         let cached = |row: usize| -> u32 {
