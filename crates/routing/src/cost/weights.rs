@@ -60,7 +60,7 @@ impl Default for Weights {
             beside: 1.0,
             chunk: 8_192.0,
             crowd: 0.0,
-            later: 0.3,
+            later: 0.6,
             later_waiting: 0.3,
             later_most: 6.0,
             evict: 0.0,
