@@ -1,4 +1,4 @@
-"""The engine that works in steps: the cache's rules, one test each, as `test_engine.py` has them, and those of its time."""
+"""The engine that works in steps: the rules of the cache, as `test_engine.py` has them, and those of its time."""
 
 import random
 from collections import Counter
