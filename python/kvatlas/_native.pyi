@@ -2602,8 +2602,8 @@ class Candidates:
     def __len__(self) -> int: ...
     @property
     def depth(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent there
-        is computed.
+        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent
+        there is computed.
         """
     @property
     def device_blocks(self) -> NDArray[np.uint32]:
@@ -2744,8 +2744,8 @@ class Decision:
         """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout"; None if it was not."""
     @property
     def why(self) -> str:
-        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or "waits",
-        or why it was refused.
+        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or
+        "waits", or why it was refused.
         """
     def terms(self) -> dict[tuple[str, int], dict[str, float]] | None:
         """What the policy weighed, if Router.choose was asked to explain.

@@ -61,6 +61,13 @@ impl Depths {
         self.rows.get(worker as usize).copied().unwrap_or_default()
     }
 
+    /// A worker is gone: whoever has its number next holds nothing of it.
+    pub(crate) fn left(&mut self, worker: u32) {
+        if let Some(depth) = self.rows.get_mut(worker as usize) {
+            *depth = Depth::default();
+        }
+    }
+
     pub(crate) fn raise(&mut self, worker: u32, raise: impl FnOnce(&mut Depth)) {
         let mut depth = self.get(worker);
         raise(&mut depth);

@@ -12,7 +12,7 @@
 //! | `policies/` | the policies of other routers, by their published formulas, and the plain ones |
 //! | `cost/` | our own policy, `kvatlas`: seconds of expected harm; all its weights |
 //! | `names.rs` | [`by_name`] |
-//! | `predict/` | what was just sent counts at once |
+//! | `predict/` | what nobody has announced: prompts on their way, and caches of engines that announce nothing |
 //! | `speed.rs` | how fast a worker has proved to be |
 //! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
 //! | `split/` | [`PrefillDecode`]: prompts computed by one worker and decoded by another |
@@ -44,6 +44,7 @@ pub use error::Error;
 pub use names::{by_name, names};
 pub use options::Options;
 pub use policy::{Choice, Placed, Policy, Terms};
+pub use predict::{Forgets, PredictedIndex};
 pub use request::Request;
 pub use router::{
     Config, Counts, Decision, Ended, Explanation, Load, Lookup, Order, Outcome, Refusal, RequestId, Router, Usage, Why,

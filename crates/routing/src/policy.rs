@@ -45,8 +45,14 @@ pub trait Policy: Send {
     /// Must not count on the request being sent: [`Policy::sent`] tells.
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
 
-    /// Whether it might place a request that waits. `false` spares the router asking for each one; the rows of workers
-    /// that take nothing are there too.
+    /// As [`Policy::choose`], where no request may wait. `None`: it has no opinion, and the least loaded takes it.
+    fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
+        let _ = (request, candidates, now);
+        None
+    }
+
+    /// Whether it might place a request that waits. `false` spares the router asking for each one; the columns that
+    /// depend on the prompt are 0.
     fn has_room(&self, candidates: &Candidates) -> bool {
         let _ = candidates;
         true

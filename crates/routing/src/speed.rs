@@ -5,31 +5,45 @@
 const FLEET_WEIGHT: f64 = 3.0;
 /// A sample weighs at least this much: what was long ago is forgotten.
 const SLOWEST: f64 = 0.08;
-/// After that many samples one sample is taken for at most twice or half of what was known.
-const TRUSTED_AFTER: f64 = 6.0;
+/// So many samples count by their median; a later one is taken for at most twice or half of what was known.
+const FIRST: usize = 5;
+/// With fewer samples of its own than this, a worker is taken for at most so much faster or slower than the fleet: one
+/// that compiles its kernels at its first prompt is not as slow as that for good.
+const FEW: f64 = 3.0;
+const FEW_MOST: f64 = 4.0;
 /// Prompt tokens that a sample of the prefill rate must have: below, other costs hide it.
 const LEAST_TOKENS: f64 = 384.0;
 /// Seconds that it must have.
 const LEAST_SECONDS: f64 = 1e-3;
 
-/// A running geometric mean.
+/// A running geometric mean, begun with a median.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Learnt {
     log: f64,
     samples: f64,
+    /// The first samples, in order.
+    first: [f64; FIRST],
 }
 
 impl Learnt {
     pub(crate) fn new(start: f64) -> Self {
-        Self { log: start.ln(), samples: 0.0 }
+        Self { log: start.ln(), samples: 0.0, first: [f64::INFINITY; FIRST] }
     }
 
     /// `down`: how much quicker it follows samples that are lower than those that are higher; 1 is a mean.
     fn add(&mut self, sample: f64, down: f64) {
-        let far = sample.ln() - self.log;
         self.samples += 1.0;
+        let nth = self.samples as usize;
+        if nth <= FIRST {
+            self.first[nth - 1] = sample.ln();
+            self.first.sort_unstable_by(f64::total_cmp);
+            let (low, high) = (self.first[(nth - 1) / 2], self.first[nth / 2]);
+            self.log = if down > 1.0 { low } else { f64::midpoint(low, high) };
+            return;
+        }
+        let far = sample.ln() - self.log;
         let share = (1.0 / self.samples).max(SLOWEST);
-        let most = if self.samples > TRUSTED_AFTER { std::f64::consts::LN_2 } else { f64::INFINITY };
+        let most = std::f64::consts::LN_2;
         let share = if far < 0.0 { (share * down).min(1.0) } else { share };
         self.log += far.clamp(-most, most) * share;
     }
@@ -38,7 +52,9 @@ impl Learnt {
     fn beside(&self, fleet: &Self) -> f64 {
         let own = self.samples.min(1.0 / SLOWEST);
         let other = if fleet.samples > 0.0 || own == 0.0 { FLEET_WEIGHT } else { 0.0 };
-        ((own * self.log + other * fleet.log) / (own + other)).exp()
+        let most = if own < FEW { FEW_MOST.ln() } else { f64::INFINITY };
+        let log = fleet.log + (self.log - fleet.log).clamp(-most, most);
+        ((own * log + other * fleet.log) / (own + other)).exp()
     }
 }
 
@@ -69,7 +85,7 @@ pub(crate) struct Speed {
 
 impl Speed {
     pub(crate) fn new(fleet: &FleetSpeed) -> Self {
-        let none = |learnt: &Learnt| Learnt { log: learnt.log, samples: 0.0 };
+        let none = |learnt: &Learnt| Learnt::new(learnt.log.exp());
         Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0 }
     }
 

@@ -6,7 +6,7 @@ use crate::request::Request;
 
 /// What the terms are called, the sum last.
 pub(super) const NAMES: [&str; 7] =
-    ["wait (s)", "room (s)", "prefill (s)", "running delayed (s)", "later delayed (s)", "pushed out (s)", "cost (s)"];
+    ["wait (s)", "room (s)", "prefill (s)", "others delayed (s)", "later delayed (s)", "pushed out (s)", "cost (s)"];
 
 /// What of a decision is the same for all candidates.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +45,7 @@ pub(super) struct Harm {
     pub(super) wait: f64,
     pub(super) room: f64,
     pub(super) prefill: f64,
-    pub(super) decodes: f64,
+    pub(super) others: f64,
     pub(super) later: f64,
     pub(super) evict: f64,
 }
@@ -69,11 +69,15 @@ impl Harm {
         let pushed = if free > 0.0 { (uncached - free).max(0.0) } else { uncached };
         let filled = (all.context_tokens[row] + uncached) / (all.capacity_blocks[row] * scene.block_size);
         let crowd = if filled.is_nan() { 0.0 } else { filled * weights.crowd };
+        let wait = queue(weights, all, row);
+        // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
+        let same_step = (weights.chunk / rate - wait).clamp(0.0, prefill);
+        let beside = same_step * f64::from(all.waiting[row]) * weights.beside;
         Self {
-            wait: queue(weights, all, row) * weights.wait / all.weight[row],
+            wait: wait * weights.wait / all.weight[row],
             room: room(all, row, scene.block_size, uncached) * weights.room + crowd,
             prefill: prefill * weights.prefill,
-            decodes: prefill.min(weights.decodes_most) * running * weights.decodes,
+            others: prefill.min(weights.decodes_most) * running * weights.decodes + beside,
             later,
             evict: pushed / rate * weights.evict,
         }
@@ -81,11 +85,11 @@ impl Harm {
 
     #[inline]
     pub(super) fn sum(&self) -> f64 {
-        self.wait + self.room + self.prefill + self.decodes + self.later + self.evict
+        self.wait + self.room + self.prefill + self.others + self.later + self.evict
     }
 
     pub(super) fn row(&self) -> [f64; 7] {
-        [self.wait, self.room, self.prefill, self.decodes, self.later, self.evict, self.sum()]
+        [self.wait, self.room, self.prefill, self.others, self.later, self.evict, self.sum()]
     }
 }
 

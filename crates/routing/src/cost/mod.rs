@@ -4,7 +4,7 @@
 //! cost = wait               prompts before it there, and how late the first of them is
 //!      + room               until running requests have left room for it
 //!      + prefill            its own tokens that are not in that cache
-//!      + running delayed    requests that generate there wait while it is computed
+//!      + others delayed     requests that generate there wait while it is computed, and prompts in the same step
 //!      + later delayed      what it computes, nobody else computes: the more wait in the fleet, the worse
 //!      + pushed out         what its new blocks push out has to be computed again some day
 //! ```
@@ -38,6 +38,15 @@ pub(crate) struct Kvatlas {
 impl Kvatlas {
     pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self { weights: Weights::take(options)?, rng: Rng::new(seed), costs: Vec::new() })
+    }
+
+    /// The row that takes a request.
+    fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
+        let scene = Scene::new(&self.weights, request, candidates, now);
+        self.costs.clear();
+        let weights = &self.weights;
+        self.costs.extend((0..candidates.len()).map(|row| Harm::of(weights, &scene, request, candidates, row).sum()));
+        if self.weights.temperature > 0.0 { self.drawn() } else { self.least() }
     }
 
     /// The row of the least cost, by chance among equals.
@@ -76,11 +85,11 @@ impl Policy for Kvatlas {
         if self.weights.hold > 0.0 && !self.has_room(candidates) {
             return Choice::Wait;
         }
-        let scene = Scene::new(&self.weights, request, candidates, now);
-        self.costs.clear();
-        let weights = &self.weights;
-        self.costs.extend((0..candidates.len()).map(|row| Harm::of(weights, &scene, request, candidates, row).sum()));
-        Choice::Row(if self.weights.temperature > 0.0 { self.drawn() } else { self.least() })
+        Choice::Row(self.cheapest(request, candidates, now))
+    }
+
+    fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
+        Some(self.cheapest(request, candidates, now))
     }
 
     fn has_room(&self, candidates: &Candidates) -> bool {

@@ -18,6 +18,10 @@ pub struct Weights {
     pub decodes: f64,
     /// ...of at most so many seconds of prefill: a longer one is no reason to go where few run, and find others like it.
     pub decodes_most: f64,
+    /// A second by which it delays a prompt that waits there, because both are computed in the same step.
+    pub beside: f64,
+    /// Prompt tokens that an engine computes in one step.
+    pub chunk: f64,
     /// The share of the cache that running requests fill, before and with this one, as seconds.
     pub crowd: f64,
     /// What its prefill takes from requests to come: a second counts so much, always...
@@ -53,9 +57,11 @@ impl Default for Weights {
             prefill: 1.0,
             decodes: 0.15,
             decodes_most: 1.0,
+            beside: 1.0,
+            chunk: 8_192.0,
             crowd: 0.0,
-            later: 0.3,
-            later_waiting: 0.3,
+            later: 0.0,
+            later_waiting: 0.1,
             later_most: 6.0,
             evict: 0.0,
             cold: 0.1,
@@ -84,6 +90,8 @@ impl Weights {
             prefill: weight("prefill", its.prefill)?,
             decodes: weight("decodes", its.decodes)?,
             decodes_most: weight("decodes_most", its.decodes_most)?,
+            beside: weight("beside", its.beside)?,
+            chunk: weight("chunk", its.chunk)?,
             crowd: weight("crowd", its.crowd)?,
             later: weight("later", its.later)?,
             later_waiting: weight("later_waiting", its.later_waiting)?,

@@ -1,11 +1,15 @@
 //! Late binding: requests that wait in the router are placed when somebody has room.
 
+use std::cmp::Reverse;
+use std::sync::Arc;
+
 use crate::depths::Depths;
 use crate::request::Request;
 use crate::router::Router;
 use crate::router::config::Order;
-use crate::router::outcome::{Outcome, Refusal, RequestId};
+use crate::router::outcome::{Outcome, Refusal, RequestId, WorkerId};
 use crate::router::place::Plan;
+use crate::time::Time;
 
 /// Room comes with time too: after that many seconds it is worth a look.
 const LOOK_AGAIN: f64 = 0.02;
@@ -47,32 +51,34 @@ impl Router {
 
     /// Places the one whose turn it is. False: there is no room for any of those looked at.
     fn place_one(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> bool {
-        let Self { fleet, policy, .. } = self;
-        if !policy.has_room(fleet.candidates(&Depths::unknown(), &[], None, now)) {
-            return false;
-        }
+        let lanes = self.lanes_with_room(now);
         let mut numbers = std::mem::take(&mut self.numbers);
-        self.waiting.first(self.config.queue_scan.max(1), &mut numbers);
-        let mut best: Option<(f64, u64)> = None;
-        for &number in &numbers {
-            let Some((work, since)) = self.work(number, now, look_up) else { continue };
-            let turn = match self.config.order {
-                Order::Fcfs => 0.0,
-                Order::LeastWork => work - self.config.ageing * (now - since),
-            };
-            if best.is_none_or(|(least, _)| turn < least) {
-                best = Some((turn, number));
-            }
-            if self.config.order == Order::Fcfs {
-                break;
+        // By priority, then turn, then age.
+        let mut best: Option<(Reverse<i32>, Time, u64)> = None;
+        for lane in &lanes {
+            let scan = (self.config.queue_scan / lanes.len()).max(1);
+            let priority = Reverse(self.waiting.first(*lane, scan, &mut numbers));
+            for &number in &numbers {
+                let Some((work, since)) = self.work(number, now, look_up) else { continue };
+                let turn = match self.config.order {
+                    Order::Fcfs => 0.0,
+                    Order::LeastWork => work - self.config.ageing * (now - since),
+                };
+                let its = (priority, Time(turn), number);
+                if best.is_none_or(|best| its < best) {
+                    best = Some(its);
+                }
+                if self.config.order == Order::Fcfs {
+                    break;
+                }
             }
         }
         self.numbers = numbers;
-        let Some((_, number)) = best else { return false };
+        let Some((_, _, number)) = best else { return false };
         let Some(ticket) = self.waiting.take(number) else { return false };
         let request = ticket.kept.request();
         let outcome = match self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now) {
-            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, &ticket.depths, row, why, now)),
+            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             // The policy left it to chance, and it fell the other way: it keeps its place.
             Plan::Wait => {
                 self.waiting.put_back(ticket);
@@ -86,6 +92,16 @@ impl Router {
         true
     }
 
+    /// The lanes whose workers might take one more, or of whose workers nobody is up.
+    fn lanes_with_room(&mut self, now: f64) -> Vec<u64> {
+        let Self { waiting, fleet, who, policy, .. } = self;
+        let mut has_room = |allowed: Option<&Arc<[WorkerId]>>| {
+            fleet.may_take(allowed.map(AsRef::as_ref), who);
+            who.is_empty() || policy.has_room(fleet.candidates(&Depths::unknown(), &[], Some(who), now))
+        };
+        waiting.lanes().filter(|(_, allowed)| has_room(*allowed)).map(|(lane, _)| lane).collect()
+    }
+
     /// Seconds of work that a waiting request would be where it would go now, and since when it waits. `None`: it goes
     /// on waiting.
     fn work(
@@ -97,14 +113,17 @@ impl Router {
         let mut ticket = self.waiting.take(number)?;
         if ticket.round != self.round {
             ticket.round = self.round;
-            look_up(&ticket.kept.request(), &mut ticket.depths);
+            match &mut self.unheard {
+                Some(unheard) => unheard.look_up(ticket.kept.request().content_hashes, now, &mut ticket.depths),
+                None => look_up(&ticket.kept.request(), &mut ticket.depths),
+            }
         }
         let request = ticket.kept.request();
         let plan = self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now);
         let work = match plan {
             Plan::Row { row, .. } => {
                 let who = (!self.who.is_empty()).then_some(&self.who[..]);
-                let candidates = self.fleet.candidates(&ticket.depths, &self.predicted, who, now);
+                let candidates = self.fleet.same_candidates(who);
                 let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
                 Some(f64::from(request.uncached(depth)) / candidates.prefill_rate[row])
             }

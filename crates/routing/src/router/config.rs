@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::options::Options;
+use crate::predict::Forgets;
 
 /// In which order requests that wait in the router are placed, those of equal priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -28,13 +29,15 @@ pub struct Config {
     pub announced_within: f64,
     /// Blocks of prompts on their way that are kept in mind.
     pub predicted_limit: usize,
+    /// Engines announce nothing: what they hold is guessed from what was sent, and lookups do not count.
+    pub no_events: Option<Forgets>,
     /// Requests of a session go where the last one went, if that was not longer ago. 0: sessions do not stick.
     pub session_ttl: f64,
     /// Sessions that are kept in mind.
     pub session_limit: usize,
     /// A worker that joins a fleet at work gets less for that long.
     pub warm_seconds: f64,
-    /// The share of its fair share that it gets at first; it rises to the whole.
+    /// The share of its fair share that it gets at first; it rises to the whole. What would wait otherwise comes on top.
     pub warm_share: f64,
     /// Prompt tokens that a worker computes a second, until that is learnt.
     pub prefill_rate: f64,
@@ -63,6 +66,7 @@ impl Default for Config {
             idle_timeout: 300.0,
             announced_within: 5.0,
             predicted_limit: 4 << 20,
+            no_events: None,
             session_ttl: 0.0,
             session_limit: 65_536,
             warm_seconds: 10.0,
@@ -80,7 +84,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Takes the options that are settings of the router's: each by its name here, `order` as `least-work` or `fcfs`.
+    /// Takes the options that are settings of the router's: each by its name here, `order` as `least-work` or `fcfs`,
+    /// `no_events` as `off`, `mock` (with `no_events_blocks`) or `ttl` (with `no_events_ttl`).
     ///
     /// # Errors
     /// Code `bad_option` for one that is of the wrong type or out of range.
@@ -112,7 +117,15 @@ impl Config {
             "fcfs" => Order::Fcfs,
             _ => Order::LeastWork,
         };
+        let seconds = options.number("no_events_ttl", 120.0, 0.0, MOST)?;
+        let blocks = options.number("no_events_blocks", 24_576.0, 1.0, MOST)? as usize;
+        let no_events = match options.word("no_events", &["off", "mock", "ttl"])? {
+            "mock" => Some(Forgets::Mock { blocks }),
+            "ttl" => Some(Forgets::Ttl { seconds }),
+            _ => None,
+        };
         Ok(Self {
+            no_events,
             predicted_limit,
             session_limit,
             warm_share,

@@ -29,14 +29,12 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    reported: f64,
     /// Whether it joined a fleet at work.
     pub(super) late: bool,
     /// Requests placed anywhere when it joined.
     pub(super) joined_at: u64,
     /// Prompts without a first token, in the order in which they were sent: request, uncached tokens.
     queue: VecDeque<(u64, f64)>,
-    head_since: f64,
     speed: Speed,
 }
 
@@ -60,6 +58,11 @@ impl Slot {
 pub(super) struct Fleet {
     /// A row for each slot.
     rows: Candidates,
+    /// For each row, since when: it is there, its engine last said something, the prompt at its head has its turn (`inf`
+    /// if there is none). Beside each other, as all are read for every request.
+    joined: Vec<f64>,
+    reported: Vec<f64>,
+    head_since: Vec<f64>,
     pub(super) slots: Vec<Slot>,
     by_name: HashMap<Arc<str>, Vec<(u32, u32)>>,
     free: Vec<u32>,
@@ -73,6 +76,9 @@ impl Fleet {
     pub(super) fn new(config: &Config) -> Self {
         Self {
             rows: Candidates::default(),
+            joined: Vec::new(),
+            reported: Vec::new(),
+            head_since: Vec::new(),
             slots: Vec::new(),
             by_name: HashMap::new(),
             free: Vec::new(),
@@ -94,11 +100,9 @@ impl Fleet {
             rank,
             state: State::Up,
             joined: now,
-            reported: f64::NAN,
             late,
             joined_at,
             queue: VecDeque::new(),
-            head_since: f64::NAN,
             speed: Speed::new(&self.speed),
         };
         let at = if let Some(at) = self.free.pop() {
@@ -107,10 +111,16 @@ impl Fleet {
         } else {
             self.slots.push(slot);
             self.rows.push();
+            self.joined.push(now);
+            self.reported.push(f64::NAN);
+            self.head_since.push(f64::INFINITY);
             (self.slots.len() - 1) as u32
         };
         self.by_name.entry(name).or_default().push((rank, at));
         self.rows.reset(at as usize, at, weight);
+        self.joined[at as usize] = now;
+        self.reported[at as usize] = f64::NAN;
+        self.head_since[at as usize] = f64::INFINITY;
         self.publish_speed(at as usize);
         self.up += 1;
         WorkerId(at)
@@ -170,11 +180,12 @@ impl Fleet {
             rows.reported_waiting[at] = load.waiting.unwrap_or(f64::NAN);
             rows.reported_running[at] = load.running.unwrap_or(f64::NAN);
             rows.reported_kv_usage[at] = load.kv_usage.unwrap_or(f64::NAN);
-            self.slots[at].reported = now;
+            self.reported[at] = now;
         }
         let set = |column: &mut f64, value: Option<f64>| *column = value.unwrap_or(*column);
-        set(&mut rows.capacity_blocks[at], load.capacity_blocks);
-        set(&mut rows.held_blocks[at], load.held_blocks);
+        // An engine that has not allocated its cache yet says 0: its room is not known.
+        set(&mut rows.capacity_blocks[at], load.capacity_blocks.filter(|blocks| *blocks > 0.0 && blocks.is_finite()));
+        set(&mut rows.held_blocks[at], load.held_blocks.filter(|blocks| *blocks >= 0.0 && blocks.is_finite()));
     }
 
     // What requests do to a row.
@@ -194,7 +205,7 @@ impl Fleet {
         let slot = &mut self.slots[at];
         if slot.queue.is_empty() {
             slot.speed.begins(now);
-            slot.head_since = now;
+            self.head_since[at] = now;
             rows.head_tokens[at] = share.uncached;
         }
         slot.queue.push_back((request, share.uncached));
@@ -213,19 +224,29 @@ impl Fleet {
         }
         let more = !slot.queue.is_empty();
         let learnt = if computed {
-            slot.head_since = now;
+            self.head_since[at] = now;
             slot.speed.computed(share.uncached, more, now, &mut self.speed)
         } else {
             if head {
-                slot.head_since = now;
+                self.head_since[at] = now;
                 slot.speed.spoilt(now);
             }
             false
         };
         rows.head_tokens[at] = slot.queue.front().map_or(0.0, |(_, uncached)| *uncached);
+        if !more {
+            self.head_since[at] = f64::INFINITY;
+        }
         if learnt {
             self.publish(at);
         }
+    }
+
+    /// Seconds until all prompts that are there should be computed.
+    pub(super) fn until_computed(&self, at: u32, now: f64) -> f64 {
+        let (at, rows) = (at as usize, &self.rows);
+        let (rate, elapsed) = (rows.prefill_rate[at], (now - self.head_since[at]).max(0.0));
+        (rows.queued_tokens[at] / rate - elapsed.min(rows.head_tokens[at] / rate)).max(0.0)
     }
 
     pub(super) fn generated(&mut self, at: u32, tokens: f64, less_left: f64) {
@@ -277,19 +298,47 @@ impl Fleet {
         who: Option<&[u32]>,
         now: f64,
     ) -> &Candidates {
-        for (at, slot) in self.slots.iter().enumerate() {
-            self.rows.age[at] = now - slot.joined;
-            self.rows.reported_age[at] = now - slot.reported;
-            self.rows.head_elapsed[at] = if slot.queue.is_empty() { 0.0 } else { (now - slot.head_since).max(0.0) };
-            let depth = if self.rows.trusted[at] { depths.get(at as u32) } else { crate::Depth::default() };
-            self.rows.device_blocks[at] = depth.device;
-            self.rows.host_blocks[at] = depth.host;
-            self.rows.any_blocks[at] = depth.any;
-            self.rows.predicted_blocks[at] = predicted.get(at).copied().unwrap_or(0).max(depth.device);
+        let rows = &mut self.rows;
+        let since = |column: &mut [f64], from: &[f64]| {
+            for (value, from) in column.iter_mut().zip(from) {
+                *value = now - from;
+            }
+        };
+        since(&mut rows.age, &self.joined);
+        since(&mut rows.reported_age, &self.reported);
+        for (elapsed, since) in rows.head_elapsed.iter_mut().zip(&self.head_since) {
+            *elapsed = (now - since).max(0.0);
+        }
+        for at in 0..rows.worker.len() {
+            let trusted = rows.trusted[at];
+            let depth = depths.rows.get(at).filter(|_| trusted).copied().unwrap_or_default();
+            rows.device_blocks[at] = depth.device;
+            rows.host_blocks[at] = depth.host;
+            rows.any_blocks[at] = depth.any;
+            rows.predicted_blocks[at] = predicted.get(at).copied().unwrap_or(0).max(depth.device);
         }
         let Some(who) = who else { return &self.rows };
         self.chosen.gather(&self.rows, who);
         &self.chosen
+    }
+
+    /// What [`Fleet::candidates`] was last asked for, `who` being the same.
+    pub(super) fn same_candidates(&self, who: Option<&[u32]>) -> &Candidates {
+        if who.is_none() { &self.rows } else { &self.chosen }
+    }
+
+    /// Fills in those of `allowed`, or of all, that are up, in order.
+    pub(super) fn may_take(&self, allowed: Option<&[WorkerId]>, who: &mut Vec<u32>) {
+        who.clear();
+        let up = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
+        match allowed {
+            Some(allowed) => {
+                who.extend(allowed.iter().map(|worker| worker.0).filter(|&at| up(at)));
+                who.sort_unstable();
+                who.dedup();
+            }
+            None => who.extend((0..self.slots.len() as u32).filter(|&at| up(at))),
+        }
     }
 
     /// Whether every slot is somebody's that is up.
@@ -326,7 +375,7 @@ pub trait Lookup {
 
 impl Lookup for Match<'_> {
     fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
-        Match::for_each(self, view, |name, rank, depth| f(name, rank, depth));
+        Match::for_each(self, view, f);
     }
 
     fn is_plain(&self) -> bool {
@@ -336,7 +385,7 @@ impl Lookup for Match<'_> {
 
 impl Lookup for OwnedMatch {
     fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
-        OwnedMatch::for_each(self, view, |name, rank, depth| f(name, rank, depth));
+        OwnedMatch::for_each(self, view, f);
     }
 
     fn is_plain(&self) -> bool {

@@ -24,6 +24,7 @@ impl Router {
         if !self.gather(&request, depths, Some(allowed), now) {
             return None;
         }
+        self.hold_back(now);
         Some(self.fleet.candidates(depths, &self.predicted, Some(&self.who), now).clone())
     }
 
@@ -47,7 +48,8 @@ impl Router {
         }
         self.number += 1;
         let request = Request { number: self.number, ..self.complete(request) };
-        Some(self.reserve(&request, depths, 0, Why::Policy, now))
+        self.fleet.candidates(depths, &self.predicted, Some(&self.who), now);
+        Some(self.reserve(&request, 0, Why::Policy, now))
     }
 
     /// The prompt of a prefill leg is computed, and its blocks can be fetched: the leg is over. It generated nothing, so

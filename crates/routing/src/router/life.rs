@@ -20,6 +20,7 @@ impl Router {
         if its.first_token.is_some() {
             return;
         }
+        self.first_tokens += 1;
         its.first_token = Some(now);
         its.heard = now;
         its.steps_since = now;
@@ -28,9 +29,42 @@ impl Router {
         if let Some(leaf) = its.leaf {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
         }
-        self.fleet.dequeued(its.worker, id.0, &its.share, true, now);
-        self.policy.first_token(&its.placed(id), now);
+        if !its.passed {
+            self.fleet.dequeued(its.worker, id.0, &its.share, true, now);
+            self.policy.first_token(&its.placed(id), now);
+        }
         self.room = true;
+    }
+
+    /// The answer of a request that was just placed comes as a whole: nobody will tell when its prompt is computed. It is
+    /// taken to be when it should be; else a request that generates for half a minute would look like a prompt that
+    /// nobody gets on with, and all others would wait for it. Nothing is learnt of speed.
+    ///
+    /// Where first tokens are never told, all requests are taken so.
+    pub fn comes_whole(&mut self, id: RequestId, now: f64) {
+        let now = self.at(now);
+        let Some(its) = self.placed.get(&id.0) else { return };
+        if its.first_token.is_none() && !its.passed {
+            let until = now + self.fleet.until_computed(its.worker, now);
+            self.unseen.push(Reverse((Time(until), id.0)));
+        }
+    }
+
+    /// Takes the prompts out of their queues that should be computed and of which nobody will tell.
+    fn pass_unseen(&mut self, now: f64) {
+        while let Some(&Reverse((time, number))) = self.unseen.peek()
+            && time.0 <= now
+        {
+            self.unseen.pop();
+            let Some(its) = self.placed.get_mut(&number) else { continue };
+            if its.first_token.is_some() || its.passed {
+                continue;
+            }
+            its.passed = true;
+            self.fleet.dequeued(its.worker, number, &its.share, false, now);
+            self.policy.first_token(&its.placed(RequestId(number)), now);
+            self.room = true;
+        }
     }
 
     /// `tokens` more came, beyond the first, of all its answers together.
@@ -59,6 +93,10 @@ impl Router {
             // An answer that was not streamed: its first token came, nobody knows when, so nothing is learnt of speed.
             self.released_unseen(id, now);
         }
+        if let Some(unheard) = &mut self.unheard {
+            let output = usage.output_tokens.map_or(generated.0, f64::from) as usize;
+            unheard.ended(id.0, output / self.config.block_size.max(1) as usize, now);
+        }
         let its = self.release(id.0, now)?;
         if let (Some(first), Some(output), true) = (its.first_token, usage.output_tokens, its.share.generated == 0.0) {
             let steps = f64::from(output) / its.answers - 1.0;
@@ -67,9 +105,12 @@ impl Router {
             }
         }
         self.counts.finished += 1;
-        let output = usage.output_tokens.map_or(generated.0 + 1.0, f64::from) / its.answers;
-        self.outputs += 1.0;
-        self.mean_output += (output - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);
+        // A caller that tells neither tokens nor their number teaches nothing.
+        let told = (generated.0 > 0.0).then_some(generated.0 + 1.0);
+        if let Some(output) = usage.output_tokens.map(f64::from).or(told) {
+            self.outputs += 1.0;
+            self.mean_output += (output / its.answers - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);
+        }
         if let Some(cached) = usage.cached_tokens {
             self.counts.expected_cached += u64::from(its.cached);
             self.counts.reported_cached += u64::from(cached);
@@ -88,6 +129,7 @@ impl Router {
         let now = self.at(now);
         if self.waiting.remove(id.0).is_some() {
             self.counts.failed += 1;
+            self.counts.withdrawn += 1;
             return true;
         }
         let Some(leaf) = self.placed.get(&id.0).map(|its| its.leaf) else { return false };
@@ -106,6 +148,7 @@ impl Router {
     }
 
     pub(super) fn expire_until(&mut self, now: f64) -> usize {
+        self.pass_unseen(now);
         let mut given_up = 0;
         while let Some(&Reverse((time, number))) = self.due.peek()
             && time.0 <= now
@@ -133,7 +176,11 @@ impl Router {
     /// Takes a request out of the books.
     pub(super) fn release(&mut self, number: u64, now: f64) -> Option<Reservation> {
         let its = self.placed.remove(&number)?;
-        if its.first_token.is_none() {
+        if let Some(unheard) = &mut self.unheard {
+            // What finished well is not with it any more.
+            unheard.failed(number, now);
+        }
+        if its.first_token.is_none() && !its.passed {
             self.fleet.dequeued(its.worker, number, &its.share, false, now);
         }
         self.fleet.ended(its.worker, &its.share);
@@ -154,5 +201,29 @@ impl Router {
 impl Reservation {
     fn placed(&self, id: RequestId) -> Placed {
         Placed { number: id.0, worker: self.worker, uncached: self.uncached }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Depths, Options, Outcome, Request, by_name};
+
+    #[test]
+    fn deadlines_of_what_has_ended_do_not_pile_up() {
+        let config = Config { queue_limit: 0, ..Config::default() };
+        let mut router = Router::new(config, by_name("random", Options::default(), 0).unwrap());
+        router.add_worker("a", 0, 1.0, 0.0);
+        for number in 0..20_000 {
+            let now = f64::from(number) * 1e-3;
+            let request = Request { tokens: 10, ..Request::default() };
+            let Outcome::Placed(decision) = router.choose(&request, &Depths::unknown(), now) else { unreachable!() };
+            router.first_token(decision.id, now);
+            router.finish(decision.id, Usage::default(), now);
+            assert!(router.due.len() < 2_048, "{}", router.due.len());
+        }
+        // One that is still there is still given up.
+        let Outcome::Placed(_) = router.choose(&Request::default(), &Depths::unknown(), 20.0) else { unreachable!() };
+        assert_eq!(router.expire(20.0 + router.config.first_token_timeout), 1);
     }
 }

@@ -21,7 +21,7 @@ pub use outcome::{Counts, Decision, Ended, Load, Outcome, Refusal, RequestId, Us
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::policy::{Policy, Terms};
-use crate::predict::{Leaf, OnTheWay};
+use crate::predict::{Leaf, OnTheWay, PredictedIndex};
 use crate::request::Request;
 use crate::time::Time;
 use fleet::{Fleet, Share};
@@ -53,7 +53,13 @@ pub struct Router {
     fleet: Fleet,
     placed: HashMap<u64, Reservation>,
     due: BinaryHeap<Reverse<(Time, u64)>>,
+    /// When the prompts of requests should be computed of which nobody will tell.
+    unseen: BinaryHeap<Reverse<(Time, u64)>>,
+    first_tokens: u64,
     on_the_way: OnTheWay,
+    /// In the place of an index, where there are no events.
+    unheard: Option<PredictedIndex>,
+    guessed: Depths,
     sessions: Sessions,
     waiting: Waiting,
     /// Placed or refused since, and not yet told.
@@ -83,6 +89,8 @@ struct Reservation {
     answers: f64,
     sent: f64,
     first_token: Option<f64>,
+    /// Whether its prompt is taken to be computed, though nobody said so.
+    passed: bool,
     /// The last time that something was heard of it, and the tokens since the step time was last learnt from it.
     heard: f64,
     steps_since: f64,
@@ -111,7 +119,11 @@ impl Router {
             fleet: Fleet::new(&config),
             placed: HashMap::new(),
             due: BinaryHeap::new(),
+            unseen: BinaryHeap::new(),
+            first_tokens: 0,
             on_the_way: OnTheWay::new(config.predicted_limit),
+            unheard: config.no_events.map(PredictedIndex::new),
+            guessed: Depths::unknown(),
             sessions: Sessions::default(),
             waiting: Waiting::default(),
             bound: Vec::new(),
@@ -209,20 +221,33 @@ impl Router {
     ) -> Explanation {
         let now = self.at(now);
         let request = Request { number: self.number + 1, ..self.complete(request) };
+        let guessed = self.guess(&request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
         if !self.gather(&request, depths, allowed, now) {
             return Explanation::default();
         }
+        self.hold_back(now);
         let (policy, who) = (&self.policy, &self.who);
         let candidates = self.fleet.candidates(depths, &self.predicted, (!who.is_empty()).then_some(who), now);
-        let cached = |row: usize| {
+        let cached = |row: usize| -> u32 {
             let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
             request.tokens - request.uncached(depth)
         };
-        Explanation {
+        let explanation = Explanation {
             workers: candidates.worker.iter().map(|&worker| WorkerId(worker)).collect(),
             cached_tokens: (0..candidates.len()).map(cached).collect(),
             terms: policy.explain(&request, candidates, now),
-        }
+        };
+        self.guessed = guessed.unwrap_or_default();
+        explanation
+    }
+
+    /// What workers should hold of a prompt, where no events tell. Give it back to `guessed`, for its memory.
+    fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
+        let unheard = self.unheard.as_mut()?;
+        let mut depths = std::mem::take(&mut self.guessed);
+        unheard.look_up(request.content_hashes, now, &mut depths);
+        Some(depths)
     }
 
     /// The time, never before an earlier one.
@@ -234,8 +259,8 @@ impl Router {
     }
 
     fn complete<'a>(&self, request: &Request<'a>) -> Request<'a> {
-        let block_size = if request.block_size == 0 { self.config.block_size } else { request.block_size };
-        let full = request.tokens / block_size.max(1);
+        let block_size = if request.block_size == 0 { self.config.block_size } else { request.block_size }.max(1);
+        let full = request.tokens / block_size;
         let hashes = request.content_hashes;
         let content_hashes = &hashes[..hashes.len().min(full as usize)];
         Request { block_size, content_hashes, answers: request.answers.max(1), ..*request }

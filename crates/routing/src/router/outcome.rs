@@ -163,8 +163,10 @@ pub struct Counts {
     pub why: [u64; 7],
     /// Requests finished, failed, and given up because nothing was heard of them; taken along by a worker that left.
     pub finished: u64,
-    /// See `finished`.
+    /// See `finished`; those that were withdrawn while they waited are among them.
     pub failed: u64,
+    /// Requests that failed while they waited in the router.
+    pub withdrawn: u64,
     /// See `finished`.
     pub expired: u64,
     /// See `finished`.

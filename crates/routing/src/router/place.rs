@@ -1,6 +1,7 @@
 //! Choosing and reserving, in one step.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
@@ -48,26 +49,47 @@ impl Router {
         }
         self.number += 1;
         let request = Request { number: self.number, ..self.complete(request) };
+        let guessed = self.guess(&request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
-            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, depths, row, why, now)),
+            Plan::Row { why, .. } if self.waiting.len() > 0 && why != Why::Session => {
+                self.in_turn(&request, depths, allowed, now)
+            }
+            Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
             Plan::Wait if self.waiting.len() >= self.config.queue_limit => Outcome::Refused(Refusal::QueueFull),
             Plan::Wait => {
-                let allowed = allowed.map(<[WorkerId]>::to_vec);
-                let ticket = Ticket {
-                    kept: Kept::new(&request),
-                    depths: depths.clone(),
-                    allowed,
-                    since: now,
-                    round: self.round,
-                };
-                self.waiting.push(ticket, now + self.config.queue_timeout);
+                self.wait(&request, depths, allowed, now);
                 self.counts.waited += 1;
                 Outcome::Waits(RequestId(request.number))
             }
         };
         self.count_refused(&outcome);
+        self.guessed = guessed.unwrap_or_default();
         outcome
+    }
+
+    /// There is room for a request while others wait: it is placed only if none of them comes first.
+    fn in_turn(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) -> Outcome {
+        self.wait(request, depths, allowed, now);
+        self.room = true;
+        self.try_waiting(now, &mut |_, _| ());
+        let id = RequestId(request.number);
+        if let Some(at) = self.bound.iter().position(|(its, _)| *its == id) {
+            return self.bound.remove(at).1;
+        }
+        if self.waiting.len() > self.config.queue_limit {
+            self.waiting.remove(request.number);
+            return Outcome::Refused(Refusal::QueueFull);
+        }
+        self.counts.waited += 1;
+        Outcome::Waits(id)
+    }
+
+    fn wait(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) {
+        let (kept, depths, allowed) = (Kept::new(request), depths.clone(), allowed.map(Arc::from));
+        let ticket = Ticket { kept, depths, allowed, since: now, round: self.round };
+        self.waiting.push(ticket, now + self.config.queue_timeout);
     }
 
     pub(super) fn count_refused(&mut self, outcome: &Outcome) {
@@ -88,38 +110,33 @@ impl Router {
             return false;
         }
         let Self { fleet, who, predicted, on_the_way, .. } = self;
-        who.clear();
-        let up = |at: u32| fleet.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
-        match allowed {
-            Some(allowed) => {
-                who.extend(allowed.iter().map(|worker| worker.0).filter(|&at| up(at)));
-                who.sort_unstable();
-                who.dedup();
-                if who.is_empty() {
-                    return false;
-                }
+        if allowed.is_some() || !fleet.is_dense() {
+            fleet.may_take(allowed, who);
+            if who.is_empty() {
+                return false;
             }
-            None if !fleet.is_dense() => who.extend((0..fleet.slots.len() as u32).filter(|&at| up(at))),
-            None => (),
+        } else {
+            who.clear();
         }
         predicted.clear();
         predicted.resize(fleet.slots.len(), 0);
-        let held = |worker| depths.get(worker).device;
+        // What an index that cannot be trusted says announces nothing.
+        let trusted = |worker: u32| fleet.rows().trusted.get(worker as usize).is_some_and(|trusted| *trusted);
+        let held = |worker| if trusted(worker) { depths.get(worker).device } else { 0 };
         on_the_way.find(request.content_hashes, now, held, |worker, depth| {
             if let Some(most) = predicted.get_mut(worker as usize) {
                 *most = depth.max(*most);
             }
         });
-        self.hold_back(now);
         true
     }
 
-    /// Leaves out workers that have just joined and had their share.
-    fn hold_back(&mut self, now: f64) {
+    /// Leaves out workers that have just joined and had their share. The candidates with them, if there are any.
+    pub(super) fn hold_back(&mut self, now: f64) -> Option<Vec<u32>> {
         let (seconds, start) = (self.config.warm_seconds, self.config.warm_share);
         let (total, up) = (self.total_placed, self.fleet.up as f64);
         if !self.fleet.slots.iter().any(|slot| slot.late && slot.state == State::Up) {
-            return;
+            return None;
         }
         for slot in self.fleet.slots.iter_mut().filter(|slot| slot.late && slot.age(now) >= seconds) {
             slot.late = false;
@@ -133,14 +150,12 @@ impl Router {
         };
         let everybody = 0..fleet.slots.len() as u32;
         let is_up = |at: u32| fleet.slots[at as usize].state == State::Up;
-        let rest: Vec<u32> = if who.is_empty() {
-            everybody.filter(|&at| is_up(at) && !had_enough(at)).collect()
+        let (rest, all) = if who.is_empty() {
+            (everybody.filter(|&at| is_up(at) && !had_enough(at)).collect::<Vec<u32>>(), fleet.up)
         } else {
-            who.iter().copied().filter(|&at| !had_enough(at)).collect()
+            (who.iter().copied().filter(|&at| !had_enough(at)).collect(), who.len())
         };
-        if !rest.is_empty() {
-            *who = rest;
-        }
+        (!rest.is_empty() && rest.len() < all).then(|| std::mem::replace(who, rest))
     }
 
     /// What to do with a request, without doing it.
@@ -156,12 +171,24 @@ impl Router {
         }
         let session = if self.config.session_ttl > 0.0 { request.session } else { None };
         let stuck = session.and_then(|session| self.sessions.get(session, now));
-        let Self { fleet, who, predicted, policy, counts, config, .. } = self;
-        let candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
-        if let Some(row) = stuck.and_then(|worker| candidates.worker.binary_search(&worker).ok()) {
-            return Plan::Row { row, why: Why::Session };
+        if let Some(worker) = stuck {
+            let all = (!self.who.is_empty()).then_some(&self.who[..]);
+            let candidates = self.fleet.candidates(depths, &self.predicted, all, now);
+            if let Ok(row) = candidates.worker.binary_search(&worker) {
+                return Plan::Row { row, why: Why::Session };
+            }
         }
-        let row = match policy.choose(request, candidates, now) {
+        let with_new = self.hold_back(now);
+        let Self { fleet, who, predicted, policy, counts, config, .. } = self;
+        let mut candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+        let mut choice = policy.choose(request, candidates, now);
+        if let (Choice::Wait, Some(with_new)) = (choice, with_new) {
+            // A worker that is new is better than none.
+            *who = with_new;
+            candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+            choice = policy.choose(request, candidates, now);
+        }
+        let row = match choice {
             Choice::Row(row) if row < candidates.len() => row,
             Choice::Row(_) => {
                 counts.bad_rows += 1;
@@ -170,7 +197,11 @@ impl Router {
             Choice::Wait if config.queue_limit > 0 && candidates.requests.iter().any(|requests| *requests > 0) => {
                 return Plan::Wait;
             }
-            Choice::Wait => return Plan::Row { row: least_loaded(candidates), why: Why::Idle },
+            // Nothing would end that it could wait for, or none may wait.
+            Choice::Wait => match policy.choose_now(request, candidates, now) {
+                Some(row) if row < candidates.len() => row,
+                _ => return Plan::Row { row: least_loaded(candidates), why: Why::Idle },
+            },
         };
         let why = if candidates.len() == 1 {
             Why::Only
@@ -189,16 +220,9 @@ impl Router {
     }
 
     /// Reserves the row that [`Router::plan`] was just asked about.
-    pub(super) fn reserve(
-        &mut self,
-        request: &Request<'_>,
-        depths: &Depths,
-        row: usize,
-        why: Why,
-        now: f64,
-    ) -> Decision {
-        let Self { fleet, who, predicted, policy, .. } = self;
-        let candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+    pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: Why, now: f64) -> Decision {
+        let Self { fleet, who, policy, .. } = self;
+        let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
         policy.sent(request, candidates, row, now);
         let worker = candidates.worker[row];
         let known = candidates.any_blocks[row];
@@ -219,6 +243,13 @@ impl Router {
         fleet.sent(worker, request.number, &share, cold, now);
         let deadline = now + self.config.first_token_timeout;
         let leaf = self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
+        if let Some(unheard) = &mut self.unheard {
+            unheard.sent(request.number, worker, request.content_hashes, now);
+        }
+        if self.due.len() > 4 * self.placed.len() + 1024 {
+            // Deadlines are minutes away, and most requests have ended long before.
+            self.due.retain(|Reverse((_, number))| self.placed.contains_key(number));
+        }
         self.due.push(Reverse((Time(deadline), request.number)));
         let cached = request.tokens - uncached;
         let reservation = Reservation {
@@ -228,6 +259,7 @@ impl Router {
             answers,
             sent: now,
             first_token: None,
+            passed: false,
             heard: now,
             steps_since: now,
             steps: 0.0,
@@ -236,6 +268,10 @@ impl Router {
             uncached,
         };
         self.placed.insert(request.number, reservation);
+        if self.first_tokens == 0 && self.counts.finished > 0 {
+            // Nobody tells here.
+            self.comes_whole(RequestId(request.number), now);
+        }
         if let Some(session) = request.session.filter(|_| self.config.session_ttl > 0.0) {
             self.sessions.set(session, worker, now + self.config.session_ttl, self.config.session_limit);
         }

@@ -1,7 +1,11 @@
 //! Requests that wait in the router, highest priority first, oldest first.
+//!
+//! Those that may go to the same workers wait in a lane of their own: where one kind of workers has enough to do, requests
+//! for another kind go on.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
 use crate::depths::Depths;
 use crate::request::Request;
@@ -57,59 +61,107 @@ impl Kept {
 pub(super) struct Ticket {
     pub(super) kept: Kept,
     pub(super) depths: Depths,
-    pub(super) allowed: Option<Vec<WorkerId>>,
+    pub(super) allowed: Option<Arc<[WorkerId]>>,
     pub(super) since: f64,
     /// The lookup was made again in the round of this number.
     pub(super) round: u64,
 }
 
+/// Tickets that may go to the same workers.
+#[derive(Debug)]
+struct Lane {
+    allowed: Option<Arc<[WorkerId]>>,
+    tickets: BTreeMap<Key, Ticket>,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    tickets: BTreeMap<Key, Ticket>,
-    keys: HashMap<u64, Key>,
+    lanes: BTreeMap<u64, Lane>,
+    by_allowed: HashMap<Option<Arc<[WorkerId]>>, u64>,
+    /// Where each is: its lane, and its place there.
+    keys: HashMap<u64, (u64, Key)>,
     /// By arrival: when it has waited long enough, which.
     ends: VecDeque<(f64, u64)>,
 }
 
 impl Waiting {
     pub(super) fn len(&self) -> usize {
-        self.tickets.len()
+        self.keys.len()
     }
 
-    pub(super) fn push(&mut self, ticket: Ticket, until: f64) {
+    pub(super) fn push(&mut self, mut ticket: Ticket, until: f64) {
         let number = ticket.kept.number;
         let key = (Reverse(ticket.kept.priority), number);
-        self.keys.insert(number, key);
+        // A lane has the number of its first ticket.
+        let at = *self.by_allowed.entry(ticket.allowed.clone()).or_insert(number);
+        let lane = self.lanes.entry(at);
+        let lane = lane.or_insert_with(|| Lane { allowed: ticket.allowed.clone(), tickets: BTreeMap::new() });
+        ticket.allowed.clone_from(&lane.allowed);
+        lane.tickets.insert(key, ticket);
+        self.keys.insert(number, (at, key));
         self.ends.push_back((until, number));
-        self.tickets.insert(key, ticket);
     }
 
     pub(super) fn remove(&mut self, number: u64) -> Option<Ticket> {
-        let key = self.keys.remove(&number)?;
+        let (at, key) = self.keys.remove(&number)?;
         if self.keys.is_empty() {
             self.ends.clear();
         }
-        self.tickets.remove(&key)
+        let lane = self.lanes.get_mut(&at)?;
+        let ticket = lane.tickets.remove(&key);
+        if lane.tickets.is_empty() {
+            if self.by_allowed.get(&lane.allowed) == Some(&at) {
+                self.by_allowed.remove(&lane.allowed);
+            }
+            self.lanes.remove(&at);
+        }
+        ticket
     }
 
     /// Takes one out for a moment; [`Waiting::put_back`] must follow.
     pub(super) fn take(&mut self, number: u64) -> Option<Ticket> {
-        self.tickets.remove(self.keys.get(&number)?)
+        let (lane, key) = self.keys.get(&number)?;
+        self.lanes.get_mut(lane)?.tickets.remove(key)
     }
 
     pub(super) fn put_back(&mut self, ticket: Ticket) {
         let number = ticket.kept.number;
-        if let Some(key) = self.keys.get(&number) {
-            self.tickets.insert(*key, ticket);
+        if let Some((lane, key)) = self.keys.get(&number)
+            && let Some(lane) = self.lanes.get_mut(lane)
+        {
+            lane.tickets.insert(*key, ticket);
         }
     }
 
-    /// Those that would be placed first, at most `most`, all of one priority.
-    pub(super) fn first(&self, most: usize, numbers: &mut Vec<u64>) {
+    /// A worker is gone: nobody waits for it, and its number may come again for another one.
+    pub(super) fn left(&mut self, worker: WorkerId) {
+        for lane in self.lanes.values_mut() {
+            if let Some(allowed) = &mut lane.allowed {
+                *allowed = allowed.iter().copied().filter(|its| *its != worker).collect();
+            }
+            for ticket in lane.tickets.values_mut() {
+                ticket.depths.left(worker.0);
+                ticket.allowed.clone_from(&lane.allowed);
+            }
+        }
+        self.by_allowed = self.lanes.iter().map(|(at, lane)| (lane.allowed.clone(), *at)).collect();
+    }
+
+    /// The lanes, and who may take what waits there.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (u64, Option<&Arc<[WorkerId]>>)> {
+        self.lanes.iter().map(|(at, lane)| (*at, lane.allowed.as_ref()))
+    }
+
+    /// Those of a lane that would be placed first, at most `most`, all of one priority, which is the answer.
+    pub(super) fn first(&self, lane: u64, most: usize, numbers: &mut Vec<u64>) -> i32 {
         numbers.clear();
-        let Some((first, _)) = self.tickets.first_key_value() else { return };
-        let alike = self.tickets.keys().take(most).take_while(|key| key.0 == first.0);
+        let tickets = self.lanes.get(&lane).map(|lane| &lane.tickets);
+        let Some((tickets, first)) = tickets.and_then(|tickets| Some((tickets, tickets.keys().next()?))) else {
+            return 0;
+        };
+        let alike = tickets.keys().take(most).take_while(|key| key.0 == first.0);
         numbers.extend(alike.map(|key| key.1));
+        first.0.0
     }
 
     /// One that has waited long enough.

@@ -33,7 +33,11 @@ impl Router {
         self.counts.orphaned += numbers.len() as u64;
         self.on_the_way.forget_worker(worker.0);
         self.sessions.left(worker.0);
+        self.waiting.left(worker);
         self.policy.left(worker.0);
+        if let Some(unheard) = &mut self.unheard {
+            unheard.left(worker.0);
+        }
         self.fleet.remove(worker);
         self.room = true;
         numbers.len()
@@ -77,6 +81,11 @@ impl Router {
         let now = self.at(now);
         if self.fleet.slot(worker).is_some() {
             self.fleet.report(worker, load, now);
+            if let (Some(unheard), Some(blocks)) = (&mut self.unheard, load.capacity_blocks)
+                && blocks >= 1.0
+            {
+                unheard.set_room(worker.0, blocks as usize);
+            }
             self.room = true;
         }
     }

@@ -1,7 +1,8 @@
 //! Engines that connect their publisher to this service, instead of listening.
 //!
 //! A connection is its stream's from its first batch on: the port it came to and the topic of that batch say which stream
-//! that is. Until there is such a stream, what it brings is counted and dropped.
+//! that is. Until there is such a stream, what it brings is counted and dropped; as soon as there is one, it has the
+//! connection, so that it need not wait for the next batch to ask for those before.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::future::poll_fn;
@@ -12,8 +13,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Semaphore, watch};
 
 use super::zmtp::{Budget, Connection, Event, Kind, Socket};
 use crate::config::StreamConfig;
@@ -35,7 +36,8 @@ pub(crate) struct Publishers {
     most: usize,
     ports: Mutex<BTreeSet<u16>>,
     routes: Mutex<HashMap<Name, (u64, UnboundedSender<Connection>)>>,
-    number: AtomicU64,
+    /// The number of the newest route: whoever has waited for it looks again.
+    number: watch::Sender<u64>,
     topics_named: Mutex<HashSet<Name>>,
     addresses_named: Mutex<HashSet<IpAddr>>,
     not_allowed: AtomicU64,
@@ -84,7 +86,7 @@ impl Publishers {
             most,
             ports: Mutex::default(),
             routes: Mutex::default(),
-            number: AtomicU64::new(0),
+            number: watch::Sender::new(0),
             topics_named: Mutex::default(),
             addresses_named: Mutex::default(),
             not_allowed: AtomicU64::new(0),
@@ -120,8 +122,12 @@ impl Publishers {
     pub(super) fn route(self: &Arc<Self>, port: u16, topic: &str) -> Route {
         let (sender, receiver) = unbounded_channel();
         let name = (port, topic.as_bytes().into());
-        let number = self.number.fetch_add(1, Relaxed);
-        lock(&self.routes).insert(Name::clone(&name), (number, sender));
+        let mut number = 0;
+        self.number.send_modify(|newest| {
+            *newest += 1;
+            number = *newest;
+            lock(&self.routes).insert(Name::clone(&name), (number, sender));
+        });
         Route { publishers: self.clone(), name, number, receiver }
     }
 
@@ -162,34 +168,48 @@ impl Publishers {
 
     /// Reads a connection until its stream is known.
     async fn attend(self: Arc<Self>, mut connection: Connection, from: SocketAddr, port: u16) {
+        let mut newest = self.number.subscribe();
+        let mut name: Option<Name> = None;
         loop {
-            match poll_fn(|cx| connection.poll(cx)).await {
-                Event::Open => tracing::debug!(%from, port, "a publisher has connected"),
-                Event::Ended(why) => {
+            let event = tokio::select! {
+                event = poll_fn(|cx| connection.poll(cx)) => Some(event),
+                // The sender is ours: this cannot fail.
+                _ = newest.changed(), if name.is_some() => None,
+            };
+            match event {
+                None => {}
+                Some(Event::Open) => tracing::debug!(%from, port, "a publisher has connected"),
+                Some(Event::Ended(why)) => {
                     tracing::debug!(%from, port, why, "a publisher without a stream has left");
                     return;
                 }
-                Event::Message(payload) => {
+                Some(Event::Message(payload)) => {
                     let topic = connection.head().back(1).unwrap_or_default();
-                    let name: Name = (port, topic.into());
-                    let sender = lock(&self.routes).get(&name).map(|(_, sender)| sender.clone());
-                    if let Some(sender) = sender {
-                        connection.give_back(payload);
-                        match sender.send(connection) {
-                            Ok(()) => return,
-                            // The stream has just ended.
-                            Err(back) => connection = back.0,
+                    name = Some((port, topic.into()));
+                    if !self.has_route(name.as_ref()) {
+                        self.unknown_topics.fetch_add(1, Relaxed);
+                        if is_news(&self.topics_named, (port, topic.into())) {
+                            let topic = String::from_utf8_lossy(topic);
+                            tracing::warn!(%from, port, ?topic, "no stream is registered for the topic of a publisher");
                         }
                         continue;
                     }
-                    self.unknown_topics.fetch_add(1, Relaxed);
-                    if is_news(&self.topics_named, name) {
-                        let topic = String::from_utf8_lossy(topic);
-                        tracing::warn!(%from, port, ?topic, "no stream is registered for the topic of a publisher");
-                    }
+                    connection.give_back(payload);
+                }
+            }
+            let sender = name.as_ref().and_then(|name| lock(&self.routes).get(name).map(|(_, sender)| sender.clone()));
+            if let Some(sender) = sender {
+                match sender.send(connection) {
+                    Ok(()) => return,
+                    // The stream has just ended.
+                    Err(back) => connection = back.0,
                 }
             }
         }
+    }
+
+    fn has_route(&self, name: Option<&Name>) -> bool {
+        name.is_some_and(|name| lock(&self.routes).contains_key(name))
     }
 }
 

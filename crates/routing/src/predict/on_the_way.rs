@@ -1,0 +1,263 @@
+//! What was just sent counts at once: the prompts on their way, as a trie of runs, until the engine's events tell.
+//!
+//! A run holds consecutive content hashes and never splits; a prompt that parts from it after `fork` blocks goes on in
+//! a run of its own, found by (run, fork, next hash). In each run an entry says that a worker will hold its first `end`
+//! blocks, for whose sake, and until when. An entry goes when its request fails, when the index holds as much, or when
+//! its time is over, whatever comes first.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+use crate::time::Time;
+
+const NO_RUN: u32 = u32::MAX;
+
+/// Prompts on their way to workers.
+#[derive(Debug, Default)]
+pub(crate) struct OnTheWay {
+    runs: Vec<Run>,
+    free: Vec<u32>,
+    children: HashMap<(u32, u32, u64), u32>,
+    due: BinaryHeap<Reverse<(Time, u32)>>,
+    /// At that length most of `due` is over.
+    due_most: usize,
+    blocks: usize,
+    most: usize,
+    refused: u64,
+}
+
+#[derive(Debug, Default)]
+struct Run {
+    parent: u32,
+    fork: u32,
+    /// Blocks before this run.
+    before: u32,
+    children: u32,
+    hashes: Vec<u64>,
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    worker: u32,
+    /// Blocks of this run.
+    end: u32,
+    owner: u64,
+    until: f64,
+}
+
+/// Where a prompt's entries are: the last run that it goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Leaf(u32);
+
+impl OnTheWay {
+    /// Room for `most` blocks; what comes on top is counted and left out.
+    pub(crate) fn new(most: usize) -> Self {
+        Self { most, ..Self::default() }
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// A prompt of these blocks is on its way to `worker`, for the request `owner`.
+    pub(crate) fn insert(&mut self, hashes: &[u64], worker: u32, owner: u64, until: f64) -> Option<Leaf> {
+        if hashes.is_empty() {
+            return None;
+        }
+        if self.due.len() > self.due_most {
+            self.compact();
+        }
+        let (mut at, mut fork, mut rest, mut before) = (NO_RUN, 0, hashes, 0);
+        loop {
+            let Some(&first) = rest.first() else { return Some(Leaf(at)) };
+            let Some(&next) = self.children.get(&(at, fork, first)) else { break };
+            let run = &mut self.runs[next as usize];
+            let alike = common(&run.hashes, rest);
+            run.add(Entry { worker, end: alike, owner, until });
+            self.due.push(Reverse((Time(until), next)));
+            (at, fork, before) = (next, alike, before + alike);
+            rest = &rest[alike as usize..];
+        }
+        if self.blocks + rest.len() > self.most {
+            self.refused += 1;
+            return (at != NO_RUN).then_some(Leaf(at));
+        }
+        self.blocks += rest.len();
+        let mut run = Run { parent: at, fork, before, children: 0, hashes: rest.to_vec(), entries: Vec::new() };
+        run.add(Entry { worker, end: rest.len() as u32, owner, until });
+        let new = if let Some(free) = self.free.pop() {
+            self.runs[free as usize] = run;
+            free
+        } else {
+            self.runs.push(run);
+            (self.runs.len() - 1) as u32
+        };
+        self.children.insert((at, fork, rest[0]), new);
+        if let Some(parent) = self.runs.get_mut(at as usize) {
+            parent.children += 1;
+        }
+        self.due.push(Reverse((Time(until), new)));
+        Some(Leaf(new))
+    }
+
+    /// Calls `found(worker, depth)` with what is on its way there of a prompt; a worker may come several times, with
+    /// rising depths. `held(worker)` is what the index says: what it holds already is not on its way any more.
+    pub(crate) fn find(
+        &mut self,
+        hashes: &[u64],
+        now: f64,
+        held: impl Fn(u32) -> u32,
+        mut found: impl FnMut(u32, u32),
+    ) {
+        if self.children.is_empty() {
+            return;
+        }
+        let (mut at, mut fork, mut rest) = (NO_RUN, 0, hashes);
+        while let Some(&first) = rest.first()
+            && let Some(&next) = self.children.get(&(at, fork, first))
+        {
+            let run = &mut self.runs[next as usize];
+            let alike = common(&run.hashes, rest);
+            let before = run.before;
+            // A run without entries stays until `expire` comes by.
+            run.entries.retain(|entry| {
+                if entry.until <= now || held(entry.worker) >= before + entry.end {
+                    return false;
+                }
+                found(entry.worker, before + entry.end.min(alike));
+                true
+            });
+            (at, fork) = (next, alike);
+            rest = &rest[alike as usize..];
+        }
+    }
+
+    /// The entries of a request are good until then, not longer.
+    pub(crate) fn until(&mut self, leaf: Leaf, owner: u64, until: f64) {
+        self.climb(leaf, |run| {
+            for entry in run.entries.iter_mut().filter(|entry| entry.owner == owner) {
+                entry.until = until;
+            }
+        });
+        let mut at = leaf.0;
+        while let Some(run) = self.runs.get(at as usize) {
+            self.due.push(Reverse((Time(until), at)));
+            at = run.parent;
+        }
+    }
+
+    /// A request does not come after all.
+    pub(crate) fn forget(&mut self, leaf: Leaf, owner: u64) {
+        self.climb(leaf, |run| run.entries.retain(|entry| entry.owner != owner));
+        self.prune(leaf.0);
+    }
+
+    /// Nothing is on its way to a worker any more.
+    pub(crate) fn forget_worker(&mut self, worker: u32) {
+        for run in &mut self.runs {
+            run.entries.retain(|entry| entry.worker != worker);
+        }
+        for run in 0..self.runs.len() as u32 {
+            self.prune(run);
+        }
+    }
+
+    /// Drops what is over.
+    pub(crate) fn expire(&mut self, now: f64) {
+        while let Some(&Reverse((time, run))) = self.due.peek()
+            && time.0 <= now
+        {
+            self.due.pop();
+            self.runs[run as usize].entries.retain(|entry| entry.until > now);
+            self.prune(run);
+        }
+    }
+
+    /// Drops from `due` what was put there for entries that are gone or now end earlier.
+    fn compact(&mut self) {
+        for run in 0..self.runs.len() as u32 {
+            self.prune(run);
+        }
+        let times = |(at, run): (usize, &Run)| -> Vec<_> {
+            run.entries.iter().map(|entry| Reverse((Time(entry.until), at as u32))).collect()
+        };
+        self.due = self.runs.iter().enumerate().flat_map(times).collect();
+        self.due_most = 2 * self.due.len() + 1024;
+    }
+
+    fn climb(&mut self, leaf: Leaf, mut each: impl FnMut(&mut Run)) {
+        let mut at = leaf.0;
+        while let Some(run) = self.runs.get_mut(at as usize) {
+            each(run);
+            at = run.parent;
+        }
+    }
+
+    /// Frees a run that nobody needs, and those above it.
+    fn prune(&mut self, mut at: u32) {
+        while let Some(run) = self.runs.get_mut(at as usize)
+            && run.entries.is_empty()
+            && run.children == 0
+            && let Some(&first) = run.hashes.first()
+        {
+            let (parent, fork) = (run.parent, run.fork);
+            self.blocks -= run.hashes.len();
+            run.hashes = Vec::new();
+            self.children.remove(&(parent, fork, first));
+            self.free.push(at);
+            if let Some(above) = self.runs.get_mut(parent as usize) {
+                above.children -= 1;
+            }
+            at = parent;
+        }
+    }
+}
+
+impl Run {
+    /// Adds an entry, unless the worker has one that reaches as far for as long; drops those that it makes needless.
+    fn add(&mut self, new: Entry) {
+        let covers = |a: &Entry, b: &Entry| a.worker == b.worker && a.end >= b.end && a.until >= b.until;
+        if self.entries.iter().any(|entry| covers(entry, &new)) {
+            return;
+        }
+        self.entries.retain(|entry| !covers(&new, entry));
+        self.entries.push(new);
+    }
+}
+
+fn common(a: &[u64], b: &[u64]) -> u32 {
+    const STEP: usize = 8;
+    let length = a.len().min(b.len());
+    let whole = a[..length].chunks_exact(STEP).zip(b[..length].chunks_exact(STEP)).take_while(|(a, b)| a == b).count();
+    let start = whole * STEP;
+    let rest = a[start..length].iter().zip(&b[start..length]).take_while(|(a, b)| a == b).count();
+    (start + rest) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_of_what_is_over_do_not_pile_up() {
+        let mut way = OnTheWay::new(1 << 20);
+        let mut prompts = 0;
+        for number in 0..50_000_u64 {
+            let now = number as f64 * 1e-3;
+            let hashes = [1, 2, number % 1_000, number];
+            let leaf = way.insert(&hashes, (number % 4) as u32, number, now + 300.0).unwrap();
+            way.until(leaf, number, now + 0.1);
+            way.expire(now);
+            prompts = prompts.max(way.runs.len());
+            assert!(way.due.len() < 8_192, "{} at {number}", way.due.len());
+        }
+        assert!(prompts < 2_048, "{prompts}");
+        way.expire(1e3);
+        assert_eq!((way.blocks(), way.children.len(), way.due.len()), (0, 0, 0));
+    }
+}

@@ -1,0 +1,314 @@
+//! Caches of engines that announce nothing: what each should hold, from what was sent there.
+//!
+//! Two ways to forget. *Mock*: each engine's cache is simulated, as vLLM's block pool works: a block that a request uses
+//! stays, others leave least recently used first, the last block of a chain before those it continues, and output takes
+//! room as well. *Ttl*: everything is forgotten some time after it was last sent.
+//!
+//! In both a block leaves before those that it continues, so what is held of a prompt is always a prefix of it, and a
+//! search by halves finds its end.
+
+use std::collections::{HashMap, VecDeque};
+
+use kvatlas_index::hash::prefix_hashes_into;
+
+use crate::depths::{Depth, Depths};
+use crate::rng::mix;
+
+/// Output blocks have names of their own, which no prompt has.
+const OUTPUT: u64 = 0x006F_7574_7075_7421;
+
+/// How what was sent is forgotten.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Forgets {
+    /// As an engine's cache does that has room for so many blocks, where the engine does not say how many it has.
+    Mock {
+        /// Blocks.
+        blocks: usize,
+    },
+    /// That many seconds after it was last sent.
+    Ttl {
+        /// Seconds.
+        seconds: f64,
+    },
+}
+
+/// What engines should hold that announce nothing.
+#[derive(Debug)]
+pub struct PredictedIndex {
+    forgets: Forgets,
+    caches: Vec<Cache>,
+    /// Requests that are with engines: whose, and the names of its blocks.
+    using: HashMap<u64, (u32, Vec<u64>)>,
+    /// Kept for their memory.
+    names: Vec<u64>,
+    outputs: u64,
+}
+
+#[derive(Debug, Default)]
+struct Cache {
+    /// `None`: as many as [`Forgets::Mock`] says.
+    room: Option<usize>,
+    blocks: HashMap<u64, Block>,
+    /// In the order in which they leave. An entry counts only if it is its block's latest.
+    leaving: VecDeque<(f64, u64, u64)>,
+    stamp: u64,
+}
+
+#[derive(Debug, Default)]
+struct Block {
+    /// Requests that use it.
+    users: u32,
+    /// Its latest place among those that leave; 0 if it never had one.
+    stamp: u64,
+}
+
+impl PredictedIndex {
+    /// One that knows nothing yet.
+    #[must_use]
+    pub fn new(forgets: Forgets) -> Self {
+        Self { forgets, caches: Vec::new(), using: HashMap::new(), names: Vec::new(), outputs: 0 }
+    }
+
+    /// An engine says how many blocks it has room for.
+    pub fn set_room(&mut self, worker: u32, blocks: usize) {
+        self.cache(worker).room = Some(blocks);
+    }
+
+    /// Fills in what each engine should hold of a prompt, on the device.
+    pub fn look_up(&mut self, content_hashes: &[u64], now: f64, depths: &mut Depths) {
+        self.expire(now);
+        depths.begin();
+        self.names.resize(content_hashes.len(), 0);
+        prefix_hashes_into(content_hashes, &mut self.names);
+        for (worker, cache) in self.caches.iter().enumerate() {
+            let device = self.names.partition_point(|name| cache.blocks.contains_key(name)) as u32;
+            if device > 0 {
+                depths.set(worker as u32, Depth { device, ..Depth::default() });
+            }
+        }
+    }
+
+    /// A prompt was sent to an engine.
+    pub fn sent(&mut self, request: u64, worker: u32, content_hashes: &[u64], now: f64) {
+        let mut names = vec![0; content_hashes.len()];
+        prefix_hashes_into(content_hashes, &mut names);
+        let room = self.room(worker);
+        let cache = self.cache(worker);
+        for name in &names {
+            cache.blocks.entry(*name).or_default().users += 1;
+        }
+        if let Some(room) = room {
+            cache.shrink_to(room);
+        }
+        self.using.insert(request, (worker, names));
+        self.expire(now);
+    }
+
+    /// A request is over. `output_blocks`: what it generated fills so many.
+    pub fn ended(&mut self, request: u64, output_blocks: usize, now: f64) {
+        let Some((worker, names)) = self.using.remove(&request) else { return };
+        let (first, room, until) = (self.outputs, self.room(worker), self.until(now));
+        self.outputs += output_blocks as u64;
+        let cache = self.cache(worker);
+        if let Some(room) = room {
+            for output in first..first + output_blocks.min(room) as u64 {
+                cache.release(mix(output ^ OUTPUT), until);
+            }
+        }
+        for name in names.iter().rev() {
+            cache.release(*name, until);
+        }
+        if let Some(room) = room {
+            cache.shrink_to(room);
+        }
+    }
+
+    /// A request came to nothing, or its engine is gone: what it would have left is not there.
+    pub fn failed(&mut self, request: u64, now: f64) {
+        let Some((worker, names)) = self.using.remove(&request) else { return };
+        let until = self.until(now);
+        let cache = self.cache(worker);
+        for name in names.iter().rev() {
+            // Nobody but this request was ever to bring it there.
+            let new = cache.blocks.get(name).is_some_and(|block| block.users == 1 && block.stamp == 0);
+            if new {
+                cache.blocks.remove(name);
+            } else {
+                cache.release(*name, until);
+            }
+        }
+    }
+
+    /// An engine is gone, and what it held.
+    pub fn left(&mut self, worker: u32) {
+        self.using.retain(|_, (its, _)| *its != worker);
+        *self.cache(worker) = Cache::default();
+    }
+
+    /// Blocks that engines should hold, all together.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.caches.iter().map(|cache| cache.blocks.len()).sum()
+    }
+
+    fn room(&mut self, worker: u32) -> Option<usize> {
+        match self.forgets {
+            Forgets::Mock { blocks } => Some(self.cache(worker).room.unwrap_or(blocks)),
+            Forgets::Ttl { .. } => None,
+        }
+    }
+
+    fn until(&self, now: f64) -> f64 {
+        match self.forgets {
+            Forgets::Ttl { seconds } => now + seconds,
+            Forgets::Mock { .. } => 0.0,
+        }
+    }
+
+    fn cache(&mut self, worker: u32) -> &mut Cache {
+        let at = worker as usize;
+        if self.caches.len() <= at {
+            self.caches.resize_with(at + 1, Cache::default);
+        }
+        &mut self.caches[at]
+    }
+
+    fn expire(&mut self, now: f64) {
+        if let Forgets::Ttl { .. } = self.forgets {
+            for cache in &mut self.caches {
+                while cache.leaving.front().is_some_and(|first| first.0 <= now) {
+                    cache.forget_first();
+                }
+            }
+        }
+    }
+}
+
+impl Cache {
+    /// Nobody uses a block any more, at least not this request: it may leave, after those that may already.
+    fn release(&mut self, name: u64, until: f64) {
+        self.stamp += 1;
+        let block = self.blocks.entry(name).or_default();
+        block.users = block.users.saturating_sub(1);
+        block.stamp = self.stamp;
+        self.leaving.push_back((until, name, self.stamp));
+        if self.leaving.len() > 4 * self.blocks.len() + 64 {
+            let blocks = &self.blocks;
+            self.leaving.retain(|(_, name, stamp)| blocks.get(name).is_some_and(|block| block.stamp == *stamp));
+        }
+    }
+
+    fn shrink_to(&mut self, room: usize) {
+        while self.blocks.len() > room && !self.leaving.is_empty() {
+            self.forget_first();
+        }
+    }
+
+    fn forget_first(&mut self) {
+        let Some((_, name, stamp)) = self.leaving.pop_front() else { return };
+        if self.blocks.get(&name).is_some_and(|block| block.stamp == stamp && block.users == 0) {
+            self.blocks.remove(&name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn depth(index: &mut PredictedIndex, prompt: &[u64], worker: u32, now: f64) -> u32 {
+        let mut depths = Depths::unknown();
+        index.look_up(prompt, now, &mut depths);
+        depths.get(worker).device
+    }
+
+    #[test]
+    fn the_least_recently_used_leaves_first_and_the_end_of_a_chain_before_its_beginning() {
+        let mut index = PredictedIndex::new(Forgets::Mock { blocks: 6 });
+        for (request, prompt) in [(1, [1, 2, 3]), (2, [4, 5, 6])] {
+            index.sent(request, 0, &prompt, 0.0);
+            index.ended(request, 0, 0.0);
+        }
+        index.sent(3, 0, &[7, 8], 0.0);
+        assert_eq!(depth(&mut index, &[1, 2, 3], 0, 0.0), 1);
+        assert_eq!(depth(&mut index, &[4, 5, 6], 0, 0.0), 3);
+        assert_eq!(depth(&mut index, &[7, 8, 9], 0, 0.0), 2);
+        // Output takes room as well.
+        index.ended(3, 2, 0.0);
+        assert_eq!(depth(&mut index, &[1, 2, 3], 0, 0.0), 0);
+        assert_eq!(depth(&mut index, &[4, 5, 6], 0, 0.0), 2);
+    }
+
+    #[test]
+    fn what_is_in_use_stays() {
+        let mut index = PredictedIndex::new(Forgets::Mock { blocks: 2 });
+        index.set_room(0, 3);
+        index.sent(1, 0, &[1, 2, 3], 0.0);
+        index.sent(2, 0, &[4, 5, 6], 0.0);
+        index.ended(2, 0, 0.0);
+        assert_eq!(depth(&mut index, &[1, 2, 3], 0, 0.0), 3);
+        assert_eq!(depth(&mut index, &[4, 5, 6], 0, 0.0), 0);
+    }
+
+    #[test]
+    fn a_ttl_counts_from_the_end() {
+        let mut index = PredictedIndex::new(Forgets::Ttl { seconds: 10.0 });
+        index.sent(1, 0, &[1, 2], 0.0);
+        assert_eq!(depth(&mut index, &[1, 2], 0, 50.0), 2);
+        index.ended(1, 9, 50.0);
+        assert_eq!(depth(&mut index, &[1, 2], 0, 59.9), 2);
+        assert_eq!(depth(&mut index, &[1, 2], 0, 60.0), 0);
+        assert_eq!(index.blocks(), 0);
+    }
+
+    #[test]
+    fn what_failed_was_never_there() {
+        let mut index = PredictedIndex::new(Forgets::Mock { blocks: 9 });
+        index.sent(1, 0, &[1, 2], 0.0);
+        index.ended(1, 0, 0.0);
+        index.sent(2, 0, &[1, 2, 3], 0.0);
+        index.failed(2, 0.0);
+        assert_eq!(depth(&mut index, &[1, 2, 3], 0, 0.0), 2);
+        index.left(0);
+        assert_eq!(depth(&mut index, &[1, 2, 3], 0, 0.0), 0);
+    }
+
+    proptest! {
+        /// A search by halves is right: whatever is held of a chain is a prefix of it. And nothing is kept for ever.
+        #[test]
+        fn holdings_are_prefixes(
+            steps in prop::collection::vec((0u64..3, 1u64..8, any::<bool>(), 0usize..5, 0.0..4.0), 1..80),
+            ttl in any::<bool>(),
+        ) {
+            let forgets = if ttl { Forgets::Ttl { seconds: 5.0 } } else { Forgets::Mock { blocks: 12 } };
+            let mut index = PredictedIndex::new(forgets);
+            let mut open = Vec::new();
+            let mut now = 0.0;
+            let chain = |family: u64| (0..8).map(|block| if block < 3 { block } else { family << 8 | block }).collect::<Vec<u64>>();
+            for (number, (family, length, fails, ends, passes)) in steps.into_iter().enumerate() {
+                now += passes;
+                index.sent(number as u64, 0, &chain(family)[..length as usize], now);
+                open.push(number as u64);
+                if ends < open.len() {
+                    let request = open.remove(ends);
+                    if fails { index.failed(request, now) } else { index.ended(request, ends, now) }
+                }
+                for family in 0..3 {
+                    let mut names = vec![0; 8];
+                    prefix_hashes_into(&chain(family), &mut names);
+                    let held: Vec<bool> = names.iter().map(|name| index.caches[0].blocks.contains_key(name)).collect();
+                    prop_assert!(held.is_sorted_by(|a, b| a >= b), "{:?}", held);
+                }
+            }
+            for request in open {
+                index.ended(request, 0, now);
+            }
+            index.expire(now + 6.0);
+            let most = if ttl { 0 } else { 12 };
+            prop_assert!(index.blocks() <= most);
+            prop_assert!(index.using.is_empty());
+        }
+    }
+}

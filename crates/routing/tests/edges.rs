@@ -1,0 +1,247 @@
+//! Corners in which something could go wrong without anybody noticing.
+
+use kvatlas_routing::{
+    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId,
+    by_name,
+};
+
+const RATE: f64 = 8_000.0;
+
+fn router(config: Config) -> Router {
+    let config = Config { prefill_rate: RATE, ..config };
+    Router::new(config, by_name("kvatlas", Options::default(), 1).unwrap())
+}
+
+fn request(tokens: u32) -> Request<'static> {
+    Request { tokens, block_size: 16, ..Request::default() }
+}
+
+fn placed(outcome: Outcome) -> Decision {
+    match outcome {
+        Outcome::Placed(decision) => decision,
+        other => panic!("not placed: {other:?}"),
+    }
+}
+
+fn waits(outcome: Outcome) -> RequestId {
+    match outcome {
+        Outcome::Waits(id) => id,
+        other => panic!("does not wait: {other:?}"),
+    }
+}
+
+fn hashes(blocks: u64) -> Vec<u64> {
+    (1..=blocks).collect()
+}
+
+#[test]
+fn nobody_overtakes_those_who_wait() {
+    for order in [Order::Fcfs, Order::LeastWork] {
+        let mut router = router(Config { order, ..Config::default() });
+        router.add_worker("a", 0, 1.0, 0.0);
+        placed(router.choose(&request(4_000), &Depths::unknown(), 0.0));
+        let first = waits(router.choose(&request(4_000), &Depths::unknown(), 0.01));
+        // The prompt there is worked off; as soon as little enough is left there is room for one.
+        let mut bound = Vec::new();
+        for millisecond in 200..300 {
+            let now = f64::from(millisecond) * 1e-3;
+            let outcome = router.choose(&request(4_000), &Depths::unknown(), now);
+            assert!(matches!(outcome, Outcome::Waits(_)), "{order:?}: {outcome:?} at {now} though {first:?} waits");
+            bound.extend(router.bind(now));
+        }
+        assert_eq!(bound.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [first]);
+    }
+}
+
+#[test]
+fn those_who_wait_for_one_worker_do_not_keep_others_waiting() {
+    for (order, priority) in [(Order::Fcfs, 0), (Order::LeastWork, 0), (Order::LeastWork, 5)] {
+        let mut router = router(Config { order, ..Config::default() });
+        let a = router.add_worker("a", 0, 1.0, 0.0);
+        let b = router.add_worker("b", 0, 1.0, 0.0);
+        let unknown = Depths::unknown();
+        let on_a = placed(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.0));
+        let on_b = placed(router.choose_among(&request(80_000), &unknown, Some(&[b]), 0.0));
+        for _ in 0..200 {
+            waits(router.choose_among(&Request { priority, ..request(80_000) }, &unknown, Some(&[a]), 0.1));
+        }
+        let other = waits(router.choose_among(&request(80_000), &unknown, Some(&[b]), 0.2));
+        router.first_token(on_b.id, 0.5);
+        let bound = router.bind(0.5);
+        assert_eq!(bound.len(), 1, "{order:?}");
+        assert_eq!(bound[0].0, other);
+        assert_eq!(on_a.worker, a);
+    }
+}
+
+#[test]
+fn a_worker_that_takes_over_a_number_holds_nothing_of_what_the_other_held() {
+    let mut router = router(Config::default());
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    for worker in [a, b] {
+        placed(router.choose_among(&request(80_000), &Depths::unknown(), Some(&[worker]), 0.0));
+    }
+    let hashes = hashes(250);
+    let mut depths = Depths::unknown();
+    depths.set(a.0, Depth { device: 250, ..Depth::default() });
+    let request = Request { content_hashes: &hashes, ..request(4_000) };
+    let id = waits(router.choose(&request, &depths, 0.1));
+    router.remove_worker(a, 0.2);
+    let c = router.add_worker("c", 0, 1.0, 0.2);
+    assert_eq!(a, c, "the number is taken again");
+    let bound = router.bind(0.2);
+    let (its, outcome) = bound.into_iter().next().unwrap();
+    assert_eq!(its, id);
+    assert_eq!(placed(outcome).cached_tokens, 0);
+}
+
+#[test]
+fn a_capacity_of_nothing_is_not_known() {
+    let mut router = router(Config::default());
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    for capacity in [0.0, f64::NAN, -1.0] {
+        let load = Load { capacity_blocks: Some(capacity), held_blocks: Some(0.0), ..Load::default() };
+        router.report(b, &load, 0.0);
+        let busy = placed(router.choose_among(&request(1_000), &Depths::unknown(), Some(&[a]), 0.0));
+        let decision = placed(router.choose(&request(1_000), &Depths::unknown(), 0.0));
+        assert_eq!(decision.worker, b, "the other one is busy; capacity {capacity}");
+        router.fail(busy.id, 0.0);
+        router.fail(decision.id, 0.0);
+    }
+}
+
+#[test]
+fn a_block_size_of_nothing_does_no_harm() {
+    let mut router = router(Config { block_size: 0, ..Config::default() });
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    router.report(a, &Load { capacity_blocks: Some(10.0), held_blocks: Some(5.0), ..Load::default() }, 0.0);
+    for tokens in [0, 1, 2, 17] {
+        let request = Request { tokens, max_tokens: Some(0), ..Request::default() };
+        let terms = router.explain(&request, &Depths::unknown(), None, 0.0).terms.unwrap();
+        assert!(terms.values.iter().all(|value| value.is_finite()), "{terms:?}");
+        let decision = placed(router.choose(&request, &Depths::unknown(), 0.0));
+        assert_eq!(decision.cached_tokens + decision.uncached_tokens, tokens);
+        router.first_token(decision.id, 0.1);
+        router.finish(decision.id, Usage { output_tokens: Some(0), cached_tokens: Some(9) }, 0.2);
+    }
+    assert!(router.rows().prefill_rate[0].is_finite());
+}
+
+#[test]
+fn an_output_that_nobody_tells_teaches_nothing() {
+    let mut router = router(Config { output_tokens: 200.0, ..Config::default() });
+    router.add_worker("a", 0, 1.0, 0.0);
+    for round in 0..50 {
+        let now = f64::from(round);
+        let decision = placed(router.choose(&request(100), &Depths::unknown(), now));
+        router.first_token(decision.id, now + 0.1);
+        router.finish(decision.id, Usage::default(), now + 0.5);
+    }
+    assert_eq!(router.mean_output(), 200.0);
+}
+
+#[test]
+fn what_was_just_sent_counts_where_the_index_cannot_be_trusted() {
+    let mut router = router(Config { queue_limit: 0, ..Config::default() });
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    router.set_trusted(a, false);
+    let hashes = hashes(100);
+    let request = Request { content_hashes: &hashes, ..request(1_600) };
+    let mut depths = Depths::unknown();
+    depths.set(a.0, Depth { device: 100, ..Depth::default() });
+    assert_eq!(placed(router.choose(&request, &depths, 0.0)).cached_tokens, 0);
+    for _ in 0..3 {
+        let decision = placed(router.choose(&request, &depths, 0.1));
+        assert_eq!(decision.cached_tokens, 1_584, "it was sent a moment ago");
+        router.fail(decision.id, 0.1);
+        placed(router.choose(&request, &depths, 0.1));
+    }
+}
+
+#[test]
+fn nobody_waits_for_others_while_a_new_worker_is_idle() {
+    let mut router = router(Config { warm_seconds: 1e6, ..Config::default() });
+    let unknown = Depths::unknown();
+    router.add_worker("a", 0, 1.0, 0.0);
+    placed(router.choose(&request(80_000), &unknown, 0.0));
+    let b = router.add_worker("b", 0, 1.0, 1.0);
+    let mut now = 1.0;
+    for _ in 0..5 {
+        let decision = placed(router.choose(&request(800), &unknown, now));
+        assert_eq!(decision.worker, b);
+        now += 0.1;
+        router.first_token(decision.id, now);
+        router.finish(decision.id, Usage { output_tokens: Some(1), cached_tokens: None }, now);
+    }
+}
+
+#[test]
+fn a_session_stays_with_a_worker_that_is_new() {
+    let mut router = router(Config { warm_seconds: 1e6, session_ttl: 100.0, ..Config::default() });
+    let unknown = Depths::unknown();
+    router.add_worker("a", 0, 1.0, 0.0);
+    placed(router.choose(&request(800), &unknown, 0.0));
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    let mine = Request { session: Some(7), ..request(800) };
+    assert_eq!(placed(router.choose(&mine, &unknown, 0.0)).worker, b);
+    for _ in 0..10 {
+        assert_eq!(placed(router.choose(&mine, &unknown, 0.0)).worker, b);
+    }
+}
+
+#[test]
+fn one_stall_at_the_start_is_not_how_fast_engines_are() {
+    let mut router = router(Config::default());
+    let workers: Vec<WorkerId> = (0..4).map(|at| router.add_worker(&format!("w{at}"), 0, 1.0, 0.0)).collect();
+    let mut now = 0.0;
+    // The first prompt finds an engine that still compiles its kernels.
+    for (round, seconds) in [100.0, 0.1, 0.1, 0.1, 0.1, 0.1].into_iter().enumerate() {
+        let worker = workers[round % 4];
+        let decision = placed(router.choose_among(&request(800), &Depths::unknown(), Some(&[worker]), now));
+        now += seconds;
+        router.first_token(decision.id, now);
+        router.finish(decision.id, Usage { output_tokens: Some(1), cached_tokens: None }, now);
+    }
+    for worker in 0..4 {
+        let rate = router.rows().prefill_rate[worker];
+        assert!(rate > RATE / 2.5 && rate < RATE * 2.5, "worker {worker}: {rate}");
+    }
+}
+
+#[test]
+fn answers_that_come_as_a_whole_do_not_look_like_prompts_that_wait() {
+    for told in [true, false] {
+        let mut router = router(Config::default());
+        router.add_worker("a", 0, 1.0, 0.0);
+        if !told {
+            // Nobody ever tells first tokens here.
+            let first = placed(router.choose(&request(400), &Depths::unknown(), 0.0));
+            router.finish(first.id, Usage { output_tokens: Some(300), cached_tokens: None }, 9.0);
+        }
+        let mut ids = Vec::new();
+        // An engine generates many answers at a time: what is computed in 50 ms is no reason to wait for 30 s.
+        for number in 0..50 {
+            let now = 10.0 + f64::from(number) * 0.2;
+            let decision = placed(router.choose(&request(400), &Depths::unknown(), now));
+            if told {
+                router.comes_whole(decision.id, now);
+            }
+            ids.push(decision.id);
+        }
+        assert_eq!((router.rows().requests[0], router.rows().waiting[0]), (50, 1));
+        router.first_token(ids[0], 40.0);
+        for (nth, id) in ids.into_iter().enumerate() {
+            match nth % 2 {
+                0 => {
+                    assert!(router.finish(id, Usage { output_tokens: Some(300), cached_tokens: None }, 40.0).is_some())
+                }
+                _ => assert!(router.fail(id, 40.0)),
+            }
+        }
+        let rows = router.rows();
+        assert_eq!((rows.requests[0], rows.waiting[0], rows.queued_tokens[0], rows.head_tokens[0]), (0, 0, 0.0, 0.0));
+        assert_eq!((rows.queued_prompt_tokens[0], rows.context_tokens[0]), (0.0, 0.0));
+    }
+}

@@ -1,0 +1,372 @@
+"""The router from Python: choosing and reserving, waiting, policies of one's own."""
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvatlas import BlockIndex, content_hashes
+from kvatlas.errors import ConfigError, InvalidArgumentError, InvalidTypeError, PolicyError
+from kvatlas.routing import Candidates, Decision, RoutedRequest, Router, policy_names
+
+BLOCKS = np.arange(1, 251, dtype=np.uint64)
+
+
+def index_of(worker: str, blocks: int = BLOCKS.size) -> BlockIndex:
+    index = BlockIndex(block_size=16)
+    index.store(worker, block_hashes=BLOCKS[:blocks].tolist(), content_hashes=BLOCKS[:blocks])
+    return index
+
+
+class Fewest:
+    """The fewest requests; notes what it was shown."""
+
+    def __init__(self, seed: int = 0, *, offset: int = 0) -> None:
+        self.offset = offset
+        self.shown: list[tuple[RoutedRequest, Candidates]] = []
+
+    def choose(self, request: RoutedRequest, candidates: Candidates) -> int | None:
+        self.shown.append((request, candidates))
+        return int(np.argmin(candidates.requests)) + self.offset
+
+
+def test_the_holder_is_chosen_and_the_prediction_is_told() -> None:
+    router = Router(workers=["a", "b"])
+    found = index_of("b", 200).find(content_hashes=BLOCKS)
+    decision = router.choose(content_hashes=BLOCKS, prompt_tokens=4_010, match=found, explain=True, now=0.0)
+    assert (decision.worker, decision.rank, decision.why) == ("b", 0, "policy")
+    assert (decision.cached_tokens, decision.uncached_tokens) == (3_200, 810)
+    terms = decision.terms()
+    assert terms is not None
+    costs = {worker: row["cost (s)"] for worker, row in terms.items()}
+    assert costs["b", 0] < costs["a", 0]
+    assert terms["b", 0]["cached_tokens"] == 3_200
+    assert decision.finish(cached_tokens=3_100, output_tokens=4, now=1.0)
+    assert not decision.finish(now=1.0)
+    counts = router.counts()
+    assert (counts["expected_cached"], counts["reported_cached"]) == (3_200, 3_100)
+    assert router.in_flight == 0
+
+
+@pytest.mark.parametrize("match", [{"b": 200}, {("b", 0): 200}])
+def test_depths_may_be_a_mapping(match: Any) -> None:
+    decision = Router(workers=["a", "b"]).choose(content_hashes=BLOCKS, match=match)
+    assert (decision.worker, decision.cached_tokens) == ("b", 3_200)
+
+
+def test_tokens_are_hashed_as_the_index_hashes_them() -> None:
+    tokens = list(range(100))
+    hashes = content_hashes(tokens, block_size=16, lora="x")
+    index = BlockIndex(block_size=16)
+    index.store("b", block_hashes=hashes.tolist(), content_hashes=hashes)
+    policy = Fewest()
+    router = Router(policy, ["a", "b"])
+    router.choose(tokens=tokens, lora="x", match=index.find(tokens=tokens, lora="x"))
+    request, candidates = policy.shown[0]
+    assert request.tokens == 100
+    assert request.content_hashes.tolist() == hashes.tolist()
+    assert candidates.depth.tolist() == [0, 6]
+    assert request.uncached(6) == 4
+
+
+def test_what_was_just_sent_counts_at_once_and_only_for_a_time() -> None:
+    router = Router(workers=["a", "b"], settings={"announced_within": 2.0})
+    first = router.choose(content_hashes=BLOCKS, match={}, now=0.0)
+    sibling = router.choose(content_hashes=BLOCKS, match={}, now=0.0)
+    # One token is always computed: of 250 full blocks 249 can be taken from a cache.
+    assert (sibling.worker, sibling.predicted_tokens) == (first.worker, 249 * 16)
+    first.first_token(now=0.5)
+    sibling.failed(now=0.5)
+    first.finish(now=1.0)
+    assert router.choose(content_hashes=BLOCKS, match={}, now=2.4).predicted_tokens > 0
+    fresh = Router(workers=["a", "b"], settings={"announced_within": 2.0})
+    only = fresh.choose(content_hashes=BLOCKS, match={}, now=0.0)
+    only.first_token(now=0.5)
+    only.finish(now=1.0)
+    assert fresh.choose(content_hashes=BLOCKS, match={}, now=2.6).predicted_tokens == 0
+
+
+def test_cold_requests_are_spread_by_work() -> None:
+    router = Router(workers=list("abcd"))
+    prompts = [np.arange(n * 1_000, n * 1_000 + 100, dtype=np.uint64) for n in range(40)]
+    chosen = []
+    for n, prompt in enumerate(prompts):
+        decision = router.choose(content_hashes=prompt, match={}, now=float(n))
+        decision.first_token(now=n + 0.2)
+        decision.finish(now=n + 0.5)
+        chosen.append(decision.worker)
+    assert {chosen.count(worker) for worker in "abcd"} <= set(range(6, 15)), chosen
+
+
+def test_it_fails_open() -> None:
+    router = Router(workers=["a", "b"], settings={"queue_limit": 0})
+    assert router.choose(content_hashes=BLOCKS).why == "no_index"
+    assert router.choose(prompt_tokens=50, match={}).why == "no_tokens"
+    for worker in "ab":
+        router.set_trusted(worker, False)
+    untrusted = router.choose(content_hashes=BLOCKS + np.uint64(999), match={"a": 10})
+    assert (untrusted.why, untrusted.cached_tokens) == ("no_trust", 0)
+    assert router.choose(prompt_tokens=50, allowed=["b"]).why == "only"
+    nobody = Router().choose(prompt_tokens=50)
+    assert (nobody.worker, nobody.refused) == (None, "no_worker")
+
+
+def test_requests_wait_when_everybody_is_busy_and_are_bound_when_one_is_not() -> None:
+    router = Router(workers=["a", "b"], settings={"queue_limit": 2, "queue_timeout": 10.0})
+    prompts = [np.arange(n * 9_000, n * 9_000 + 1_250, dtype=np.uint64) for n in range(5)]
+    decisions = [router.choose(content_hashes=prompt, match={}, now=0.0) for prompt in prompts]
+    assert [bool(decision.worker) for decision in decisions] == [True, True, False, False, False]
+    assert [decision.waits for decision in decisions] == [False, False, True, True, False]
+    assert decisions[4].refused == "queue_full"
+    assert router.waiting == 2
+    assert router.bind(now=0.01) == []
+    decisions[0].first_token(now=0.5)
+    bound = router.bind(now=0.5)
+    assert len(bound) == 1
+    assert bound[0] in decisions[2:4]
+    assert bound[0].worker == decisions[0].worker
+    last = router.bind(now=11.0)
+    assert [decision.refused for decision in last] == ["queue_timeout"]
+    assert router.waiting == 0
+
+
+def test_a_prompt_that_waits_is_looked_up_again() -> None:
+    router = Router(workers=["a", "b"])
+    for n in range(2):
+        router.choose(content_hashes=np.arange(n * 9_000, n * 9_000 + 1_250, dtype=np.uint64), match={}, now=0.0)
+    waits = router.choose(content_hashes=BLOCKS, match={}, now=0.0)
+    asked = []
+
+    def find(hashes: Any) -> dict[str, int]:
+        asked.append(hashes.tolist())
+        return {"a": 250, "b": 250}
+
+    # Long enough for both to be nearly done, as far as can be told.
+    assert router.bind(find, now=2.4) == [waits]
+    assert asked == [BLOCKS.tolist()]
+    assert waits.cached_tokens == 249 * 16
+
+
+def test_awaiting_ends_with_a_worker() -> None:
+    async def run() -> tuple[str | None, int]:
+        router = Router(workers=["a"])
+        first = await router.choose_async(prompt_tokens=100_000)
+        second = asyncio.create_task(router.choose_async(prompt_tokens=100_000))
+        given_up = asyncio.create_task(router.choose_async(prompt_tokens=100_000))
+        while router.waiting < 2:
+            await asyncio.sleep(0)
+        given_up.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await given_up
+        waiting = router.waiting
+        first.finish()
+        return (await second).worker, waiting
+
+    assert asyncio.run(run()) == ("a", 1)
+
+
+def test_sessions_stick_for_a_time() -> None:
+    router = Router("round-robin", list("abc"), settings={"session_ttl": 10.0})
+    first = router.choose(prompt_tokens=10, session="s", now=0.0)
+    again = [router.choose(prompt_tokens=10, session="s", now=float(n)) for n in (1, 5, 14)]
+    assert {decision.worker for decision in again} == {first.worker}
+    assert [decision.why for decision in again] == ["session"] * 3
+    assert router.choose(prompt_tokens=10, session="s", now=30.0).why == "policy"
+    other = router.choose(prompt_tokens=10, session="t", now=30.0)
+    assert other.worker is not None
+    router.remove_worker(other.worker, now=30.0)
+    assert router.choose(prompt_tokens=10, session="t", now=30.0).worker != other.worker
+
+
+def test_workers_come_and_go() -> None:
+    router = Router("least-loaded", [("a", 0), ("a", 1)])
+    assert router.workers == [("a", 0), ("a", 1)]
+    ranks = {router.choose(prompt_tokens=100).rank for _ in range(2)}
+    assert ranks == {0, 1}
+    router.drain_worker("a", 1)
+    assert {router.choose(prompt_tokens=100).rank for _ in range(4)} == {0}
+    assert router.remove_worker("a") == 6
+    router.add_worker("b")
+    assert router.choose(prompt_tokens=100).worker == "b"
+    with pytest.raises(InvalidArgumentError, match='no worker "a" with rank 0'):
+        router.report("a", waiting=1)
+
+
+def test_a_new_worker_is_warmed_up() -> None:
+    router = Router("least-loaded", list("abc"), settings={"warm_seconds": 10.0, "warm_share": 0.25})
+    for n in range(30):
+        router.choose(prompt_tokens=1_000, now=n / 100)
+    router.add_worker("d", now=1.0)
+    early = [router.choose(prompt_tokens=1_000, now=1.0).worker for _ in range(40)]
+    # A quarter of its fair share, though it is the least loaded by far.
+    assert 1 <= early.count("d") <= 4
+    late = [router.choose(prompt_tokens=1_000, now=20.0).worker for _ in range(4)]
+    assert late == ["d"] * 4
+
+
+def test_a_slow_worker_is_found_out() -> None:
+    router = Router(workers=["quick", "slow"])
+    now = 0.0
+    for n in range(40):
+        for worker, rate in (("quick", 10_000.0), ("slow", 2_500.0)):
+            prompt = np.arange(n * 1_000, n * 1_000 + 100, dtype=np.uint64)
+            decision = router.choose(content_hashes=prompt, allowed=[worker], now=now)
+            # Once in a while something else is in the way.
+            took = decision.uncached_tokens / rate * (50 if n % 13 == 12 else 1)
+            decision.first_token(now=now + took)
+            decision.finish(now=now + took)
+            now += took
+    rates = router.candidates(now=now).prefill_rate
+    assert rates[0] == pytest.approx(10_000, rel=0.25)
+    assert rates[1] == pytest.approx(2_500, rel=0.25)
+
+
+def test_without_events_it_remembers_what_was_sent() -> None:
+    settings = {"no_events": "mock", "announced_within": 0.0}
+    router = Router(workers=["a", "b"], settings=settings)
+    router.report("a", capacity_blocks=300)
+    router.report("b", capacity_blocks=300)
+    first = router.choose(content_hashes=BLOCKS, now=0.0)
+    first.first_token(now=1.0)
+    first.finish(now=2.0)
+    again = router.choose(content_hashes=BLOCKS, now=100.0)
+    assert (again.worker, again.cached_tokens, again.why) == (first.worker, 249 * 16, "policy")
+    again.finish(now=101.0)
+    # Another prompt of 250 blocks pushes out all but 50 of them.
+    other = router.choose(content_hashes=BLOCKS + np.uint64(5_000), allowed=[str(first.worker)], now=102.0)
+    other.finish(now=103.0)
+    third = router.choose(content_hashes=BLOCKS, allowed=[str(first.worker)], now=110.0)
+    assert third.cached_tokens == 50 * 16
+
+
+def test_arrays_say_what_is_so() -> None:
+    policy = Fewest()
+    router = Router(policy, ["a", "b"])
+    router.report("b", waiting=3, running=4, kv_usage=0.5, capacity_blocks=99, now=0.0)
+    router.choose(content_hashes=BLOCKS, match={"b": 5}, max_tokens=7, priority=2, session=5, answers=3, now=1.0)
+    router.choose(content_hashes=BLOCKS, match={"b": 5}, now=2.0)
+    request, first = policy.shown[0]
+    assert (request.max_tokens, request.priority, request.session, request.answers) == (7, 2, 5, 3)
+    assert first.workers == [("a", 0), ("b", 0)]
+    assert len(first) == 2
+    assert first.device_blocks.tolist() == [0, 5]
+    assert first.reported_waiting[1] == 3.0
+    assert np.isnan(first.reported_waiting[0])
+    assert first.reported_age[1] == 1.0
+    assert first.capacity_blocks[1] == 99.0
+    assert first.trusted.tolist() == [True, True]
+    _, second = policy.shown[1]
+    assert second.requests.tolist() == [1, 0]
+    assert second.queued_tokens.tolist() == [4_000.0, 0.0]
+    assert second.output_tokens_left[0] == 21.0
+    assert second.depth.tolist() == [250, 5]
+    with pytest.raises(ValueError, match="read-only"):
+        second.queued_tokens[0] = 1.0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [(RuntimeError("no idea"), "RuntimeError: no idea"), (2, "chose 2"), ("b", "chose b"), (-1, "chose -1")],
+)
+def test_a_policy_that_fails_is_told_and_nothing_is_reserved(chosen: Any, said: str) -> None:
+    class Wrong:
+        def choose(self, request: RoutedRequest, candidates: Candidates) -> Any:
+            if isinstance(chosen, Exception):
+                raise chosen
+            return chosen
+
+    router = Router(Wrong(), ["a", "b"])
+    with pytest.raises(PolicyError, match=said) as raised:
+        router.choose(prompt_tokens=5)
+    assert raised.value.code == "policy_failed"
+    assert router.in_flight == 0
+
+
+def test_a_policy_is_named_by_module_and_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_policy.py").write_text(
+        "class Last:\n"
+        "    uses_index = False\n"
+        "    def __init__(self, seed, step=1):\n        self.step = step\n"
+        "    def choose(self, request, candidates):\n        return len(candidates) - self.step\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    router = Router("my_policy:Last", list("abc"), options={"step": 2})
+    assert (router.policy, router.uses_index) == ("Last", False)
+    assert router.choose(prompt_tokens=5).worker == "b"
+    del sys.modules["my_policy"]
+    with pytest.raises(PolicyError, match="cannot load"):
+        Router("my_policy:First")
+    with pytest.raises(PolicyError, match=r"needs a choose\(request, candidates\)"):
+        Router("json:dumps")
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_by_name_places_everything(name: str) -> None:
+    router = Router(name, list("abc"), settings={"queue_limit": 0})
+    decisions = []
+    for n in range(60):
+        prompt = np.concatenate([BLOCKS[:20], np.arange(n % 7 * 1_000, n % 7 * 1_000 + 30, dtype=np.uint64)])
+        text = f"{n % 7} " * 300
+        decision = router.choose(content_hashes=prompt, match={"a": 20}, text=text, session=n % 5, now=n / 10)
+        assert decision.worker in {"a", "b", "c"}
+        decisions.append(decision)
+        if len(decisions) > 8:
+            done = decisions.pop(0)
+            done.first_token(now=n / 10)
+            done.finish(output_tokens=3, now=n / 10)
+    for decision in decisions:
+        decision.failed(now=10.0)
+    assert router.in_flight == 0
+    assert router.candidates(now=10.0).queued_tokens.tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: Router("kvatlsa"), PolicyError, "kvatlas"),
+        (lambda: Router(options={"wiat": 1}), PolicyError, "has no option"),
+        (lambda: Router(options={"wait": "x"}), PolicyError, "wait must be a number"),
+        (lambda: Router(settings={"session_tll": 1}), ConfigError, "session_tll"),
+        (lambda: Router(settings={"order": "lifo"}), ConfigError, "least-work, fcfs"),
+        (lambda: Router(3), InvalidTypeError, "policy must be a name or an object"),  # type: ignore[arg-type]
+        (lambda: Router(workers=["a"]).choose(), InvalidArgumentError, "needs tokens"),
+        (
+            lambda: Router(workers=["a"]).choose(tokens=[1], content_hashes=[1]),
+            InvalidArgumentError,
+            "not both",
+        ),
+        (lambda: Router(workers=["a"]).choose(content_hashes=[1], match=3), InvalidTypeError, "match must be"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_wrong_is_said(make: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        make()
+
+
+def test_threads_share_a_router_with_a_policy_in_python() -> None:
+    router = Router(Fewest(), list("abcd"))
+
+    def work() -> None:
+        for _ in range(100):
+            decision = router.choose(prompt_tokens=10)
+            decision.first_token()
+            decision.finish()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (router.in_flight, router.counts()["finished"]) == (0, 400)
+
+
+def test_a_decision_reads_well() -> None:
+    router = Router(workers=["a"])
+    assert repr(router) == 'Router(policy="kvatlas", workers=1)'
+    decision: Decision = router.choose(prompt_tokens=50)
+    assert repr(decision) == 'Decision(worker="a", rank=0, cached_tokens=0)'
+    assert repr(Router().choose(prompt_tokens=5)) == 'Decision(refused="no_worker")'
