@@ -154,6 +154,26 @@ def test_no_events_wanted(fleet: Fleet, tokenizer: Path) -> None:
     assert "index" not in levels(reports[0])
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_prefill_and_decode(dialect: str, tokenizer: Path) -> None:
+    with engine(dialect=dialect, role="prefill") as first, engine(dialect=dialect, role="decode") as second:
+        engines = (Engine(first, role="prefill"), Engine(second, role="decode"))
+        reports = check(RouterConfig(engines=engines, router=RouterSection(tokenizer=str(tokenizer))))
+        [taken] = [finding for finding in reports[1].findings if finding.what == "handover"]
+        assert taken.level == "ok"
+        assert "tokens taken over" in taken.words
+        assert all(not report.problems for report in reports), [report.problems for report in reports]
+
+
+def test_a_handover_that_fails(tokenizer: Path) -> None:
+    with engine(role="prefill") as first, engine(role="prefill") as second:
+        engines = (Engine(first, role="prefill"), Engine(second, role="decode"))
+        reports = check(RouterConfig(engines=engines, router=RouterSection(tokenizer=str(tokenizer))))
+    [problem] = [finding for finding in reports[0].problems if finding.what == "handover"]
+    assert "this engine only does prefill" in problem.words
+    assert "--kv-transfer-config" in problem.change
+
+
 def test_the_command(fleet: Fleet, tokenizer: Path) -> None:
     flags = ["--check", "--tokenizer", str(tokenizer), "--engine", fleet.urls[0]]
     done = CliRunner().invoke(command, flags)

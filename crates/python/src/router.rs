@@ -82,12 +82,8 @@ impl RouterServer {
     /// Raises:
     ///     ServiceError: It cannot be used.
     fn set_engine(&self, py: Python<'_>, engine_json: &str) -> PyResult<()> {
-        py.detach(|| {
-            self.inner.set_engine(engine_json)?;
-            self.learn();
-            Ok(())
-        })
-        .map_err(|error| errors::router(&error))
+        let set = || self.inner.set_engine(engine_json).map(|()| self.learn());
+        py.detach(set).map_err(|error| errors::router(&error))
     }
 
     /// Takes an engine out; what runs there goes on.

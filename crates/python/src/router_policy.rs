@@ -34,16 +34,17 @@ impl GuardedPolicy {
             let message =
                 format!("policy {}: {words}; the engine with the least to compute is taken", self.policy.name());
             Python::attach(|py| {
-                let warn = |py: Python<'_>| {
-                    let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;
-                    logger.call_method1("error", ("%s", message))
-                };
-                if let Err(error) = warn(py) {
+                if let Err(error) = log(py, &message) {
                     error.print(py);
                 }
             });
         }
     }
+}
+
+fn log(py: Python<'_>, message: &str) -> PyResult<()> {
+    let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;
+    logger.call_method1("error", ("%s", message)).map(drop)
 }
 
 impl Policy for GuardedPolicy {

@@ -141,7 +141,7 @@ fn write_line(out: &mut Vec<u8>, record: &Record) {
     out.extend_from_slice(b",\"hashes\":[");
     for (at, hash) in record.hashes.iter().enumerate() {
         out.extend_from_slice(if at == 0 { b"\"" } else { b",\"" });
-        out.extend((0..16).rev().map(|nibble| DIGITS[(hash >> (4 * nibble) & 15) as usize]));
+        out.extend((0..16).rev().map(|nibble| DIGITS[usize::from((hash >> (4 * nibble)) as u8 & 15)]));
         out.push(b'"');
     }
     out.extend_from_slice(b"]}\n");

@@ -259,9 +259,7 @@ def _made(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         folds = column.title == "engine"  # long names take more lines
-        table.add_column(
-            column.title, justify="left" if column.left else "right", no_wrap=not folds, overflow="fold"
-        )
+        table.add_column(column.title, justify="left" if column.left else "right", no_wrap=not folds, overflow="fold")
     for row in rows:
         table.add_row(*(column.cell(row) for column in columns))
     return table

@@ -83,7 +83,7 @@ class Router:
         self._native = native.start(
             config.router_for_native(
                 tokenizer,
-                {model: resolve(path) or "" for model, path in tokenizers.items()},
+                {model: path for model, name in tokenizers.items() if (path := resolve(str(name))) is not None},
                 holds=(HOLD,) if asks and config.follows_events else (),
                 log=log,
             ),

@@ -4,7 +4,8 @@
 prompts become the same tokens here and there. Then it sends one small prompt twice, and looks whether the index knows
 it and the engine found it in its cache: if both agree, all between them does.
 
-`findings` has what is reported, `ask` the questions, `tokens` the comparison, `round_trip` the prompt's way.
+`findings` has what is reported, `ask` the questions, `tokens` the comparison, `round_trip` the prompt's
+way, `handover` that from a prefill to a decode engine.
 """
 
 from kvatlas.router.check.check import check

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from kvatlas.errors import DiscoveryError, KvatlasError
 from kvatlas.router.check.ask import AskError, Engine
 from kvatlas.router.check.findings import EngineReport
+from kvatlas.router.check.handover import hand_over
 from kvatlas.router.check.round_trip import RoundTrip
 from kvatlas.router.check.tokens import compare
 from kvatlas.router.config import RouterConfig
@@ -74,6 +75,7 @@ async def _check(
                 await compare(engine, one.report, one.model, tokenizer)
     if up:
         await RoundTrip(config, tokenizer).run(up)
+        await hand_over(config, up)
     return [one.report for one in looked]
 
 

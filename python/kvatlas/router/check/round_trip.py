@@ -67,8 +67,8 @@ class RoundTrip:
 
     async def _through(self, one: Looked, client: AsyncClient | None) -> None:
         config, report = self._config, one.report
-        if report.role == "decode" and one.found is not None and one.found.engine == "sglang":
-            report.add("answers", "note", "not asked: SGLang's decode engines answer only with a prefill engine")
+        if report.role != "both" and one.found is not None and one.found.engine == "sglang":
+            report.add("answers", "note", "not asked alone: SGLang's prefill and decode engines answer in pairs")
             return
         if client is not None and not await self._live(one, client):
             client = None
