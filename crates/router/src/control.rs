@@ -106,7 +106,8 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
     let mut knows_models = false;
     loop {
         let well = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
-            Ok(Ok((status, _))) => (200..300).contains(&status),
+            // One that does not know the question is there; one that is dead says 503 (vLLM), or nothing.
+            Ok(Ok((status, _))) => status < 500,
             _ => false,
         };
         if !health.interval.is_zero() && engine.health.asked(well) {
