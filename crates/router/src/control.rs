@@ -113,6 +113,9 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         if !health.interval.is_zero() && engine.health.asked(well) {
             let standing = engine.health.standing().name();
             tracing::info!(engine = &*engine.name, standing, "an engine has changed");
+            if well {
+                app.places.is_back();
+            }
         }
         if well && engine.config.models.is_empty() {
             let asked = tokio::time::timeout(health.timeout, get(&engine, "/v1/models")).await;

@@ -70,6 +70,7 @@ pub(crate) struct Places {
     pub(crate) recorder: Option<Recorder>,
     policy: String,
     wants: Wants,
+    queue_timeout: Duration,
     /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
     pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
 }
@@ -133,6 +134,7 @@ impl Places {
             recorder: config.record.as_deref().map(open_record).transpose()?,
             policy: name,
             wants,
+            queue_timeout: config.routing.queue_timeout,
             off: Default::default(),
         })
     }
@@ -163,7 +165,12 @@ impl Places {
             }
         }
         let _ = engine.ids.set(ids);
-        core.bind(now);
+        core.call_again(now);
+    }
+
+    /// An engine can be used again: those who wait begin anew, as they know it not.
+    pub(crate) fn is_back(&self) {
+        self.core().call_again(seconds());
     }
 
     /// An engine is gone.
@@ -187,7 +194,7 @@ impl Places {
                 core.router.resume_worker(*id);
             }
         }
-        core.bind(seconds());
+        core.call_again(seconds());
     }
 
     /// What an engine says of itself.
@@ -226,6 +233,28 @@ impl Places {
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
+        let until = started + self.queue_timeout;
+        loop {
+            if let Some(placement) = self.try_to_choose(app, shard, known, role, tried, started).await? {
+                return Ok(placement);
+            }
+            // Who may take it has changed while it waited.
+            if until <= Instant::now() {
+                return Err(refused(core::Refusal::QueueTimeout));
+            }
+        }
+    }
+
+    /// The same once. None: it waited, and the fleet has changed meanwhile.
+    async fn try_to_choose(
+        &self,
+        app: &App,
+        shard: usize,
+        known: &Known,
+        role: Role,
+        tried: &[Arc<Engine>],
+        started: Instant,
+    ) -> Result<Option<Placement>, Refusal> {
         let allowed = candidates(&app.fleet, known.model.as_deref(), role, tried)?;
         let chosen = match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(remote) => {
@@ -241,7 +270,9 @@ impl Places {
             })?,
         };
         let (id, receiver) = match chosen {
-            Chosen::Placed(decision, terms) => return self.placement(app, decision, known, terms, started),
+            Chosen::Placed(decision, terms) => {
+                return self.placement(app, decision, known, terms, started).map(Some);
+            }
             Chosen::Waits(id, receiver) => (id, receiver),
         };
         let mut ticket = Ticket { places: self, id: Some(id) };
@@ -253,10 +284,10 @@ impl Places {
                 let Core { router, unheard, .. } = &mut *core;
                 placed(router, unheard.as_mut(), &decision, known, seconds());
                 drop(core);
-                self.placement(app, decision, known, None, started)
+                self.placement(app, decision, known, None, started).map(Some)
             }
             Ok(core::Outcome::Refused(why)) => Err(refused(why)),
-            Ok(core::Outcome::Waits(_)) | Err(_) => Err(refused(core::Refusal::NoWorker)),
+            Ok(core::Outcome::Waits(_)) | Err(_) => Ok(None),
         }
     }
 
@@ -486,6 +517,14 @@ impl Places {
 }
 
 impl Core {
+    /// Has all who wait ask again: each knows only the engines that there were when it came.
+    fn call_again(&mut self, now: f64) {
+        for (id, ticket) in std::mem::take(&mut self.tickets) {
+            self.router.fail(core::RequestId(id), now);
+            drop(ticket);
+        }
+    }
+
     /// Tells those who waited and need not any more.
     fn bind(&mut self, now: f64) {
         if self.tickets.is_empty() {
