@@ -106,12 +106,16 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
     let mut knows_models = false;
     loop {
         let well = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
-            Ok(Ok((status, _))) => (200..300).contains(&status),
+            // One that does not know the question is there; one that is dead says 503 (vLLM), or nothing.
+            Ok(Ok((status, _))) => status < 500,
             _ => false,
         };
         if !health.interval.is_zero() && engine.health.asked(well) {
             let standing = engine.health.standing().name();
             tracing::info!(engine = &*engine.name, standing, "an engine has changed");
+            if well {
+                app.places.is_back();
+            }
         }
         if well && engine.config.models.is_empty() {
             let asked = tokio::time::timeout(health.timeout, get(&engine, "/v1/models")).await;

@@ -32,6 +32,9 @@ const CACHED: HeaderName = HeaderName::from_static("x-kvatlas-cached-tokens");
 const MICROS: HeaderName = HeaderName::from_static("x-kvatlas-decision-us");
 const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 
+/// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
+const UNKNOWN_CACHE: usize = 16_384;
+
 /// Policies that look at nothing of the prompt.
 const BLIND: [&str; 5] = ["random", "round-robin", "power-of-two", "least-loaded", "session"];
 
@@ -67,6 +70,7 @@ pub(crate) struct Places {
     pub(crate) recorder: Option<Recorder>,
     policy: String,
     wants: Wants,
+    queue_timeout: Duration,
     /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
     pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
 }
@@ -74,6 +78,8 @@ pub(crate) struct Places {
 struct Core {
     router: core::Router,
     depths: core::Depths,
+    /// What engines should hold by what was sent to them, where they do not tell.
+    unheard: Option<core::PredictedIndex>,
     /// Who waits for a decision.
     tickets: HashMap<u64, oneshot::Sender<core::Outcome>>,
 }
@@ -120,12 +126,15 @@ impl Places {
             core: Mutex::new(Core {
                 router: core::Router::new(settings, policy),
                 depths: core::Depths::unknown(),
+                unheard: (config.no_events && hashes)
+                    .then(|| core::PredictedIndex::new(core::Forgets::Mock { blocks: UNKNOWN_CACHE })),
                 tickets: HashMap::new(),
             }),
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
             policy: name,
             wants,
+            queue_timeout: config.routing.queue_timeout,
             off: Default::default(),
         })
     }
@@ -148,10 +157,20 @@ impl Places {
             (0..engine.config.ranks).map(|rank| core.router.add_worker(&engine.name, rank, weight, now)).collect();
         if let Some(blocks) = engine.config.capacity_blocks {
             let load = core::Load { capacity_blocks: Some(blocks as f64), ..core::Load::default() };
-            ids.iter().for_each(|id| core.router.report(*id, &load, now));
+            for id in &ids {
+                core.router.report(*id, &load, now);
+                if let Some(unheard) = &mut core.unheard {
+                    unheard.set_room(id.0, blocks as usize);
+                }
+            }
         }
         let _ = engine.ids.set(ids);
-        core.bind(now);
+        core.call_again(now);
+    }
+
+    /// An engine can be used again: those who wait begin anew, as they know it not.
+    pub(crate) fn is_back(&self) {
+        self.core().call_again(seconds());
     }
 
     /// An engine is gone.
@@ -159,6 +178,9 @@ impl Places {
         let mut core = self.core();
         for id in engine.ids.get().into_iter().flatten() {
             core.router.remove_worker(*id, seconds());
+            if let Some(unheard) = &mut core.unheard {
+                unheard.left(id.0);
+            }
         }
     }
 
@@ -172,13 +194,17 @@ impl Places {
                 core.router.resume_worker(*id);
             }
         }
-        core.bind(seconds());
+        core.call_again(seconds());
     }
 
     /// What an engine says of itself.
     pub(crate) fn report(&self, engine: &Engine, rank: usize, load: &core::Load) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(rank)) {
-            self.core().router.report(*id, load, seconds());
+            let mut core = self.core();
+            core.router.report(*id, load, seconds());
+            if let (Some(unheard), Some(blocks)) = (&mut core.unheard, load.capacity_blocks) {
+                unheard.set_room(id.0, blocks as usize);
+            }
         }
     }
 
@@ -207,6 +233,28 @@ impl Places {
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
+        let until = started + self.queue_timeout;
+        loop {
+            if let Some(placement) = self.try_to_choose(app, shard, known, role, tried, started).await? {
+                return Ok(placement);
+            }
+            // Who may take it has changed while it waited.
+            if until <= Instant::now() {
+                return Err(refused(core::Refusal::QueueTimeout));
+            }
+        }
+    }
+
+    /// The same once. None: it waited, and the fleet has changed meanwhile.
+    async fn try_to_choose(
+        &self,
+        app: &App,
+        shard: usize,
+        known: &Known,
+        role: Role,
+        tried: &[Arc<Engine>],
+        started: Instant,
+    ) -> Result<Option<Placement>, Refusal> {
         let allowed = candidates(&app.fleet, known.model.as_deref(), role, tried)?;
         let chosen = match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(remote) => {
@@ -222,16 +270,24 @@ impl Places {
             })?,
         };
         let (id, receiver) = match chosen {
-            Chosen::Placed(decision, terms) => return self.placement(app, decision, known, terms, started),
+            Chosen::Placed(decision, terms) => {
+                return self.placement(app, decision, known, terms, started).map(Some);
+            }
             Chosen::Waits(id, receiver) => (id, receiver),
         };
         let mut ticket = Ticket { places: self, id: Some(id) };
         let outcome = receiver.await;
         ticket.id = None;
         match outcome {
-            Ok(core::Outcome::Placed(decision)) => self.placement(app, decision, known, None, started),
+            Ok(core::Outcome::Placed(decision)) => {
+                let mut core = self.core();
+                let Core { router, unheard, .. } = &mut *core;
+                placed(router, unheard.as_mut(), &decision, known, seconds());
+                drop(core);
+                self.placement(app, decision, known, None, started).map(Some)
+            }
             Ok(core::Outcome::Refused(why)) => Err(refused(why)),
-            Ok(core::Outcome::Waits(_)) | Err(_) => Err(refused(core::Refusal::NoWorker)),
+            Ok(core::Outcome::Waits(_)) | Err(_) => Ok(None),
         }
     }
 
@@ -248,7 +304,7 @@ impl Places {
         let request = request(known);
         let mut core = self.core();
         let now = seconds();
-        let Core { router, depths, tickets } = &mut *core;
+        let Core { router, depths, unheard, tickets } = &mut *core;
         match held {
             None => depths.clear(),
             Some(held) => {
@@ -258,9 +314,15 @@ impl Places {
                 }
             }
         }
+        if let Some(unheard) = unheard.as_mut() {
+            unheard.look_up(&known.hashes, now, depths);
+        }
         let terms = self.decisions.are_watched().then(|| explain(router, &request, depths, allowed, now));
         let chosen = match router.choose_among(&request, depths, Some(allowed), now) {
-            core::Outcome::Placed(decision) => Ok(Chosen::Placed(decision, terms)),
+            core::Outcome::Placed(decision) => {
+                placed(router, unheard.as_mut(), &decision, known, now);
+                Ok(Chosen::Placed(decision, terms))
+            }
             core::Outcome::Waits(id) => {
                 let (sender, receiver) = oneshot::channel();
                 tickets.insert(id.0, sender);
@@ -363,6 +425,10 @@ impl Places {
             let mut core = self.core();
             let now = seconds();
             core.router.finish(placement.id, usage, now);
+            let blocks = output.unwrap_or(0) / placement.block_size.max(1);
+            if let Some(unheard) = &mut core.unheard {
+                unheard.ended(placement.id.0, blocks as usize, now);
+            }
             core.bind(now);
         }
         if let Some(cached) = seen.usage.cached {
@@ -388,6 +454,9 @@ impl Places {
         let mut core = self.core();
         let now = seconds();
         core.router.fail(placement.id, now);
+        if let Some(unheard) = &mut core.unheard {
+            unheard.failed(placement.id.0, now);
+        }
         core.bind(now);
         drop(core);
         placement.ended(how, None, None);
@@ -448,6 +517,14 @@ impl Places {
 }
 
 impl Core {
+    /// Has all who wait ask again: each knows only the engines that there were when it came.
+    fn call_again(&mut self, now: f64) {
+        for (id, ticket) in std::mem::take(&mut self.tickets) {
+            self.router.fail(core::RequestId(id), now);
+            drop(ticket);
+        }
+    }
+
     /// Tells those who waited and need not any more.
     fn bind(&mut self, now: f64) {
         if self.tickets.is_empty() {
@@ -553,6 +630,23 @@ fn explain(
     let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
     let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
     Explained { workers, cached_tokens: found.cached_tokens, terms: found.terms }
+}
+
+/// What has to be noted of a request that goes to an engine.
+fn placed(
+    router: &mut core::Router,
+    unheard: Option<&mut core::PredictedIndex>,
+    decision: &core::Decision,
+    known: &Known,
+    now: f64,
+) {
+    // Nobody will tell of its first token.
+    if !known.streams {
+        router.comes_whole(decision.id, now);
+    }
+    if let Some(unheard) = unheard {
+        unheard.sent(decision.id.0, decision.worker.0, &known.hashes, now);
+    }
 }
 
 /// What a client is told when the decision core places its request nowhere.

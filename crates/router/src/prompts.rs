@@ -58,6 +58,8 @@ pub(crate) struct Known {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
     pub(crate) answers: u32,
+    /// Whether the answer comes token by token.
+    pub(crate) streams: bool,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
     /// Where the index has the model's blocks.
@@ -112,6 +114,7 @@ impl Prompts {
             max_tokens: request.max_tokens,
             priority: request.priority,
             answers: request.answers,
+            streams: request.stream,
             ..Known::default()
         };
         if !self.wants.hashes && !self.wants.text {

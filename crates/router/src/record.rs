@@ -200,7 +200,7 @@ mod tests {
             (0..200).collect::<Vec<_>>()
         );
         let line = &lines[7];
-        assert_eq!(line["t"], 1_700_000_000.250_001);
+        assert!((line["t"].as_f64().unwrap() - 1_700_000_000.250_001).abs() < 2e-6);
         assert_eq!((&line["worker"], &line["rank"], &line["expected"]), (&"a:8000".into(), &1.into(), &48.into()));
         assert_eq!(line["model"], "a \"model\"}");
         assert_eq!(line["hashes"], serde_json::json!(["0000000000000000", "0123456789abcdef", "ffffffffffffffff"]));

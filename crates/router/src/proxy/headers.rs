@@ -81,7 +81,9 @@ impl Outgoing<'_> {
                 || *name == CONTENT_LENGTH
                 || *name == EXPECT
                 || (*name == AUTHORIZATION && (self.hides_key || engine.authorization.is_some()))
-                || (*name == ACCEPT_ENCODING && self.plain);
+                || (*name == ACCEPT_ENCODING && self.plain)
+                // The rank that was decided on has the room.
+                || (*name == RANK && rank.is_some());
             if is_ours || is_for_one_hop(name) || named.contains(name) {
                 continue;
             }
@@ -94,7 +96,7 @@ impl Outgoing<'_> {
             put(&[b"x-request-id: ", id.as_bytes(), b"\r\n"]);
         }
         let mut digits = itoa::Buffer::new();
-        if let Some(rank) = rank.filter(|_| !self.headers.contains_key(RANK)) {
+        if let Some(rank) = rank {
             put(&[b"x-data-parallel-rank: ", digits.format(rank).as_bytes(), b"\r\n"]);
         }
         if body > 0 || !matches!(*self.method, Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS) {
