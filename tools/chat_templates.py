@@ -8,6 +8,7 @@ Needs `transformers` and `jinja2`: python tools/chat_templates.py [FILE]
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -23,8 +24,7 @@ FILE = Path(__file__).parents[1] / "crates/prompt/tests/data/templates.json"
 
 def main() -> None:
     """Write the file anew."""
-    from transformers.utils import chat_template_utils  # noqa: PLC0415 - not a dependency of the other tools
-
+    chat_template_utils = importlib.import_module("transformers.utils.chat_template_utils")
     file = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
     golden = json.loads(file.read_text(encoding="utf-8"))
     now = dt.datetime.fromisoformat(golden["now"])

@@ -86,9 +86,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let best: Prompter = open(Library::Best)?;
     println!("opened in {:.2} s {:?}", start.elapsed().as_secs_f64(), best.notes());
     let common: Prompter = open(Library::Common)?;
+    let template = std::fs::read_to_string(format!("{model}/chat_template.jinja")).unwrap_or(TEMPLATE.into());
+    let texts = Options { chat_template: Some(template), text: true, ..Options::default() };
+    let texts = Prompter::without_tokenizer(texts)?;
 
     let mut own = Times::new("common library, the text at once (never seen)");
     let mut parse = Times::new("  of which parsing the body");
+    let mut render = Times::new("  of which parsing, messages, and the template");
     let mut never = Times::new("never seen: body to hashes");
     let mut never_common = Times::new("never seen: body to hashes, common library");
     let mut turn = Times::new("next turn of 300 tokens: body to hashes");
@@ -102,6 +106,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let bytes = body(&messages);
         let request = parse.add(|| Request::parse(Endpoint::Chat, &bytes))?;
+        render.add(|| decide(&texts, &bytes));
         // The quick one first: nothing of the text is in the processor's caches for it.
         let prompted = never.add(|| decide(&best, &bytes));
         let same = never_common.add(|| decide(&common, &bytes));
@@ -126,7 +131,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err(format!("the texts must have at least {FIRST_BYTES} bytes").into());
     }
     println!("{rounds} chats of {} tokens at first", tokens / rounds);
-    for times in [&mut own, &mut never, &mut parse, &mut never_common, &mut turn, &mut turn_common] {
+    for times in [&mut own, &mut never, &mut parse, &mut render, &mut never_common, &mut turn, &mut turn_common] {
         times.print();
     }
     Ok(())

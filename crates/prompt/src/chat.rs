@@ -6,6 +6,7 @@ use minijinja::Value;
 
 use crate::convert;
 use crate::endpoint::Endpoint;
+use crate::engine::Engine;
 use crate::messages::{self, CUT, Message, Prepared};
 use crate::request::{Request, is_there, read};
 use crate::template::{ChatTemplate, Variables};
@@ -19,6 +20,7 @@ pub(crate) struct Chat<'a> {
     documents: Option<Value>,
     add_generation_prompt: bool,
     continues: bool,
+    engine: Engine,
     more: Vec<(String, Value)>,
 }
 
@@ -33,7 +35,7 @@ pub(crate) struct Rendered {
 
 impl<'a> Chat<'a> {
     /// That of a request. `defaults` are variables for the template that the engine was started with.
-    pub(crate) fn of(request: &Request<'a>, defaults: &[(String, Value)]) -> Result<Self, WhyNot> {
+    pub(crate) fn of(request: &Request<'a>, defaults: &[(String, Value)], engine: Engine) -> Result<Self, WhyNot> {
         let parts = &request.parts;
         if is_there(parts.chat_template) {
             return Err(WhyNot::OwnTemplate);
@@ -48,7 +50,7 @@ impl<'a> Chat<'a> {
                 messages::of_chat(parts.messages.ok_or(WhyNot::NoPrompt)?)?
             }
         };
-        let tools = convert::tools(request.endpoint, parts.tools)?;
+        let tools = convert::tools(request.endpoint, parts, engine)?;
         let mut more = defaults.to_vec();
         if let Some(effort) = parts.reasoning_effort.filter(|effort| is_there(Some(effort))) {
             more.push(("reasoning_effort".into(), messages::value(effort)?));
@@ -65,6 +67,7 @@ impl<'a> Chat<'a> {
             tools,
             documents: parts.documents.filter(|raw| is_there(Some(raw))).map(messages::value).transpose()?,
             add_generation_prompt: read(parts.add_generation_prompt).unwrap_or(true),
+            engine,
             continues: read(parts.continue_final_message).unwrap_or(false),
             more,
         })
@@ -78,7 +81,7 @@ impl<'a> Chat<'a> {
     /// The text.
     pub(crate) fn render(self, template: &ChatTemplate) -> Result<Rendered, WhyNot> {
         let last = if self.continues { self.last_text() } else { None };
-        let Prepared { messages, cut } = messages::prepare(self.messages, template.as_parts);
+        let Prepared { messages, cut } = messages::prepare(self.messages, template.as_parts, self.engine);
         let variables = Variables {
             messages,
             tools: self.tools,

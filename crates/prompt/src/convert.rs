@@ -7,14 +7,18 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::endpoint::Endpoint;
+use crate::engine::Engine;
 use crate::messages::{self, Message, Part, field, object, value};
 use crate::request::{Parts, is_there, read, string};
 use crate::why_not::WhyNot;
 
 /// The tools of a request as a chat request has them: objects with `type` and `function`, whose fields engines put in
 /// order, with null for a description or parameters that are not given.
-pub(crate) fn tools(endpoint: Endpoint, raw: Option<&RawValue>) -> Result<Option<Value>, WhyNot> {
-    let Some(raw) = raw.filter(|raw| is_there(Some(raw))) else { return Ok(None) };
+pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, engine: Engine) -> Result<Option<Value>, WhyNot> {
+    let Some(raw) = parts.tools.filter(|raw| is_there(Some(raw))) else { return Ok(None) };
+    if engine == Engine::Sglang && parts.tool_choice.is_some_and(|choice| choice.get() == "\"none\"") {
+        return Ok(None);
+    }
     let given: Vec<Value> = read(Some(raw)).ok_or(WhyNot::BadMessages)?;
     if given.is_empty() {
         return Ok(None);
@@ -33,8 +37,23 @@ pub(crate) fn tools(endpoint: Endpoint, raw: Option<&RawValue>) -> Result<Option
                 Ok(tool_of(known, Some(tool)))
             }
         })
+        .map(|tool| tool.map(|tool| if engine == Engine::Sglang { sglang(&tool) } else { tool }))
         .collect();
     Ok(Some(tools?.into()))
+}
+
+/// A tool with its fields as SGLang has them, and no others.
+fn sglang(tool: &Value) -> Value {
+    let function = field(tool, "function").unwrap_or_default();
+    let of = |name| field(&function, name).unwrap_or(Value::from(()));
+    let strict = field(&function, "strict").unwrap_or(false.into());
+    let fields = [
+        ("description", of("description")),
+        ("name", of("name")),
+        ("parameters", of("parameters")),
+        ("strict", strict),
+    ];
+    object([("type", "function".into()), ("function", object(fields))])
 }
 
 fn function(tool: &Value, parameters: &str) -> Result<Value, WhyNot> {

@@ -9,6 +9,27 @@ use crate::endpoint::Endpoint;
 use crate::request::{Request, is_there, read};
 use crate::why_not::WhyNot;
 
+/// Whose way of preparing a chat for its template is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Engine {
+    /// vLLM: texts of one content are lines; a tool's function is name, description, parameters and whatever else it has.
+    #[default]
+    Vllm,
+    /// SGLang: texts of one content have spaces between them; a tool's function is description, name, parameters and
+    /// strict; tools are not offered if the request's `tool_choice` is `none`.
+    Sglang,
+}
+
+impl Engine {
+    /// What stands between the texts of one content.
+    pub(crate) const fn between_texts(self) -> &'static str {
+        match self {
+            Self::Vllm => "\n",
+            Self::Sglang => " ",
+        }
+    }
+}
+
 /// The path to send it to.
 pub const TOKENIZE_PATH: &str = "/tokenize";
 

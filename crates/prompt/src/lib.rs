@@ -36,7 +36,7 @@ mod tokenizer;
 mod why_not;
 
 pub use endpoint::Endpoint;
-pub use engine::{TOKENIZE_PATH, tokenize_answer, tokenize_body};
+pub use engine::{Engine, TOKENIZE_PATH, tokenize_answer, tokenize_body};
 pub use error::Error;
 pub use prompted::Prompted;
 pub use prompter::{Options, Prompter};

@@ -12,6 +12,7 @@ use minijinja::Value;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::engine::Engine;
 use crate::request::{is_there, string};
 use crate::why_not::WhyNot;
 
@@ -205,16 +206,19 @@ pub(crate) fn value(raw: &RawValue) -> Result<Value, WhyNot> {
 }
 
 /// The messages for a template that takes contents as parts, or as strings.
-pub(crate) fn prepare(messages: Vec<Message<'_>>, as_parts: bool) -> Prepared {
+pub(crate) fn prepare(messages: Vec<Message<'_>>, as_parts: bool, engine: Engine) -> Prepared {
     let mut cut = None;
-    let messages = messages.into_iter().map(|message| prepared(message, as_parts, &mut cut)).collect();
+    let messages = messages.into_iter().map(|message| prepared(message, as_parts, engine, &mut cut)).collect();
     Prepared { messages, cut }
 }
 
-fn prepared(message: Message<'_>, as_parts: bool, cut: &mut Option<WhyNot>) -> Value {
+fn prepared(message: Message<'_>, as_parts: bool, engine: Engine, cut: &mut Option<WhyNot>) -> Value {
     // Templates take the content of a tool's answer as a string even where they take parts otherwise.
-    let content =
-        if as_parts && message.role != "tool" { parts(message.content, cut) } else { joined(message.content, cut) };
+    let content = if as_parts && message.role != "tool" {
+        parts(message.content, cut)
+    } else {
+        joined(message.content, engine.between_texts(), cut)
+    };
     let mut made: Vec<(Value, Value)> =
         vec![("role".into(), Value::from(message.role.as_ref())), ("content".into(), content)];
     match message.role.as_ref() {
@@ -252,8 +256,8 @@ fn parts(content: Vec<Part<'_>>, cut: &mut Option<WhyNot>) -> Value {
     made.into()
 }
 
-/// Texts as lines. Engines put what is not text before them, so the text ends before all of it.
-fn joined(content: Vec<Part<'_>>, cut: &mut Option<WhyNot>) -> Value {
+/// Texts as one. Engines put what is not text before them, so the text ends before all of it.
+fn joined(content: Vec<Part<'_>>, between: &str, cut: &mut Option<WhyNot>) -> Value {
     if let [Part::Text(text)] = content.as_slice() {
         return text.as_ref().into();
     }
@@ -271,5 +275,5 @@ fn joined(content: Vec<Part<'_>>, cut: &mut Option<WhyNot>) -> Value {
         Part::Text(text) => Some(text.as_ref()),
         Part::Other(..) => None,
     }));
-    lines.join("\n").into()
+    lines.join(between).into()
 }

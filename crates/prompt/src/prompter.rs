@@ -8,6 +8,7 @@ use minijinja::value::ValueKind;
 
 use crate::chat::{Chat, Rendered};
 use crate::endpoint::Endpoint;
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::prompted::Prompted;
@@ -32,10 +33,12 @@ pub struct Options {
     pub text: bool,
     /// Which tokenizer library.
     pub library: Library,
+    /// Whose way of preparing chats.
+    pub engine: Engine,
 }
 
 impl Default for Options {
-    /// The quick library where it agrees, 256 MiB to remember, prompts of up to 16 MiB, no text.
+    /// vLLM's way, the quick library where it agrees, 256 MiB to remember, prompts of up to 16 MiB, no text.
     fn default() -> Self {
         Self {
             chat_template: None,
@@ -44,6 +47,7 @@ impl Default for Options {
             max_bytes: 16 << 20,
             text: false,
             library: Library::Best,
+            engine: Engine::Vllm,
         }
     }
 }
@@ -171,7 +175,7 @@ impl Prompter {
     }
 
     fn chat(&self, request: &Request<'_>) -> Result<Prompted, WhyNot> {
-        let chat = Chat::of(request, &self.template_kwargs)?;
+        let chat = Chat::of(request, &self.template_kwargs, self.options.engine)?;
         let template =
             if chat.has_tools() { self.with_tools.as_ref().or(self.template.as_ref()) } else { self.template.as_ref() };
         let Some(template) = template else {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvatlas_prompt::{Endpoint, Library, Options, Prompted, Prompter, Request, WhyNot};
+use kvatlas_prompt::{Endpoint, Engine, Library, Options, Prompted, Prompter, Request, WhyNot};
 
 fn model(name: &str) -> PathBuf {
     PathBuf::from(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR")))
@@ -130,6 +130,20 @@ fn tools_of_all_kinds_are_those_of_a_chat() {
         "tools": [{"name": "f", "input_schema": {"b": 2}}]
     }"#;
     assert_eq!(text(&prompter, Endpoint::Messages, messages), expected);
+}
+
+#[test]
+fn chats_of_sglang() {
+    let options =
+        Options { chat_template: Some(SHOW.into()), text: true, engine: Engine::Sglang, ..Options::default() };
+    let prompter = Prompter::open(model("byte_level"), options).unwrap();
+    let body = r#"{"messages": [{"role": "user", "content": ["a", "b"]}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}, "x": 1}}], "tool_choice": "CHOICE"}"#;
+    let user = "{\"role\": \"user\", \"content\": \"a b\"}\n";
+    let tool =
+        r#"[{"type": "function", "function": {"description": null, "name": "f", "parameters": {}, "strict": false}}]"#;
+    assert_eq!(text(&prompter, Endpoint::Chat, &body.replace("CHOICE", "auto")), user.to_owned() + tool);
+    assert_eq!(text(&prompter, Endpoint::Chat, &body.replace("CHOICE", "none")), user.to_owned() + "null");
 }
 
 #[test]

@@ -30,7 +30,7 @@ impl Cuts {
         let all: Vec<&str> = added.iter().map(|token| token.content.as_str()).filter(|text| !text.is_empty()).collect();
         let safe: Vec<&str> = added
             .iter()
-            .filter(|token| !(token.normalized && normalizes) && !token.lstrip && !token.rstrip)
+            .filter(|token| !(token.lstrip || token.rstrip || token.normalized && normalizes))
             .map(|token| token.content.as_str())
             .filter(|text| !text.is_empty() && all.iter().all(|other| apart(text, other)))
             .collect();
