@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from kvatlas.cli.top import top
 from kvatlas.errors import ConfigError, PolicyError, ServiceError
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
-from kvatlas.service import DiscoveryConfig
+from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
 from kvatlas.sim.server import Fleet, ServerConfig
 
 from .conftest import FAST
@@ -253,3 +254,33 @@ def test_drained(fleet: Fleet) -> None:
     with pytest.raises(urllib.error.URLError):
         chat(router.url, "hello")
     router.close()
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_prefill_and_decode_engines(dialect: Any, tokenizer: Path) -> None:
+    served = ServerConfig(engine=FAST, dialect=dialect)
+    with (
+        Fleet(1, replace(served, role="prefill"), name="p") as first,
+        Fleet(1, replace(served, role="decode"), name="d") as second,
+        Router(prefill=first.urls, decode=second.urls, config=settings(tokenizer=str(tokenizer))) as router,
+    ):
+        router.wait_ready(PATIENCE)
+        assert {worker["role"] for worker in router.state()} == {"prefill", "decode"}
+        answer = chat(router.url, "a prompt that is long enough to be handed over. " * 20)
+        assert answer[0] == 200, answer[2]
+        assert cached(answer) > 900  # what the prefill engine computed
+        assert first[0].state()[0].held > 50
+
+
+def test_an_index_elsewhere(fleet: Fleet, tokenizer: Path) -> None:
+    with Service(engines=fleet.urls, config=Config(http=HttpConfig(bind="127.0.0.1:0"))) as service:
+        service.wait_ready(PATIENCE)
+        config = settings(tokenizer=str(tokenizer), index=service.url)
+        with Router(engines=fleet.urls, config=config) as router:
+            router.wait_ready(PATIENCE)
+            assert router.workers() == []
+            text = "found by asking a service over HTTP. " * 20
+            answers = [chat(router.url, text) for _ in range(3)]
+            assert {answer[0] for answer in answers} == {200}
+            assert len({answer[1]["x-kvatlas-worker"] for answer in answers}) == 1
+            assert int(answers[2][1]["x-kvatlas-cached-tokens"]) == cached(answers[2]) > 600
