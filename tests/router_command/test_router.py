@@ -220,7 +220,9 @@ def test_without_events(fleet: Fleet, tokenizer: Path) -> None:
     with Router(engines=fleet.urls, config=settings(tokenizer=str(tokenizer), no_events=True)) as router:
         router.wait_ready(PATIENCE)
         assert router.workers() == []
-        assert chat(router.url, "no events are followed")[0] == 200
+        answers = [chat(router.url, "no events are followed, but what was sent is known. " * 20) for _ in range(3)]
+        assert {answer[0] for answer in answers} == {200}
+        assert int(answers[2][1]["x-kvatlas-cached-tokens"]) == cached(answers[2]) > 900
 
 
 def test_what_cannot_be_started(fleet: Fleet, router: Router) -> None:
