@@ -35,6 +35,7 @@ __all__ = [
     "Removed",
     "RoutedRequest",
     "Router",
+    "RouterServer",
     "Rung",
     "RungMatch",
     "Service",

@@ -86,7 +86,7 @@ def test_from_the_first_line_to_the_last(fleet: Fleet, tokenizer: Path) -> None:
     engines = [flag for url in fleet.urls for flag in ("--engine", url)]
     with routing(*engines, "--tokenizer", tokenizer) as process:
         url = process.wait_for(r"routes at (http://\S+)/v1")[1]
-        assert process.wait_for(r"policy: kvatlas; engines' events are followed; tokenizer")
+        process.wait_for(r"policy: kvatlas; engines' events are followed; tokenizer")
         process.wait_for("ready: 2 workers, 2 streams")
         assert complete(url, 3) == 3
         # A long answer is under way when it is told to stop: it is finished.

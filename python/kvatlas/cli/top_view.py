@@ -113,11 +113,11 @@ class _Engine:
         self.standing = str(worker["standing"])
         ranks = worker.get("ranks")
         self.ranks: list[dict[str, Any]] = ranks if isinstance(ranks, list) else []
-        self.streams = [
+        self.streams: list[dict[str, Any]] = [
             stream
             for each in look.streams
-            if each.get("instance_id", each.get("worker")) == self.name
-            for stream in each.get("streams", each.get("endpoints", []))
+            if each.get("instance_id") == self.name
+            for stream in each.get("streams", {}).values()
         ]
         self._now, self._first = worker, _named(first, self.name) if first is not look else None
         past = _named(before, self.name) if before is not look else None

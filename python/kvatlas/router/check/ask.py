@@ -9,17 +9,10 @@ from typing import Any, Self
 import httpx
 
 from kvatlas._http import authorization, failure
+from kvatlas.errors import ClientError
 
 ANSWER = 120.0
 """Seconds that a one-token answer may take: a model may be compiled for its first request."""
-
-
-class AskError(Exception):
-    """No answer, or not the one that was wanted. Its text says why; `status` is that of HTTP, if there is one."""
-
-    def __init__(self, words: str, status: int | None = None) -> None:
-        super().__init__(words)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +57,14 @@ class Engine:
         """An answer with status 200, in JSON."""
         response = await self._send(method, path, body, timeout)
         if response.status_code != httpx.codes.OK:
-            raise AskError(
-                f"{method} {path} returned status {response.status_code}{_reason(response)}", response.status_code
+            raise ClientError(
+                f"{method} {path} returned status {response.status_code}{_reason(response)}",
+                status=response.status_code,
             )
         try:
             return response.json()
         except ValueError:
-            raise AskError(f"{method} {path} did not return JSON: is this an engine?") from None
+            raise ClientError(f"{method} {path} did not return JSON: is this an engine?") from None
 
     async def generate(self, path: str, body: dict[str, Any]) -> Answer:
         """An answer of one token or so."""
@@ -78,7 +72,7 @@ class Engine:
         found = await self.json("POST", path, body, timeout=ANSWER)
         usage = found.get("usage") if isinstance(found, dict) else None
         if not isinstance(usage, dict):
-            raise AskError(f"POST {path} returned no usage: is this an engine?")
+            raise ClientError(f"POST {path} returned no usage: is this an engine?")
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
         return Answer(_number(usage.get("prompt_tokens")), _number(cached), time.monotonic() - began, found)
@@ -89,7 +83,7 @@ class Engine:
                 method, path, json=body, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
             )
         except (httpx.HTTPError, OSError) as error:
-            raise AskError(f"it {failure(error)[1]}") from error
+            raise ClientError(f"it {failure(error)[1]}") from error
 
 
 def _number(value: object) -> int | None:

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvatlas.errors import DiscoveryError, KvatlasError
-from kvatlas.router.check.ask import AskError, Engine
+from kvatlas.errors import ClientError, DiscoveryError, KvatlasError
+from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import EngineReport
 from kvatlas.router.check.handover import hand_over
 from kvatlas.router.check.round_trip import RoundTrip
@@ -90,7 +90,7 @@ async def _look(config: RouterConfig, entry: EngineEntry) -> Looked:
     async with _engine(config, entry) as engine:
         try:
             status, seconds = await engine.get(config.health.path)
-        except AskError as error:
+        except ClientError as error:
             report.add("reachable", "problem", str(error), "is the engine running, and this its address?")
             return looked
         if status == 200:
@@ -112,7 +112,7 @@ async def _models(engine: Engine, looked: Looked) -> None:
     report = looked.report
     try:
         said = await engine.json("GET", "/v1/models")
-    except AskError as error:
+    except ClientError as error:
         change = "set --engine-key-file or KVATLAS_ENGINE_KEY" if error.status in (401, 403) else ""
         report.add("models", "problem", str(error), change)
         return

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kvatlas.router.check.ask import Answer, AskError, Engine
+from kvatlas.errors import ClientError
+from kvatlas.router.check.ask import Answer, Engine
 from kvatlas.router.config import RouterConfig
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ async def hand_over(config: RouterConfig, looked: Sequence[Looked]) -> None:
         where = f"{giver.report.worker} to {taker.report.worker}"
         try:
             answer = await _pair(config, giver, taker)
-        except AskError as error:
+        except ClientError as error:
             giver.report.add(
                 "handover",
                 "problem",
@@ -64,7 +65,7 @@ async def _pair(config: RouterConfig, giver: Looked, taker: Looked) -> Answer:
         given = await first.generate("/v1/completions", {**body, "max_tokens": 1, "kv_transfer_params": _GIVE})
         params = given.body.get("kv_transfer_params")
         if not isinstance(params, dict):
-            raise AskError("the prefill engine's answer has no kv_transfer_params: it has no KV connector")
+            raise ClientError("the prefill engine's answer has no kv_transfer_params: it has no KV connector")
         return await second.generate("/v1/completions", {**body, "kv_transfer_params": params})
 
 
@@ -72,7 +73,7 @@ async def _info(engine: Engine) -> dict[str, Any] | None:
     """What SGLang says of itself; None from another engine."""
     try:
         info = await engine.json("GET", "/server_info")
-    except AskError as error:
+    except ClientError as error:
         if error.status in (404, 405):
             return None
         raise
@@ -81,7 +82,7 @@ async def _info(engine: Engine) -> dict[str, Any] | None:
 
 async def _sglang(first: Engine, second: Engine, body: dict[str, Any], giver: Looked, info: dict[str, Any]) -> Answer:
     if info["disaggregation_mode"] != "prefill":
-        raise AskError(f"the prefill engine's disaggregation_mode is {info['disaggregation_mode']!r}")
+        raise ClientError(f"the prefill engine's disaggregation_mode is {info['disaggregation_mode']!r}")
     room = {
         "bootstrap_host": urlsplit(giver.entry.url).hostname,
         "bootstrap_port": info.get("disaggregation_bootstrap_port") or _BOOTSTRAP_PORT,

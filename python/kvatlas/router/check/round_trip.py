@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvatlas.client import AsyncClient, StreamStatus
-from kvatlas.errors import KvatlasError, ServiceError
-from kvatlas.router.check.ask import Answer, AskError, Engine
+from kvatlas.errors import ClientError, KvatlasError, ServiceError
+from kvatlas.router.check.ask import Answer, Engine
 from kvatlas.router.check.tokens import tokens_of
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.tokenizers import NONE
@@ -79,7 +79,7 @@ class RoundTrip:
             try:
                 first, messages = await self._ask(engine, one.model, text)
                 again, _ = await self._ask(engine, one.model, text, chat=messages is not None)
-            except AskError as error:
+            except ClientError as error:
                 report.add("answers", "problem", str(error), "look at the engine's log")
                 return
             report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
@@ -87,7 +87,7 @@ class RoundTrip:
             if config.router.tokenizer != NONE:
                 try:
                     tokens = await tokens_of(engine, one.model, messages, text, self._tokenizer)
-                except (AskError, KvatlasError) as error:
+                except KvatlasError as error:
                     report.add("index", "problem", f"the prompt has no tokens here: {error}")
         self._cached(one, again, size)
         if tokens is None:
@@ -111,7 +111,7 @@ class RoundTrip:
         if chat is not False:
             try:
                 return await engine.generate("/v1/chat/completions", {**body, "messages": messages}), messages
-            except AskError as error:
+            except ClientError as error:
                 if chat or error.status not in (400, 404, 405):
                     raise
         return await engine.generate("/v1/completions", {**body, "prompt": text}), None

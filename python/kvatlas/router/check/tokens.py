@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvatlas.errors import KvatlasError
-from kvatlas.router.check.ask import AskError, Engine
+from kvatlas.errors import ClientError, KvatlasError
+from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import EngineReport
 from kvatlas.tokenize import LocalTokenizer
 
@@ -25,7 +25,7 @@ async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: L
     """Compare our tokens with the engine's `/tokenize`, for text and for chats."""
     try:
         theirs = await _tokenize(engine, {"prompt": TEXT, "model": model})
-    except AskError as error:
+    except ClientError as error:
         if tokenizer is None:
             change = "give --tokenizer PATH: this engine cannot tokenize for the router"
             report.add("tokens", "problem", str(error), change)
@@ -47,7 +47,7 @@ async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: L
     for name, messages in CHATS.items():
         try:
             theirs = await _tokenize(engine, {"messages": messages, "model": model, "add_generation_prompt": True})
-        except AskError as error:
+        except ClientError as error:
             # Base models have no chat template; templates may refuse system prompts.
             report.add("template", "note", f"the engine does not take {name}: {error}")
             continue
@@ -91,7 +91,7 @@ async def tokens_of(
     """The tokens of a chat, or of a text if `messages` is None: ours, or the engine's where we have no tokenizer.
 
     Raises:
-        AskError: The engine does not say.
+        ClientError: The engine does not say.
         KvatlasError: The template cannot be rendered.
     """
     if tokenizer is not None:
@@ -105,5 +105,5 @@ async def _tokenize(engine: Engine, body: dict[str, Any]) -> list[int]:
     answer = await engine.json("POST", "/tokenize", body)
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
-        raise AskError("POST /tokenize did not return a list of tokens")
+        raise ClientError("POST /tokenize did not return a list of tokens")
     return tokens
