@@ -142,7 +142,7 @@ export class Engines {
 
   sparks(palette) {
     const at = this.columns.findIndex((column) => column.className === "sparked");
-    for (const [key, row] of this.rows.rows) spark(row.cells[at].kvCanvas, this.history.get(key) ?? [], palette);
+    for (const [key, row] of this.rows.rows) if (row.isSeen) spark(row.cells[at].kvCanvas, this.history.get(key) ?? [], palette);
   }
 
   sort(at, turn) {

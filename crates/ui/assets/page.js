@@ -30,15 +30,19 @@ const decisions = new Decisions(
   { open: openDecision },
 );
 
-// Drawing: at most once a frame, and not at all while nobody sees it.
+// Drawing: with the browser's own frames, so not at all while nobody sees it; and not oftener than people can read, while
+// everything that comes is kept.
+const EVERY = 200;
+let drawnAt = -Infinity;
 
 function draw(...parts) {
   for (const part of parts) due[part] = true;
-  drawn ??= requestAnimationFrame(paint);
+  drawn ??= setTimeout(() => requestAnimationFrame(paint), Math.max(0, drawnAt + EVERY - performance.now()));
 }
 
 function paint() {
   drawn = null;
+  drawnAt = performance.now();
   const { state } = known;
   if (!state) return;
   const last = known.history.at(-1) ?? {};

@@ -13,6 +13,8 @@ export class Rows {
     this.rows = new Map();
     this.order = "";
     this.chosen = null;
+    // What is out of sight is brought up to date when it comes into sight.
+    this.sight = new IntersectionObserver((seen) => this.seen(seen), { rootMargin: "150px" });
     this.heads = columns.map((column, at) => {
       const head = make("th", column.className ?? "");
       head.scope = "col";
@@ -51,18 +53,14 @@ export class Rows {
     for (const [key, row] of this.rows) {
       if (!wanted.has(key)) {
         row.remove();
+        this.sight.unobserve(row);
         this.rows.delete(key);
       }
     }
     for (const [key, item] of entries) {
       const row = this.rows.get(key) ?? this.add(key);
       row.item = item;
-      mark(row, "aria-label", this.label?.(item) ?? null);
-      this.columns.forEach((column, at) => {
-        const cell = row.cells[at];
-        mark(cell, "hidden", column.isHidden ? "" : null);
-        if (!column.isHidden) column.show(cell, item, key);
-      });
+      if (row.isSeen !== false) this.fill(row);
     }
     const order = keys.join("\n");
     if (order !== this.order) {
@@ -79,6 +77,22 @@ export class Rows {
     for (const [key, row] of this.rows) mark(row, "tabindex", key === this.chosen ? "0" : "-1");
   }
 
+  fill(row) {
+    mark(row, "aria-label", this.label?.(row.item) ?? null);
+    this.columns.forEach((column, at) => {
+      const cell = row.cells[at];
+      mark(cell, "hidden", column.isHidden ? "" : null);
+      if (!column.isHidden) column.show(cell, row.item, row.key);
+    });
+  }
+
+  seen(entries) {
+    for (const { target, isIntersecting } of entries) {
+      target.isSeen = isIntersecting;
+      if (isIntersecting) this.fill(target);
+    }
+  }
+
   add(key) {
     const row = make("tr", "");
     row.key = key;
@@ -89,6 +103,7 @@ export class Rows {
       row.append(cell);
     }
     this.rows.set(key, row);
+    this.sight.observe(row);
     return row;
   }
 
