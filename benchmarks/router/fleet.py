@@ -130,6 +130,8 @@ class Engines:
         self.ports = [free_port() for _ in range(count)]
         self.publishers = [Publisher(replay_endpoint="tcp://127.0.0.1:*", buffer_steps=10_000) for _ in range(count)]
         command = [str(program), "--ports", ",".join(map(str, self.ports)), "--model", model]
+        pairs = [(one.endpoint, one.replay_endpoint or "") for one in self.publishers]
+        command += ["--events", ",".join(":".join(each.rpartition(":")[2] for each in pair) for pair in pairs)]
         self.process = Process(command, log)
         wait(
             lambda: bool(urllib.request.urlopen(f"http://127.0.0.1:{self.ports[0]}/health", timeout=1)), self.process, 5

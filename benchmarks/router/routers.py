@@ -157,10 +157,8 @@ def _dynamo(mode: str) -> Callable[[Place], Sequence[Sequence[str]]]:
 def _kvatlas(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str]]]:
     def command(place: Place) -> Sequence[Sequence[str]]:
         line = [sys.executable, "-m", "kvatlas.cli", "router", "--bind", f"127.0.0.1:{place.port}", "--policy", policy]
-        for number, (url, publisher) in enumerate(zip(place.engines.urls, place.engines.publishers, strict=True)):
+        for number, url in enumerate(place.engines.urls):
             line += ["--engine", f"e{number}={url}"]
-            if policy == "kvatlas":
-                line += ["--stream", f"e{number}={publisher.endpoint},replay_endpoint={publisher.replay_endpoint}"]
         if policy == "kvatlas":
             line += ["--tokenizer", str(place.model), "--model", "model", "--block-size", "16"]
         else:

@@ -13,7 +13,7 @@ from kvatlas import content_hashes, prefix_hashes
 from kvatlas.sim.server import Publisher
 from kvatlas.wire import Cleared, Stored, encode_batch
 
-from .engines import MODEL
+from .engines import MODEL, Engine
 from .running import Router
 
 BLOCK = 16
@@ -63,12 +63,11 @@ def cleared() -> bytes:
     return encode_batch([Cleared()], timestamp=time.time())
 
 
-def exact(tokenizer: Path, *publishers: Publisher, policy: str = "kvatlas") -> tuple[str, ...]:
-    """Flags for decisions by the engines' events."""
-    flags = ["--policy", policy, "--tokenizer", str(tokenizer), "--model", MODEL, "--block-size", str(BLOCK)]
-    for number, publisher in enumerate(publishers):
-        flags += ["--stream", f"e{number}={publisher.endpoint},replay_endpoint={publisher.replay_endpoint}"]
-    return tuple(flags)
+def exact(tokenizer: Path, *pairs: tuple[Engine, Publisher], policy: str = "kvatlas") -> tuple[str, ...]:
+    """Flags for decisions by the engines' events. Each engine says from now on where its events are."""
+    for engine, publisher in pairs:
+        engine.publisher = publisher
+    return ("--policy", policy, "--tokenizer", str(tokenizer), "--model", MODEL, "--block-size", str(BLOCK))
 
 
 def prompt(text: str) -> dict[str, object]:

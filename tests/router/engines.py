@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from kvatlas.sim.server import Publisher
+
 MODEL = "model"
 
 
@@ -175,6 +177,7 @@ class Engine:
         self.given_up: list[float] = []
         self.connections = 0
         self.metrics = ""
+        self.publisher: Publisher | None = None  # of its events
         self._loop = _loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -229,7 +232,7 @@ class Engine:
 
     def passed_on(self) -> int:
         """Requests so far that are not the router's own questions."""
-        own = ("/health", "/metrics", "/v1/models")
+        own = ("/health", "/metrics", "/v1/models", "/kv_event_sources", "/server_info", "/get_server_info")
         return sum(1 for one in self.received if one.method != "GET" or one.path not in own)
 
     def _run(self, what: Coroutine[Any, Any, None]) -> None:
@@ -278,6 +281,10 @@ class Engine:
             await reply("200 OK", {"object": "list", "data": [card]})(talk)
         elif path == "/health":
             await reply("200 OK" if self.healthy else "503 Service Unavailable", b"")(talk)
+        elif path == "/kv_event_sources" and self.publisher is not None:
+            about = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10_000, "topic": ""}
+            about |= {"endpoint": self.publisher.endpoint, "replay_endpoint": self.publisher.replay_endpoint}
+            await reply("200 OK", {"0": about})(talk)
         elif path == "/metrics":
             await talk.send(
                 head("200 OK", f"content-length: {len(self.metrics)}", kind="text/plain") + self.metrics.encode()

@@ -32,7 +32,7 @@ class Fleet:
         self.engines = [stack.enter_context(Engine()) for _ in range(count)]
         self.publishers = [stack.enter_context(Publisher()) for _ in range(count)]
         self.open = threading.Event()
-        flags = (*exact(tokenizer, *self.publishers), *flags)
+        flags = (*exact(tokenizer, *zip(self.engines, self.publishers, strict=True)), *flags)
         self.router = stack.enter_context(Router(*self.engines, flags=flags))
         self._threads: list[threading.Thread] = []
 

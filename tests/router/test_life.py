@@ -115,7 +115,7 @@ def test_killed_and_started_again_it_is_exact_as_soon_as_the_streams_are(
         for number, text in enumerate(TEXTS):
             (one, two)[number % 3 % 2].publish(stored(text))
             held[text] = ("e0", "e1")[number % 3 % 2]
-        flags = exact(tokenizer, one, two)
+        flags = exact(tokenizer, (engine, one), (other, two))
         with Router(engine, other, flags=flags) as first:  # it starts after all was announced
             assert goes_where_it_is_held(first, held)
             port = first.port
@@ -133,7 +133,7 @@ def test_an_engine_that_starts_again_is_credited_with_nothing_of_its_old_life(
             endpoints = (one.endpoint, one.replay_endpoint)
             one.publish(stored(TEXTS[0]))
             two.publish(stored(TEXTS[1]))
-            router = Router(engine, other, flags=exact(tokenizer, one, two))
+            router = Router(engine, other, flags=exact(tokenizer, (engine, one), (other, two)))
             try:
                 assert holder(router, TEXTS[0] + " and on") == "e0"
             except BaseException:
@@ -148,7 +148,7 @@ def test_an_engine_that_starts_again_is_credited_with_nothing_of_its_old_life(
 def test_a_cleared_cache_is_credited_with_nothing(engine: Engine, other: Engine, tokenizer: Path) -> None:
     with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one, Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
         one.publish(stored(TEXTS[0]))
-        with Router(engine, other, flags=exact(tokenizer, one, two)) as router:
+        with Router(engine, other, flags=exact(tokenizer, (engine, one), (other, two))) as router:
             assert holder(router, TEXTS[0] + " and on") == "e0"
             one.publish(cleared())
             two.publish(stored(TEXTS[0]))

@@ -1,6 +1,6 @@
 /* A fake engine, as quick as one thread gets: answers like vLLM's and SGLang's servers, computes nothing.
  *
- *   engine --ports 9001,9002 [--model NAME] [--interval-us N]
+ *   engine --ports 9001,9002 [--model NAME] [--interval-us N] [--events 5557:5657,5558:5658]
  *
  * Each port is an engine of its own as far as a router can see. POST /v1/chat/completions and /v1/completions answer at
  * once; streamed, `max_tokens` tokens (16 if the request says nothing) come one after the other, the first one at once and
@@ -45,6 +45,7 @@ static struct connection *first, *last; /* streams by the time of their next tok
 static struct connection *dead;
 static unsigned long requests, tokens, opened, running;
 static int listeners[LISTENERS], ports[LISTENERS], count;
+static char *events_at[LISTENERS]; /* "PORT:PORT" of each engine: its events, and their replays */
 
 static void unqueue(struct connection *c) {
     if (!c->queued) return;
@@ -286,6 +287,16 @@ static void act(struct connection *c) {
             "\"version\":\"0.5.6\",\"tp_size\":1,\"dp_size\":1,\"page_size\":16,\"block_size\":16,\"max_running_requests\":4096,"
             "\"max_total_num_tokens\":4194304,\"model_type\":\"llama\",\"has_image_understanding\":false}", model, model, model);
         answer(c, "200 OK", "application/json", body, (size_t)k);
+    } else if (IS("/kv_event_sources")) {
+        int at = 0, live = 0, again = 0;
+        while (at < count && ports[at] != c->port) at++;
+        if (at == count || !events_at[at] || sscanf(events_at[at], "%d:%d", &live, &again) != 2) {
+            answer(c, "404 Not Found", "application/json", "{\"detail\":\"Not Found\"}", 22);
+            return;
+        }
+        int k = snprintf(body, sizeof body, "{\"0\":{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\"topic\":\"\","
+            "\"buffer_steps\":10000,\"endpoint\":\"tcp://127.0.0.1:%d\",\"replay_endpoint\":\"tcp://127.0.0.1:%d\"}}", live, again);
+        answer(c, "200 OK", "application/json", body, (size_t)k);
     } else if (IS("/version")) answer(c, "200 OK", "application/json", "{\"version\":\"0.32.0\"}", 20);
     else if (IS("/metrics")) {
         int k = snprintf(body, sizeof body, "vllm:num_requests_running{model_name=\"%s\"} %lu\nvllm:num_requests_waiting{model_name=\"%s\"} 0\n"
@@ -388,7 +399,10 @@ int main(int argc, char **argv) {
     for (int i = 1; i + 1 < argc; i += 2) {
         if (!strcmp(argv[i], "--model")) model = argv[i + 1];
         else if (!strcmp(argv[i], "--interval-us")) interval = strtol(argv[i + 1], NULL, 10);
-        else if (!strcmp(argv[i], "--ports")) {
+        else if (!strcmp(argv[i], "--events")) {
+            int at = 0;
+            for (char *one = strtok(argv[i + 1], ","); one && at < LISTENERS; one = strtok(NULL, ",")) events_at[at++] = one;
+        } else if (!strcmp(argv[i], "--ports")) {
             for (char *port = strtok(argv[i + 1], ","); port && count < LISTENERS; port = strtok(NULL, ",")) listen_at(atoi(port));
         } else {
             fprintf(stderr, "engine: unknown option %s\n", argv[i]);
