@@ -22,9 +22,9 @@ def test_a_generated_trace(run: Run) -> None:
     assert done.stderr == ""
     for word in (
         "200 requests",
-        "random",
-        "prefix-affinity",
-        "exact",
+        "round-robin",
+        "dynamo-kv",
+        "kvatlas",
         "one infinite cache",
         "bytes",
         "all agree",
@@ -35,13 +35,13 @@ def test_a_generated_trace(run: Run) -> None:
 def test_help_names_the_policies_and_the_model(run: Run) -> None:
     text = " ".join(run("replay", "--help").stdout.split())
     assert "module:Class" in text
-    assert "time to first token = wait in the queue + uncached tokens / prefill rate" in text
+    assert "time of a step = base + prefill * prompt tokens" in text
 
 
 def test_json_to_stdout_is_nothing_but_json(run: Run) -> None:
-    done = run("replay", *FAST, "--json", "-", "--policy", "exact", "--policy", "random")
+    done = run("replay", *FAST, "--json", "-", "--policy", "kvatlas", "--policy", "random")
     data = json.loads(done.stdout)
-    assert [p["policy"] for p in data["policies"]] == ["exact", "random"]
+    assert [p["policy"] for p in data["policies"]] == ["kvatlas", "random"]
     assert data["partial"] is False
     assert "What routing is worth" in done.stderr
 
@@ -65,7 +65,7 @@ def test_files_are_written(run: Run, tmp_path: Path) -> None:
 
 
 def test_plots_are_written(run: Run, tmp_path: Path) -> None:
-    done = run("replay", *FAST, "--policy", "exact", "--plot", "a.png", "--plot", "b.html")
+    done = run("replay", *FAST, "--policy", "kvatlas", "--plot", "a.png", "--plot", "b.html")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert "<svg" in (tmp_path / "b.html").read_text()
@@ -115,7 +115,7 @@ def test_a_directory_is_no_trace(run: Run) -> None:
     ("args", "message"),
     [
         (["--engine", "3"], "--engines"),
-        (["--polcy", "exact"], "--policy"),
+        (["--polcy", "kvatlas"], "--policy"),
         (["--engines", "0"], "0 is not in the range"),
         (["--engines", "many"], "'many' is not a valid integer"),
         (["--block-size", "100"], "100 does not divide 512"),
@@ -123,7 +123,13 @@ def test_a_directory_is_no_trace(run: Run) -> None:
         (["--speedup", "nan"], "speedup must be above 0, got nan"),
         (["--request-rate", "nan"], "rate must not be negative, got nan"),
         (["--check", "2"], "2.0 is not in the range"),
-        (["--policy", "exat"], "did you mean 'exact'"),
+        (["--policy", "kvatls"], "kvatlas"),
+        (["--hardware", "abacus"], "no hardware 'abacus': there is h100x4"),
+        (["--workload", "nothing"], "no workload 'nothing'"),
+        (["--workload", "chat", "--zipf", "1"], "--zipf does not apply to --workload"),
+        (["--decisions", "none.jsonl"], "cannot read none.jsonl"),
+        (["--model", "m"], "--model needs --decisions"),
+        (["--lose-events", "1"], "--lose-events"),
         (["--policy", "nowhere:Nothing"], "No module named 'nowhere'"),
         (["--cache-tokens", "5"], "cache_tokens must be at least one block of 16"),
         (["--engines", "90000"], "more than the 50000000 blocks"),
@@ -150,19 +156,50 @@ def test_a_policy_of_ones_own(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class First:\n"
         "    uses_index = False\n"
-        "    def __init__(self, workers, seed): pass\n"
-        "    def choose(self, prompt, loads, match): return 0\n"
+        "    def __init__(self, seed): pass\n"
+        "    def choose(self, request, candidates): return 0\n"
         "class Bad(First):\n"
-        "    def choose(self, prompt, loads, match): return 1 / 0\n"
+        "    def choose(self, request, candidates): return 1 / 0\n"
+        "class Unmade(First):\n"
+        "    def __init__(self): pass\n"
     )
     done = run("replay", *FAST, "--policy", "mine:First")
     assert done.returncode == 0, done.stderr
     assert "mine:First" in done.stdout
-    done = run("replay", *FAST, "--policy", "mine:Bad")
-    assert done.returncode == 2
-    assert done.stderr == (
-        "Error: policy 'mine:Bad' failed at request 0: ZeroDivisionError: division by zero (mine.py, line 6)\n"
-    )
+    for name, error in (("mine:Bad", "ZeroDivisionError: division by zero"), ("mine:Unmade", "TypeError: ")):
+        done = run("replay", *FAST, "--policy", name)
+        assert done.returncode == 2
+        assert error in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_workload_and_late_events(run: Run) -> None:
+    done = run("replay", "--workload", "bursts", "--requests", 60, "--block-size", 512, "--policy", "kvatlas",
+               "--event-delay", 0.5, "--lose-events", 0.1, "--hardware", "a100x8", "--json", "-")  # fmt: skip
+    data = json.loads(done.stdout)
+    assert data["trace"] == "bursts (seed 0)"
+    assert data["config"]["scenario"]["event_delay"] == 0.5
+    assert data["config"]["steps"]["base"] == pytest.approx(0.044)
+    assert data["policies"][0]["lost_events"] > 0
+    done = run("replay", *FAST, "--no-events", "--policy", "kvatlas", "--step-base", "0.01", "--json", "-")
+    data = json.loads(done.stdout)
+    assert (data["config"]["guess"], data["config"]["steps"]["base"]) == ("mock", 0.01)
+    assert data["policies"][0]["hit_rate"] > 0.1
+
+
+def test_a_router_s_record(run: Run, tmp_path: Path) -> None:
+    rows = [
+        {"t": 0.5 * n, "id": n, "model": "m", "tokens": 70, "block_size": 32,
+         "hashes": [f"{n % 3:x}", f"{n % 3 + 10:x}"], "worker": f"http://e{n % 2}",
+         "cached": 32, "output": 5, "first_token": 0.2}
+        for n in range(30)
+    ]  # fmt: skip
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = run("replay", "--decisions", "r.jsonl", "--policy", "kvatlas")
+    assert done.returncode == 0, done.stderr
+    assert "as recorded" in done.stdout
+    assert "kvatlas" in done.stdout
+    assert "Measured, says the record: first tokens after 0.20 s on average" in done.stdout
 
 
 def test_a_disagreement_exits_with_1(tmp_path: Path) -> None:
@@ -174,11 +211,11 @@ def test_a_disagreement_exits_with_1(tmp_path: Path) -> None:
         "from kvatlas.cli import main\n"
         "main()\n"
     )
-    args = [sys.executable, "-c", code, "replay", *map(str, FAST), "--check", "0.5", "--policy", "exact"]
+    args = [sys.executable, "-c", code, "replay", *map(str, FAST), "--check", "0.5", "--policy", "kvatlas"]
     done = subprocess.run(args, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert "DISAGREE" in done.stdout
-    assert "the reference says 0, the index says" in done.stdout
+    assert "the reference says 0, the index says" in " ".join(done.stdout.split())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
@@ -188,8 +225,8 @@ def test_ctrl_c_reports_what_was_done(tmp_path: Path) -> None:
         "class Slow:\n"
         "    uses_index = False\n"
         "    done = 0\n"
-        "    def __init__(self, workers, seed): pass\n"
-        "    def choose(self, prompt, loads, match):\n"
+        "    def __init__(self, seed): pass\n"
+        "    def choose(self, request, candidates):\n"
         "        self.done += 1\n"
         "        if self.done == 100: pathlib.Path('ready').touch()\n"
         "        if self.done > 100: time.sleep(0.1)\n"
@@ -212,7 +249,8 @@ def test_ctrl_c_reports_what_was_done(tmp_path: Path) -> None:
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "Interrupted: this is what was done so far." in out
-    assert "slow:Slow (partial)" in out
+    assert "slow:Slow" in out
+    assert "(partial)" in out
     data = json.loads((tmp_path / "r.json").read_text())
     assert data["partial"] is True
     assert [p["partial"] for p in data["policies"]] == [False, True]

@@ -109,7 +109,7 @@ impl Prompter {
                 let bad = |why: String| Error::Template { message: format!("variables must be a JSON object: {why}") };
                 let object: serde_json::Map<String, serde_json::Value> =
                     serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
-                object.into_iter().map(|(name, value)| (name, Value::from_serialize(value))).collect()
+                object.into_iter().map(|(name, value)| (name, Value::from(minijinja::value::Serde(value)))).collect()
             }
         };
         let given = options.chat_template.as_deref();

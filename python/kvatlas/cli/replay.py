@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +17,30 @@ from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar
 from kvatlas.cli.engine_options import (
     POSITIVE,
     cache_option,
+    engine_config,
     engines_option,
-    fleet_config,
     request_rate_option,
     seed_option,
-    speed_options,
 )
 from kvatlas.lab.figures import check_plot
-from kvatlas.lab.replay.config import ReplayConfig
+from kvatlas.lab.replay.bounds import BOUNDS
+from kvatlas.lab.replay.config import GUESSES, POLICIES, ReplayConfig
+from kvatlas.lab.replay.decisions import AsRecorded, Decisions, about_record, read_decisions
 from kvatlas.lab.replay.plots import write_plot
 from kvatlas.lab.replay.report import print_report
 from kvatlas.lab.replay.results import ReplayResult, as_json
+from kvatlas.lab.replay.runner import make_placer
 from kvatlas.lab.replay.runner import replay as run_replay
-from kvatlas.routing import POLICIES, find_policy
+from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.workloads import TRACES, WORKLOADS, Workload, find_workload
+from kvatlas.routing import policy_names
 from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, generate, read_trace, write_trace
-from kvatlas.sim.fleet import MOST_ENGINES
+from kvatlas.sim.fleet import MOST_ENGINES, FleetConfig
+from kvatlas.sim.hardware import HARDWARE, StepTime, find_hardware
 
 _CONFIG = ReplayConfig()
 _WORK = WorkloadConfig()
+_SECONDS = click.FloatRange(0)
 _BLOCK_SIZES = [size for size in range(1, TRACE_BLOCK + 1) if TRACE_BLOCK % size == 0]
 
 
@@ -57,14 +64,67 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     help=f"Tokens per block of an engine. Must divide {TRACE_BLOCK}.",
 )
 @cache_option
-@speed_options
+@click.option(
+    "--hardware",
+    default="h100x4",
+    show_default=True,
+    metavar="NAME",
+    help=f"How fast an engine is: {', '.join(HARDWARE)}. All are measurements of a 70B model.",
+)
+@click.option("--step-base", type=_SECONDS, metavar="S", help="Seconds of every step.")
+@click.option("--step-prefill", type=_SECONDS, metavar="S", help="More for each prompt token of a step.")
+@click.option("--step-running", type=_SECONDS, metavar="S", help="More for each request in a step.")
+@click.option("--step-context", type=_SECONDS, metavar="S", help="More for each token of KV that a step reads.")
+@click.option(
+    "--max-running",
+    type=click.IntRange(1),
+    default=_CONFIG.fleet.engine.max_running,
+    show_default=True,
+    help="Requests that each engine runs at the same time.",
+)
+@click.option(
+    "--chunk",
+    type=click.IntRange(0),
+    default=_CONFIG.fleet.engine.chunk,
+    show_default=True,
+    help="Tokens of a step, prompts and decoding together. 0 means no limit.",
+)
 @click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="NAME",
-    help=f"{', '.join(POLICIES)}, or module:Class for your own. Repeatable.  [default: all]",
+    help=f"{', '.join(policy_names())}; module:Class for your own; a bound: {', '.join(BOUNDS)}; or all. Repeatable.  "
+    f"[default: {', '.join(POLICIES)}]",
+)
+@click.option(
+    "--workload",
+    metavar="NAME",
+    help=f"Replay this instead of TRACE: {', '.join(WORKLOADS)}. Those of recorded traces need {TRACES}, the "
+    "environment variable that names their folder.",
+)
+@click.option(
+    "--decisions",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Replay the requests of a router's record (kvatlas router --record) instead of TRACE, first with the choices "
+    "that it recorded.",
+)
+@click.option("--model", metavar="NAME", help="Of the record, only this model.  [default: the one it has most of]")
+@click.option("--event-delay", type=click.FloatRange(0), metavar="S", help="Announcements arrive this much later.")
+@click.option(
+    "--lose-events",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="SHARE",
+    help="Announcements that are lost. The next one shows the gap, and the lost ones come again a second later.",
+)
+@click.option(
+    "--no-events",
+    is_flag=False,
+    flag_value="mock",
+    type=click.Choice(GUESSES),
+    help="No announcements at all. Caches are guessed: simulated (mock), or what was sent in the last 2 minutes (ttl).",
 )
 @click.option(
     "--speedup",
@@ -126,8 +186,9 @@ def replay(trace: Path | None, **options: Any) -> None:
     the prompt's blocks of 512 tokens. Without TRACE, a workload is generated: chats and agents that share system
     prompts.
 
-    The engines are simulated. The cache behaves exactly like vLLM's. Time follows a simple model: time to first token =
-    wait in the queue + uncached tokens / prefill rate. The engines' events feed an index that the policy `exact` uses.
+    The engines are simulated. The cache behaves exactly like vLLM's. Engines work in steps, in which prompts and
+    decoding requests share: time of a step = base + prefill * prompt tokens + running * requests + context * tokens of
+    KV read. The engines' events feed an index that policies use.
 
     Ctrl-C ends the replay with a report of the results so far. Exit status: 0; 1 if the index gave any wrong answer; 2
     if an argument is invalid; 130 after Ctrl-C.
@@ -141,22 +202,81 @@ def replay(trace: Path | None, **options: Any) -> None:
 
 def _run(path: Path | None, options: dict[str, Any]) -> ReplayResult:
     sys.path.insert(0, "")  # policies of one's own, from here
-    policies = tuple(dict.fromkeys(options["policies"])) or tuple(POLICIES)
-    for name in policies:
-        find_policy(name)
-    config = ReplayConfig(
-        fleet=fleet_config(options),
+    workload = _workload(path, options)
+    record = _record(path, options)
+    config = _config(options, workload, record)
+    for name in config.policies:
+        make_placer(name, config)  # what cannot be made is told before anything is read or made
+    _check_outputs(path, options)
+    if record is not None:
+        trace = record.trace
+    elif workload is not None:
+        trace = workload.make(options["seed"])
+        if options["requests"] is not None:
+            trace = replace(trace, requests=trace.requests[: options["requests"]])
+    else:
+        trace = _trace(path, options)
+    first = AsRecorded(record.chosen) if record is not None else None
+    names = (*((first.name,) if first is not None else ()), *config.policies)
+    with on_interrupt() as stop, progress_bar(names, len(trace.requests)) as bar:
+        result = run_replay(trace, config, progress=bar, stop=stop, first=first)
+    _show(result, trace, options, record)
+    return result
+
+
+def _workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
+    if options["workload"] is None:
+        return None
+    if path is not None or options["decisions"] is not None:
+        raise click.UsageError("--workload, --decisions and TRACE exclude each other: give one of them.")
+    for flag in ("request_rate", "agents", "zipf", "save_trace"):
+        if options[flag] is not None:
+            raise click.UsageError(f"--{flag.replace('_', '-')} does not apply to --workload.")
+    return find_workload(options["workload"])
+
+
+def _record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
+    if options["decisions"] is None:
+        if options["model"] is not None:
+            raise click.UsageError("--model needs --decisions.")
+        return None
+    if path is not None:
+        raise click.UsageError("--workload, --decisions and TRACE exclude each other: give one of them.")
+    record = read_decisions(options["decisions"], model=options["model"])
+    if (limit := options["requests"]) is not None:
+        record.trace = replace(record.trace, requests=record.trace.requests[:limit])
+    return record
+
+
+def _config(options: dict[str, Any], workload: Workload | None, record: Decisions | None) -> ReplayConfig:
+    asked = tuple(dict.fromkeys(options["policies"]))
+    policies = tuple(policy_names()) if "all" in asked else asked or POLICIES
+    scenario = workload.scenario if workload is not None else Scenario()
+    late = {name: options[name] for name in ("event_delay", "lose_events") if options[name] is not None}
+    if options["no_events"] is not None:
+        late["no_events"] = True
+    engine = engine_config(options, _CONFIG.fleet.engine)
+    engines = options["engines"]
+    if record is not None:
+        tokens, engines = engine.cache_tokens, len(record.workers)
+        engine = replace(engine, block_size=record.trace.block, blocks=max(1, tokens // record.trace.block))
+    constants = {
+        name: value
+        for name in ("base", "prefill", "running", "context")
+        if (value := options[f"step_{name}"]) is not None
+    }
+    steps: StepTime = replace(find_hardware(options["hardware"]), **constants)
+    speedup = options["speedup"] if workload is None else options["speedup"] * workload.speedup
+    return ReplayConfig(
+        fleet=FleetConfig(engines, engine, options["own_names"], options["seed"]),
+        steps=steps,
+        scenario=replace(scenario, **late),
         policies=policies,
-        speedup=options["speedup"],
+        guess=options["no_events"] or "mock",
+        speedup=speedup,
         check=options["check"],
         check_seconds=options["check_seconds"],
     )
-    _check_outputs(path, options)
-    trace = _trace(path, options)
-    with on_interrupt() as stop, progress_bar(policies, len(trace.requests)) as bar:
-        result = run_replay(trace, config, progress=bar, stop=stop)
-    _show(result, trace, options)
-    return result
 
 
 def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
@@ -171,7 +291,7 @@ def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
         raise click.UsageError("--skip-bad requires a TRACE file.")
     names = ("requests", "request_rate", "agents", "zipf")
     given = {name: options[name] for name in names if options[name] is not None}
-    trace = generate(WorkloadConfig(seed=options["seed"], decode_rate=options["decode_rate"], **given))
+    trace = generate(WorkloadConfig(seed=options["seed"], **given))
     if (path := options["save_trace"]) is not None:
         _write(path, functools.partial(write_trace, path, trace.requests))
     return trace
@@ -195,7 +315,7 @@ def _check_outputs(trace: Path | None, options: dict[str, Any]) -> None:
             raise click.UsageError(f"{file} is the trace: it would be overwritten.")
 
 
-def _show(result: ReplayResult, trace: Trace, options: dict[str, Any]) -> None:
+def _show(result: ReplayResult, trace: Trace, options: dict[str, Any], record: Decisions | None) -> None:
     text = json.dumps(as_json(result), indent=2)
     to_stdout = options["json_to"] == "-"
     # Files first: they are there even if nobody reads the report.
@@ -206,6 +326,9 @@ def _show(result: ReplayResult, trace: Trace, options: dict[str, Any]) -> None:
     if options["save_trace"] is not None:
         written.append(options["save_trace"])
     print_report(result, console(stderr=to_stdout))
+    if record is not None:
+        for line in about_record(record):
+            click.echo(line, err=to_stdout)
     if to_stdout:
         click.echo(text)
     if trace.first_skipped:

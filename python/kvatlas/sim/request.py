@@ -43,6 +43,7 @@ class Request:
     target: int = 0  # tokens to prefill in this life: the prompt, and what was generated before a preemption
     computed: int = 0  # tokens with KV
     since: float = 0.0  # when `computed` was true
+    since_step: int = 0  # the same in steps, where an engine counts those
     stored: int = 0  # blocks announced in this life
     generation: int = 0  # timers of earlier lives are void
     blocks: list[int] = field(default_factory=list)

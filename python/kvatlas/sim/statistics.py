@@ -19,7 +19,7 @@ class TraceStatistics:
     duration: float
     input_tokens: int
     output_tokens: int
-    distinct_blocks: int  # trace blocks of 512 tokens
+    distinct_blocks: int  # trace blocks: of 512 tokens, if the trace does not say otherwise
     seen_before: float  # share of the prompt tokens that one infinite cache would hold
     input_quantiles: dict[str, float]  # p10, p50, p90, p99, max
     output_quantiles: dict[str, float]
@@ -37,13 +37,13 @@ def trace_statistics(trace: Trace, block_size: int) -> TraceStatistics:
         input_tokens=total,
         output_tokens=int(outputs.sum()),
         distinct_blocks=len({name for r in requests for name in r.hash_ids}),
-        seen_before=sum(infinite_cache(requests, block_size)) / total,
+        seen_before=sum(infinite_cache(requests, block_size, trace.block)) / total,
         input_quantiles=_quantiles(inputs),
         output_quantiles=_quantiles(outputs),
     )
 
 
-def infinite_cache(requests: Sequence[TraceRequest], block_size: int) -> list[int]:
+def infinite_cache(requests: Sequence[TraceRequest], block_size: int, trace_block: int = TRACE_BLOCK) -> list[int]:
     """Tokens of each prompt that one cache without limits would hold when it comes: the upper bound of any routing.
 
     By the engines' rules: full blocks of `block_size`, chained from the start, and never the whole prompt.
@@ -58,7 +58,7 @@ def infinite_cache(requests: Sequence[TraceRequest], block_size: int) -> list[in
         node = seen = 0
         going = True
         for position, name in enumerate(request.hash_ids):
-            here = min(TRACE_BLOCK, full - position * TRACE_BLOCK)
+            here = min(trace_block, full - position * trace_block)
             if here <= 0:
                 break
             child = children.get((node, name))
@@ -67,24 +67,24 @@ def infinite_cache(requests: Sequence[TraceRequest], block_size: int) -> list[in
                 held.append(0)
             if going:
                 seen += min(here, held[child])
-                going = held[child] >= TRACE_BLOCK
+                going = held[child] >= trace_block
             held[child] = max(held[child], here)
             node = child
         hits.append(min(seen, (request.input_length - 1) // block_size * block_size))
     return hits
 
 
-def shared_cache(requests: Sequence[TraceRequest], tokens: int) -> int:
+def shared_cache(requests: Sequence[TraceRequest], tokens: int, trace_block: int = TRACE_BLOCK) -> int:
     """Prompt tokens found by one cache with room for `tokens`, run like an engine's (least recently used leaves go).
 
-    In trace blocks of 512 tokens, one request after the other. Not a bound, as no fixed order of eviction is the best,
+    In trace blocks, one request after the other. Not a bound, as no fixed order of eviction is the best,
     but what a fleet's caches could do as one.
     """
-    pool = BlockPool(max(1, tokens // TRACE_BLOCK))
+    pool = BlockPool(max(1, tokens // trace_block))
     found = 0
     for number, line in enumerate(requests):
-        names = make_request(line, number, TRACE_BLOCK).block_hashes
-        hits = pool.lookup(names[: (line.input_length - 1) // TRACE_BLOCK])
+        names = make_request(line, number, trace_block, trace_block).block_hashes
+        hits = pool.lookup(names[: (line.input_length - 1) // trace_block])
         new = len(names) - len(hits)
         if new + pool.idle(hits) > pool.free:
             continue
@@ -92,7 +92,7 @@ def shared_cache(requests: Sequence[TraceRequest], tokens: int) -> int:
         taken, _ = pool.take(new)
         pool.fill(taken, names[len(hits) :])
         pool.release(hits + taken)
-        found += len(hits) * TRACE_BLOCK
+        found += len(hits) * trace_block
     return found
 
 

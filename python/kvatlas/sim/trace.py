@@ -55,18 +55,19 @@ class Trace:
     skipped: int = 0  # malformed lines left out
     first_skipped: str | None = None  # what was wrong with the first of them
     facts: dict[str, float] = field(default_factory=dict)  # what only a generator knows
+    block: int = TRACE_BLOCK  # tokens that an id stands for
 
 
-def check_block_size(block_size: int) -> int:
+def check_block_size(block_size: int, trace_block: int = TRACE_BLOCK) -> int:
     """How many blocks of `block_size` tokens make a trace block. Raises `ConfigError` if it is not a whole number."""
-    if block_size < 1 or TRACE_BLOCK % block_size:
-        raise ConfigError(f"block size {block_size} does not divide {TRACE_BLOCK}, the tokens of a trace block")
-    return TRACE_BLOCK // block_size
+    if block_size < 1 or trace_block % block_size:
+        raise ConfigError(f"block size {block_size} does not divide {trace_block}, the tokens of a trace block")
+    return trace_block // block_size
 
 
-def make_request(line: TraceRequest, number: int, block_size: int) -> Request:
-    """The request of a trace line, cut into blocks of `block_size` tokens."""
-    parts = check_block_size(block_size)
+def make_request(line: TraceRequest, number: int, block_size: int, trace_block: int = TRACE_BLOCK) -> Request:
+    """The request of a trace line, cut into blocks of `block_size` tokens. Its ids stand for `trace_block` tokens."""
+    parts = check_block_size(block_size, trace_block)
     prompt = line.input_length // block_size
     total = cacheable_tokens(line.input_length, line.output_length) // block_size
     known = expand(np.array(line.hash_ids, dtype=np.uint64), parts)[:prompt]

@@ -5,7 +5,12 @@ import pytest
 from kvatlas.lab.replay import ReplayConfig, ReplayResult, replay
 from kvatlas.sim import EngineConfig, FleetConfig, Trace, WorkloadConfig, generate
 
-SMALL = ReplayConfig(fleet=FleetConfig(engines=4, engine=EngineConfig(block_size=64, blocks=1_536)), check=0.2)
+POLICIES = ("random", "round-robin", "least-loaded", "prefix-hash", "kvatlas")
+SMALL = ReplayConfig(
+    fleet=FleetConfig(engines=4, engine=EngineConfig(block_size=64, blocks=1_536, chunk=512)),
+    policies=POLICIES,
+    check=0.2,
+)
 
 
 @pytest.fixture(scope="session")
@@ -21,5 +26,5 @@ def config() -> ReplayConfig:
 
 @pytest.fixture(scope="session")
 def result(trace: Trace) -> ReplayResult:
-    """All policies over the small trace."""
+    """Five policies over the small trace."""
     return replay(trace, SMALL)

@@ -9,10 +9,16 @@ import pytest
 from kvatlas import BlockIndex
 from kvatlas.errors import ConfigError, PolicyError
 from kvatlas.lab.replay import ReplayConfig, ReplayResult, replay
+from kvatlas.lab.replay.bounds import BOUNDS
 from kvatlas.lab.replay.check import watched_workers
 from kvatlas.lab.replay.results import as_json
-from kvatlas.routing import POLICIES, Depths, Load, Prompt
+from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.workloads import WORKLOADS, find_workload
+from kvatlas.routing import policy_names
 from kvatlas.sim import EngineConfig, FleetConfig, Trace, TraceRequest, read_trace
+from kvatlas.sim.bursts import BurstConfig, generate_bursts
+
+from .conftest import POLICIES
 
 
 def test_every_policy_is_replayed_and_the_figures_add_up(result: ReplayResult, trace: Trace) -> None:
@@ -41,9 +47,9 @@ def test_the_index_agrees_with_both_oracles(result: ReplayResult) -> None:
         assert p.agreement.reference_workers == 4
 
 
-def test_exact_finds_more_than_the_policies_that_know_nothing(result: ReplayResult) -> None:
+def test_ours_finds_more_than_the_policies_that_know_nothing(result: ReplayResult) -> None:
     rates = {p.policy: p.hit_rate for p in result.policies}
-    assert rates["exact"] > 1.2 * max(rates[name] for name in ("random", "round-robin", "least-loaded"))
+    assert rates["kvatlas"] > 1.2 * max(rates[name] for name in ("random", "round-robin", "least-loaded"))
 
 
 def test_the_same_seed_gives_the_same_result(trace: Trace, config: ReplayConfig, result: ReplayResult) -> None:
@@ -59,10 +65,10 @@ def test_the_same_seed_gives_the_same_result(trace: Trace, config: ReplayConfig,
 
 
 def test_names_of_their_own_change_nothing(trace: Trace, config: ReplayConfig, result: ReplayResult) -> None:
-    own = replay(trace, replace(config, fleet=replace(config.fleet, own_names=True), policies=("exact",))).policies[0]
+    own = replay(trace, replace(config, fleet=replace(config.fleet, own_names=True), policies=("kvatlas",))).policies[0]
     assert own.agreement.checked > 20
     assert own.agreement.disagreements == 0
-    assert own.hit_rate == next(p.hit_rate for p in result.policies if p.policy == "exact")
+    assert own.hit_rate == next(p.hit_rate for p in result.policies if p.policy == "kvatlas")
 
 
 @pytest.mark.slow
@@ -72,7 +78,7 @@ def test_names_of_their_own_change_nothing(trace: Trace, config: ReplayConfig, r
 def test_other_fleets_agree_too(trace: Trace, config: ReplayConfig, engines: int, changes: dict[str, Any]) -> None:
     few = Trace(trace.requests[:150], facts=trace.facts)
     fleet = replace(config.fleet, engines=engines, engine=replace(config.fleet.engine, **changes))
-    one = replay(few, replace(config, fleet=fleet, policies=("exact",), check=1.0)).policies[0]
+    one = replay(few, replace(config, fleet=fleet, policies=("kvatlas",), check=1.0)).policies[0]
     assert one.agreement.checked > 20
     assert one.agreement.disagreements == 0
 
@@ -80,7 +86,7 @@ def test_other_fleets_agree_too(trace: Trace, config: ReplayConfig, engines: int
 def test_tight_memory_preempts_and_still_agrees() -> None:
     rows = [TraceRequest(number * 40, 1000, 400, (number % 7, 100 + number)) for number in range(120)]
     fleet = FleetConfig(engines=2, engine=EngineConfig(blocks=256))
-    result = replay(Trace(rows), ReplayConfig(fleet=fleet, policies=("random", "exact"), check=1.0))
+    result = replay(Trace(rows), ReplayConfig(fleet=fleet, policies=("random", "kvatlas"), check=1.0))
     assert sum(p.preemptions for p in result.policies) > 0
     assert result.disagreements == 0
     assert all(p.first_tokens == 120 for p in result.policies)
@@ -119,8 +125,8 @@ def test_stopping_returns_what_was_done(trace: Trace, config: ReplayConfig) -> N
 
 def test_progress_is_told(trace: Trace, config: ReplayConfig) -> None:
     told: list[tuple[str, int]] = []
-    replay(trace, replace(config, check=0.0, policies=("random", "exact")), progress=lambda *args: told.append(args))
-    assert told[-1] == ("exact", 400)
+    replay(trace, replace(config, check=0.0, policies=("random", "kvatlas")), progress=lambda *args: told.append(args))
+    assert told[-1] == ("kvatlas", 400)
     assert ("random", 400) in told
     assert len(told) > 40
 
@@ -170,7 +176,8 @@ def test_the_reference_follows_a_few_of_a_large_fleet() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"engine": {"block_size": 100}},
+        {"guess": "none"},
+        {"scenario": Scenario(slow={4000: 2.0})},
         {"fleet": {"engines": 0}},
         {"fleet": {"seed": -1}},
         {"engine": {"blocks": 0}},
@@ -194,40 +201,117 @@ def test_a_config_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     assert caught.value.code == "invalid_config"
 
 
+def test_blocks_that_do_not_divide_the_trace_s_are_refused(trace: Trace, config: ReplayConfig) -> None:
+    odd = replace(config, fleet=replace(config.fleet, engine=replace(config.fleet.engine, block_size=100)))
+    with pytest.raises(ConfigError, match="100 does not divide 512"):
+        replay(trace, odd)
+
+
 class Thrower:
     uses_index = False
 
-    def __init__(self, workers: Any, seed: int) -> None:
+    def __init__(self, seed: int) -> None:
         pass
 
-    def choose(self, prompt: Prompt, loads: Any, match: Depths) -> int:
+    def choose(self, request: Any, candidates: Any) -> int:
         raise KeyError("oh")
 
 
 class Outside(Thrower):
-    def choose(self, prompt: Prompt, loads: list[Load], match: Depths) -> int:
-        return len(loads)
+    def choose(self, request: Any, candidates: Any) -> int:
+        return len(candidates.depth)
 
 
-class Unmade(Thrower):
-    def __init__(self, workers: Any, seed: int) -> None:
-        raise OSError("no")
+@pytest.mark.parametrize(("policy", "message"), [("Thrower", "KeyError: 'oh'"), ("Outside", "4")])
+def test_a_policy_that_fails_is_named(trace: Trace, config: ReplayConfig, policy: str, message: str) -> None:
+    name = f"{__name__}:{policy}"
+    with pytest.raises(PolicyError, match=message) as caught:
+        replay(trace, replace(config, policies=(name,)))
+    assert policy in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        (Thrower, r"policy 'bad' failed at request 0: KeyError: 'oh' \(test_replay.py, line \d+\)"),
-        (Outside, "policy 'bad' chose 4: engines are numbered 0 to 3"),
-        (Unmade, "policy 'bad' failed when it was made: OSError"),
-    ],
-)
-def test_a_policy_that_fails_is_named(
-    trace: Trace, config: ReplayConfig, monkeypatch: pytest.MonkeyPatch, policy: Any, message: str
-) -> None:
-    monkeypatch.setitem(POLICIES, "bad", policy)
-    with pytest.raises(PolicyError, match=message):
-        replay(trace, replace(config, policies=("bad",)))
+def test_every_policy_can_be_replayed(trace: Trace, config: ReplayConfig) -> None:
+    some = replace(trace, requests=trace.requests[:80])
+    result = replay(some, replace(config, check=0.0, policies=(*policy_names(), *BOUNDS)))
+    assert [p.first_tokens for p in result.policies] == [80] * len(result.policies)
+    assert all(0 < p.between.mean <= p.between.p99 for p in result.policies)
+
+
+def test_a_cache_without_limit_hits_as_much_as_anything_can(trace: Trace, config: ReplayConfig) -> None:
+    # Far apart, so that each prompt is computed before the next one comes.
+    slow = replace(config, speedup=0.01, check=0.0, policies=("infinite-cache", "kvatlas"))
+    infinite, ours = replay(replace(trace, requests=trace.requests[:100]), slow).policies
+    assert infinite.hit_rate >= infinite.bound_rate
+    assert infinite.hit_rate == pytest.approx(infinite.bound_rate, abs=0.01)
+    assert ours.hit_rate <= infinite.hit_rate
+
+
+def test_late_events_are_late_and_lost_ones_come_again(trace: Trace, config: ReplayConfig) -> None:
+    one = replace(config, policies=("kvatlas",))
+    late = replay(trace, replace(one, scenario=Scenario(event_delay=1e6))).policies[0]
+    blind = replay(trace, replace(one, scenario=Scenario(no_events=True))).policies[0]
+    lossy = replay(trace, replace(one, scenario=Scenario(lose_events=0.1))).policies[0]
+    whole = replay(trace, one).policies[0]
+    assert late.index.held_blocks == blind.index.held_blocks == 0
+    assert lossy.lost_events > 10
+    assert whole.lost_events == 0
+    assert abs(lossy.index.held_blocks - whole.index.held_blocks) < 0.1 * whole.index.held_blocks
+    assert late.hit_rate < lossy.hit_rate
+    assert blind.hit_rate > 0.5 * whole.hit_rate  # the guess is not bad
+
+
+@pytest.mark.parametrize("guess", ["mock", "ttl"])
+def test_caches_can_be_guessed(trace: Trace, config: ReplayConfig, guess: str) -> None:
+    quiet = replace(config, policies=("kvatlas", "random"), scenario=Scenario(no_events=True), guess=guess)
+    ours, chance = replay(trace, quiet).policies
+    assert ours.hit_rate > 1.5 * chance.hit_rate
+
+
+def test_requests_of_an_engine_that_dies_are_sent_again(trace: Trace, config: ReplayConfig) -> None:
+    middle = (trace.requests[200].timestamp - trace.requests[0].timestamp) / 1000
+    for policy in ("kvatlas", "round-robin"):
+        config = replace(config, policies=(policy,), scenario=Scenario(dies={1: middle}))
+        found = replay(trace, config).policies[0]
+        assert found.retried > 0
+        assert found.first_tokens == len(trace.requests)
+
+
+def test_an_engine_that_joins_gets_nothing_before(trace: Trace, config: ReplayConfig) -> None:
+    end = (trace.requests[-1].timestamp - trace.requests[0].timestamp) / 1000
+    never = replace(config, policies=("kvatlas", "random"), scenario=Scenario(joins={0: end + 1}), check=0.0)
+    fewer = replace(never, scenario=Scenario(), fleet=replace(config.fleet, engines=3))
+    for without, three in zip(replay(trace, never).policies, replay(trace, fewer).policies, strict=True):
+        assert without.spread.max_over_mean == pytest.approx(4 / 3 * three.spread.max_over_mean, rel=0.2)
+
+
+def test_a_slow_engine_is_slow(trace: Trace, config: ReplayConfig) -> None:
+    plain = replace(config, policies=("round-robin",), check=0.0)
+    slow = replay(trace, replace(plain, scenario=Scenario(slow={0: 2.0}))).policies[0]
+    even = replay(trace, plain).policies[0]
+    assert slow.ttft.mean > 1.1 * even.ttft.mean
+
+
+def test_workloads_follow_from_their_seed() -> None:
+    for name in ("chat", "agents", "retrieval", "mixed", "bursts"):
+        workload = find_workload(name)
+        assert workload.make(1).requests == workload.make(1).requests != workload.make(2).requests
+    with pytest.raises(ConfigError, match="retrieval"):
+        find_workload("nothing")
+    assert all(name == workload.name and workload.text for name, workload in WORKLOADS.items())
+
+
+def test_bursts_are_of_the_asked_size_and_rate() -> None:
+    config = BurstConfig(requests=5_000, seed=3, request_rate=20.0, fewest=8, most=64)
+    made = generate_bursts(config)
+    families: dict[tuple[int, ...], int] = {}
+    for line in made.requests:
+        families[line.hash_ids[:-1]] = families.get(line.hash_ids[:-1], 0) + 1
+    seconds = (made.requests[-1].timestamp - made.requests[0].timestamp) / 1000
+    assert len(made.requests) / seconds == pytest.approx(20.0, rel=0.3)
+    singles = sum(1 for size in families.values() if size == 1)
+    assert singles / len(made.requests) == pytest.approx(config.singles, abs=0.1)
+    assert max(families.values()) <= 64
+    assert made.facts["bursts"] > 50
 
 
 @pytest.mark.slow
@@ -236,12 +320,12 @@ def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
     if not path.exists():
         pytest.skip(f"no trace: {path} does not exist")
     fleet = FleetConfig(engine=EngineConfig(block_size=512, blocks=768))
-    config = ReplayConfig(fleet=fleet, policies=("least-loaded", "exact"), check=0.01, check_seconds=60.0)
+    config = ReplayConfig(fleet=fleet, policies=("least-loaded", "kvatlas"), check=0.01, check_seconds=60.0)
     result = replay(read_trace(path), config)
     assert result.disagreements == 0
-    blind, exact = result.policies
+    blind, ours = result.policies
     assert blind.agreement.checked > 50
     assert blind.agreement.reference_workers == fleet.engines
     assert result.bound_rate == pytest.approx(0.3734, abs=1e-4)
-    assert exact.hit_rate > 3 * blind.hit_rate
-    assert exact.ttft.mean < blind.ttft.mean
+    assert ours.hit_rate > 3 * blind.hit_rate
+    assert ours.ttft.mean < blind.ttft.mean

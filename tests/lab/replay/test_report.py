@@ -33,13 +33,13 @@ def test_the_report_says_everything(result: ReplayResult) -> None:
     assert "one infinite cache" in text
     assert "Generated: " in text
     assert "all agree" in text
-    assert "Routing by the exact index" in text
+    assert "With kvatlas," in text
     assert "Interrupted" not in text
 
 
 def test_the_tables_fit_a_narrow_terminal(result: ReplayResult) -> None:
     assert all(len(line) <= 80 for line in printed(result, width=80).splitlines())
-    assert "prefix-affinity" in printed(result, width=80)
+    assert "prefix-hash" in printed(result, width=80)
     assert "…" not in printed(result, width=80)
 
 
@@ -48,30 +48,30 @@ def test_a_partial_report_says_so(result: ReplayResult) -> None:
     text = flat(printed(replace(result, partial=True, policies=policies)))
     assert "Interrupted: this is what was done so far" in text
     assert "round-robin (partial)" in text
-    assert "Routing by the exact index" not in text
+    assert "With kvatlas," not in text
     assert "Interrupted" in printed(replace(result, partial=True, policies=[]))
 
 
 def test_disagreements_are_printed(result: ReplayResult) -> None:
-    example = Disagreement("exact", 17, "engine-3", "reference", 5, 4, 60)
+    example = Disagreement("kvatlas", 17, "engine-3", "reference", 5, 4, 60)
     wrong = replace(result.policies[4].agreement, disagreements=1, examples=[example])
     policies = [*result.policies[:4], replace(result.policies[4], agreement=wrong)]
     text = flat(printed(replace(result, policies=policies)))
     assert "1 DISAGREE" in text
-    assert "exact, request 17 (60 blocks), engine-3: the reference says 5, the index says 4" in text
+    assert "kvatlas, request 17 (60 blocks), engine-3: the reference says 5, the index says 4" in text
 
 
 def test_the_conclusion_does_not_flatter(result: ReplayResult) -> None:
-    exact = result.policies[4]
-    worse = replace(exact, hit_rate=0.01, prefill_tokens=10**9, ttft=replace(exact.ttft, mean=1e6))
+    ours = result.policies[4]
+    worse = replace(ours, hit_rate=0.01, prefill_tokens=10**9, ttft=replace(ours.ttft, mean=1e6))
     text = " ".join(summary.conclusion(replace(result, policies=[*result.policies[:4], worse])))
     assert "finds more" in text
     assert "comes sooner with" in text
     assert "the index saves" not in text
-    equal = replace(result.policies[3], policy="exact")
+    equal = replace(result.policies[3], policy="kvatlas")
     text = " ".join(summary.conclusion(replace(result, policies=[result.policies[3], equal])))
-    assert "prefix-affinity finds as much" in text
-    assert "as it does with prefix-affinity" in text
+    assert "prefix-hash finds as much" in text
+    assert "as it does with prefix-hash" in text
 
 
 def test_overload_and_refusals_are_told(result: ReplayResult) -> None:

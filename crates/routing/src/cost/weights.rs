@@ -55,7 +55,7 @@ impl Default for Weights {
             overdue: 1.0,
             room: 1.0,
             prefill: 1.0,
-            decodes: 0.15,
+            decodes: 0.03,
             decodes_most: 1.0,
             beside: 1.0,
             chunk: 8_192.0,

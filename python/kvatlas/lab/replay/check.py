@@ -20,9 +20,9 @@ import numpy as np
 
 from kvatlas._hashes import Hashes
 from kvatlas.lab.replay.measure import IndexMatch, TimedIndex
-from kvatlas.sim.engine import Engine
 from kvatlas.sim.hashing import rename
 from kvatlas.sim.request import Request
+from kvatlas.sim.stepped import SteppedEngine
 
 REFERENCE_BLOCKS = 100_000  # about 1 KB each, in plain Python
 _KEEP = 20  # disagreements worth printing
@@ -77,7 +77,7 @@ class Checker:
         query: Hashes,
         match: IndexMatch,
         timed: TimedIndex,
-        engines: Sequence[Engine],
+        engines: Sequence[SteppedEngine],
         own_names: bool,
     ) -> None:
         """Maybe check `match`, the answer to `query` of `request`.

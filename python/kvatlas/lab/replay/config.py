@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvatlas.errors import ConfigError
-from kvatlas.routing import POLICIES
+from kvatlas.lab.replay.drive import Limits
+from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.fleet import FleetConfig
-from kvatlas.sim.trace import check_block_size
+from kvatlas.sim.hardware import StepTime
 
 MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
+
+
+CHUNK = 512
+"""Tokens of a step, unless told otherwise: few enough that a step of the default hardware takes below 0.1 s."""
+
+
+POLICIES = ("kvatlas", "dynamo-kv", "vllm-router-kv-aware", "smg-cache-aware", "least-loaded", "round-robin")
+"""The policies that are replayed unless told otherwise; `kvatlas.routing.policy_names()` has them all."""
+
+GUESSES = ("mock", "ttl")
+"""What stands in for the index where no events come: simulated caches, or what was sent not long ago."""
+
+
+def default_fleet() -> FleetConfig:
+    """Sixteen engines of the default hardware."""
+    return FleetConfig(engine=EngineConfig(chunk=CHUNK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +38,33 @@ class ReplayConfig:
     """A fleet and how to drive it.
 
     Attributes:
-        fleet: The simulated engines.
-        policies: Names of the routing policies, or `module:Class`.
+        fleet: The simulated engines. The rates of their configuration are not used: `steps` says how fast they are.
+        steps: How long a step of an engine takes.
+        scenario: What happens to the fleet meanwhile.
+        limits: What a request must keep to count as served well.
+        policies: Names of the routing policies, `module:Class`, or names of bounds.
+        options: Options of the policy, for all that are replayed.
+        settings: Settings of the router.
+        guess: What stands in for the index where no events come: one of `GUESSES`.
         speedup: How many times as fast the trace's clock runs.
         check: Share of the queries whose answers are held against the reference, from 0 to 1.
         check_seconds: Time for the checked queries of one policy.
     """
 
-    fleet: FleetConfig = field(default_factory=FleetConfig)
-    policies: tuple[str, ...] = tuple(POLICIES)
+    fleet: FleetConfig = field(default_factory=default_fleet)
+    steps: StepTime = field(default_factory=StepTime)
+    scenario: Scenario = field(default_factory=Scenario)
+    limits: Limits = field(default_factory=Limits)
+    policies: tuple[str, ...] = POLICIES
+    options: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] | None = None
+    guess: str = "mock"
     speedup: float = 1.0
     check: float = 0.01
     check_seconds: float = 3.0
 
     def __post_init__(self) -> None:
         engine = self.fleet.engine
-        check_block_size(engine.block_size)
         if self.fleet.engines * engine.blocks > MOST_BLOCKS:
             raise ConfigError(
                 f"{self.fleet.engines} engines of {engine.blocks} blocks are more than the {MOST_BLOCKS} blocks that "
@@ -45,5 +76,11 @@ class ReplayConfig:
             raise ConfigError(f"check must be from 0 to 1, got {self.check}")
         if not self.check_seconds >= 0:
             raise ConfigError(f"check_seconds must not be negative, got {self.check_seconds}")
+        for name in ("slow", "joins", "dies"):
+            for number in getattr(self.scenario, name):
+                if number >= self.fleet.engines:
+                    raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")
+        if self.guess not in GUESSES:
+            raise ConfigError(f"guess must be one of {', '.join(GUESSES)}, got {self.guess!r}")
         if not self.policies:
             raise ConfigError("no policies")

@@ -127,7 +127,7 @@ def _legend_below(axes: Axes) -> None:
 
 
 def _colors(names: Sequence[str]) -> list[str]:
-    return [_OURS if name == "exact" else _OTHERS for name in names]
+    return [_OURS if name == "kvatlas" else _OTHERS for name in names]
 
 
 def page(result: ReplayResult) -> str:
@@ -136,7 +136,7 @@ def page(result: ReplayResult) -> str:
     if result.partial:
         texts.insert(0, "Interrupted: this is what was done so far.")
     rows = routing_rows(result)
-    kinds = ["ours" if row[0] == "exact" else "bound" if row[0].startswith("one ") else "" for row in rows]
+    kinds = ["ours" if row[0] == "kvatlas" else "bound" if row[0].startswith("one ") else "" for row in rows]
     return html.page(
         f"kvatlas replay: {result.trace}",
         [

@@ -10,7 +10,7 @@ from kvatlas._tables import make_table
 from kvatlas.lab.replay import summary
 from kvatlas.lab.replay.results import ReplayResult
 
-ROUTING = ("policy", "cache hits", "saved", "busy", "peak", "CV", "TTFT mean", "p50", "p99")
+ROUTING = ("policy", "cache hits", "busy", "peak", "TTFT mean", "p50", "p99", "between", "p99", "good")
 INDEX = ("policy", "finds /s", "find p50", "p99", "events /s", "store ns", "remove ns", "held", "bytes /block")
 
 
@@ -20,19 +20,19 @@ def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
         (
             p.policy + (" (partial)" if p.partial else ""),
             _text.percent(p.hit_rate),
-            _text.count(p.hit_tokens),
             f"{100 * p.utilisation:.0f} %",
             f"{p.spread.max_over_mean:.2f}",
-            f"{p.spread.variation:.2f}",
             _text.seconds(p.ttft.mean),
             _text.seconds(p.ttft.p50),
             _text.seconds(p.ttft.p99),
+            _text.seconds(p.between.mean),
+            _text.seconds(p.between.p99),
+            _text.percent(p.good),
         )
         for p in result.policies
     ]
-    total = result.statistics.input_tokens
     for name, rate in (("one shared cache", result.shared_rate), ("one infinite cache", result.bound_rate)):
-        rows.append((name, _text.percent(rate), _text.count(rate * total), "", "", "", "", "", ""))
+        rows.append((name, _text.percent(rate), *[""] * (len(ROUTING) - 2)))
     return rows
 
 
@@ -67,7 +67,7 @@ def print_report(result: ReplayResult, console: Console) -> None:
         return
     console.print()
     rows = routing_rows(result)
-    styles = ["dim" if row[0].startswith("one ") else "bold green" if row[0] == "exact" else None for row in rows]
+    styles = ["dim" if row[0].startswith("one ") else "bold green" if row[0] == "kvatlas" else None for row in rows]
     console.print(make_table(ROUTING, rows, console.width, title="What routing is worth", styles=styles))
     console.print(Padding(summary.LEGEND, (0, 1)), style="dim", highlight=False)
     console.print()

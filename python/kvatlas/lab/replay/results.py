@@ -48,6 +48,12 @@ class PolicyResult:
     utilisation: float  # share of the engines' time until the last arrival that prefill took
     spread: Spread
     ttft: Latency
+    between: Latency  # times between tokens
+    goodput: float  # requests a second that kept both limits, until the last token
+    good: float  # the same as a share of the requests
+    waited: int  # requests held back in the router for a while
+    retried: int  # requests sent again as their engine died
+    lost_events: int  # announcements lost
     index: IndexFigures
     agreement: Agreement
     seconds: float  # of real time that the replay took

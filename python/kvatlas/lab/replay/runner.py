@@ -2,8 +2,8 @@
 
 In virtual time: a request arrives, the index is asked what each engine holds of its prompt, the policy picks an engine,
 the engine prefills and generates and announces what it caches and gives up, and every announcement is applied to the
-index before the next request comes. Every policy's replay asks and feeds an index of its own; only policies that use it
-let the answer decide.
+index before the next request comes (later, or never, if the scenario says so). Every policy's replay asks and feeds an
+index of its own; only policies that use it let the answer decide.
 """
 
 from __future__ import annotations
@@ -13,49 +13,24 @@ from time import perf_counter
 
 import kvatlas
 from kvatlas import BlockIndex
+from kvatlas._hashes import Hashes
+from kvatlas.errors import KvatlasError, PolicyError
+from kvatlas.lab.replay.blind import Guess, MockCaches, TtlCaches
+from kvatlas.lab.replay.bounds import BOUNDS, Greedy
 from kvatlas.lab.replay.check import Checker, watched_workers
 from kvatlas.lab.replay.config import ReplayConfig
-from kvatlas.lab.replay.measure import Index, TimedIndex, clock_cost, index_figures
-from kvatlas.lab.replay.results import PolicyResult, ReplayResult, latency, spread
+from kvatlas.lab.replay.delivery import Delivery
+from kvatlas.lab.replay.drive import Drive
+from kvatlas.lab.replay.measure import Index, IndexMatch, TimedIndex, clock_cost, index_figures
+from kvatlas.lab.replay.placing import Placer, RouterPlacer
+from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
 from kvatlas.reference import ReferenceIndex
-from kvatlas.routing import Dispatched, Dispatcher, Prompt, find_policy
-from kvatlas.sim.engine import Engine
-from kvatlas.sim.fleet import FleetConfig
+from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request
 from kvatlas.sim.statistics import infinite_cache, shared_cache, trace_statistics
-from kvatlas.sim.trace import Trace, make_request, use_own_names
+from kvatlas.sim.trace import Trace, check_block_size, make_request, use_own_names
 
 Progress = Callable[[str, int], None]  # policy, requests done
-
-
-class _Fleet:
-    """The engines, which tell the router of each request's first token and end."""
-
-    def __init__(self, config: FleetConfig, sink: TimedIndex, router: Dispatcher) -> None:
-        self.engines = [Engine(worker, config.engine, sink, self) for worker in router.workers]
-        self.ttft: list[float] = []
-        self._router = router
-        self._sent: dict[int, Dispatched] = {}  # by the request's number
-
-    def run_until(self, now: float) -> None:
-        for engine in self.engines:
-            engine.run_until(now)
-
-    def send(self, request: Request, sent: Dispatched, now: float) -> bool:
-        """Send a request to the engine that was chosen. False: refused, too large."""
-        self._sent[request.number] = sent
-        if self.engines[sent.engine].submit(request, now):
-            return True
-        self.finished(request)
-        return False
-
-    def first_token(self, request: Request) -> None:
-        self._router.first_token(self._sent[request.number])
-        if request.first_token is not None:
-            self.ttft.append(request.first_token - request.arrival)
-
-    def finished(self, request: Request) -> None:
-        self._router.finished(self._sent.pop(request.number))
 
 
 def replay(
@@ -65,19 +40,25 @@ def replay(
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
     make_index: Callable[[int], Index] | None = None,
+    first: Placer | None = None,
 ) -> ReplayResult:
     """Replay `trace` once for each policy of `config`.
 
     `progress` is called every few requests. `stop` is called before each request: once it returns True, what was done
-    so far is returned, marked partial. `make_index` builds the index under test from a block size.
+    so far is returned, marked partial. `make_index` builds the index under test from a block size. `first` is replayed
+    before the policies: what a router did, say.
     """
     config = config or ReplayConfig()
     fleet = config.fleet
     size = fleet.engine.block_size
-    factories = [(name, find_policy(name)) for name in config.policies]
-    bound = infinite_cache(trace.requests, size)
+    check_block_size(size, trace.block)
+    # All of them before anything else is done: one that cannot be made is told at once.
+    placers = [make_placer(name, config) for name in config.policies]
+    if first is not None:
+        placers.insert(0, first)
+    bound = infinite_cache(trace.requests, size, trace.block)
     prompts = sum(request.input_length for request in trace.requests)
-    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens)
+    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens, trace.block)
     result = ReplayResult(
         version=kvatlas.__version__,
         trace=trace.name,
@@ -88,10 +69,9 @@ def replay(
         bound_rate=sum(bound) / prompts,
         shared_rate=shared / prompts,
     )
-    for name, factory in factories:
+    for placer in placers:
         index = make_index(size) if make_index else BlockIndex(block_size=size)
-        router = Dispatcher(name, factory, fleet.workers(), fleet.seed)
-        one = _replay_policy(trace, bound, config, router, index, progress, stop)
+        one = _replay_policy(trace, bound, config, placer, index, progress, stop)
         if one.requests or not one.partial:
             result.policies.append(one)
         if one.partial:
@@ -100,25 +80,76 @@ def replay(
     return result
 
 
+def make_placer(policy: str, config: ReplayConfig) -> Placer:
+    """The router of one policy, or a bound of that name. Raises `PolicyError`."""
+    fleet = config.fleet
+    if policy in BOUNDS:
+        return Greedy(policy, fleet.engine.block_size, fleet.seed)
+    guess: Guess | None = None
+    if config.scenario.no_events:
+        blind = MockCaches(fleet.engines, fleet.engine.blocks) if config.guess == "mock" else None
+        guess = blind or TtlCaches(fleet.engines)
+    workers = fleet.workers()
+    size, seed, options, settings = fleet.engine.block_size, fleet.seed, config.options, config.settings
+    try:
+        return RouterPlacer(policy, workers, size, seed, options, settings, guess)
+    except KvatlasError:
+        raise
+    except Exception as error:  # a user's class may do anything
+        what = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"policy {policy!r} failed when it was made: {what}", "policy_failed") from error
+
+
+def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
+    """The one cache that a bound has for all engines."""
+    engine = config.fleet.engine
+    if policy == "shared-cache":
+        return BlockPool(config.fleet.engines * engine.blocks)
+    if policy == "infinite-cache":
+        tokens = sum(line.input_length + line.output_length + 2 * engine.block_size for line in trace.requests)
+        return BlockPool(tokens // engine.block_size)
+    return None
+
+
 def _replay_policy(
     trace: Trace,
     bound: list[int],
     config: ReplayConfig,
-    router: Dispatcher,
+    placer: Placer,
     index: Index,
     progress: Progress | None,
     stop: Callable[[], bool] | None,
 ) -> PolicyResult:
     started = perf_counter()
     requests = trace.requests
-    name, its = router.name, config.fleet
-    size = its.engine.block_size
-    watched = watched_workers(router.workers, its.engine.blocks, its.seed)
-    timed = TimedIndex(index, ReferenceIndex(block_size=size) if config.check else None, watched)
-    checker = Checker(name, config.check, config.check_seconds, len(requests), its.seed)
-    fleet = _Fleet(its, timed, router)
+    name, its = placer.name, config.fleet
+    size, workers = its.engine.block_size, its.workers()
+    # What is late or lost is no mistake of the index: there is nothing to check then.
+    check = config.check if config.scenario.exact_events and not config.scenario.dies and name not in BOUNDS else 0.0
+    watched = watched_workers(workers, its.engine.blocks, its.seed)
+    timed = TimedIndex(index, ReferenceIndex(block_size=size) if check else None, watched)
+    checker = Checker(name, check, config.check_seconds, len(requests), its.seed)
+    delivery = Delivery(timed, config.scenario, its.seed)
+    drive = Drive(
+        workers,
+        its.engine,
+        config.steps,
+        config.scenario,
+        placer,
+        delivery,
+        None if config.scenario.no_events or name in BOUNDS else timed.find,
+        config.limits,
+        _pool(name, config, trace),
+        prepare=use_own_names if its.own_names else None,
+    )
+    if isinstance(placer, Greedy):
+        placer.engines = drive.engines
+
+    def look(request: Request, query: Hashes, match: IndexMatch) -> None:
+        checker.look(request, query, match, timed, drive.engines, its.own_names)
+
     begin = requests[0].timestamp
-    refused = done = 0
+    done = 0
     now = 0.0
     partial = False
     for number, line in enumerate(requests):
@@ -126,45 +157,45 @@ def _replay_policy(
             partial = True
             break
         now = (line.timestamp - begin) / 1000 / config.speedup
-        fleet.run_until(now)
-        request = make_request(line, number, size)
-        query = request.content_hashes[: line.input_length // size]
-        match = timed.find(query)
-        checker.look(request, query, match, timed, fleet.engines, its.own_names)
-        sent = router.dispatch(Prompt(line.input_length, query, size), match)
-        if its.own_names:
-            use_own_names(request, sent.engine)
-        refused += not fleet.send(request, sent, now)
+        request = make_request(line, number, size, trace.block)
+        drive.arrive(request, request.content_hashes[: line.input_length // size], now, look)
         done += 1
         if progress is not None and not number & 15:
             progress(name, done)
+    delivery.run_until(now)
     stats = index.stats()
-    prefill_due = sum(engine.counters.prefill_tokens for engine in fleet.engines)
+    busy = sum(engine.busy for engine in drive.engines)
     if not partial:
-        for engine in fleet.engines:
-            engine.drain()
+        drive.drain()
     if progress is not None:
         progress(name, done)
-    counters = [engine.counters for engine in fleet.engines]
+    counters = [engine.counters for engine in drive.engines]
     prompt_tokens = sum(c.prompt_tokens for c in counters)
     hit_tokens = sum(c.hit_tokens for c in counters)
     routed = sum(line.input_length for line in requests[:done])
     checker.agreement.reference_workers = len(timed.watched)
     checker.agreement.feed_seconds = timed.shadow_ns / 1e9
+    outcome, gaps = drive.outcome, drive.gaps()
     return PolicyResult(
         policy=name,
         requests=done,
-        first_tokens=len(fleet.ttft),
-        refused=refused,
+        first_tokens=len(outcome.ttft),
+        refused=outcome.refused,
         prompt_tokens=prompt_tokens,
         hit_tokens=hit_tokens,
         hit_rate=hit_tokens / prompt_tokens if prompt_tokens else 0.0,
         bound_rate=sum(bound[:done]) / routed if routed else 0.0,
         prefill_tokens=sum(c.prefill_tokens for c in counters),
         preemptions=sum(c.preemptions for c in counters),
-        utilisation=prefill_due / (now * its.engine.prefill_rate * its.engines) if now else 0.0,
-        spread=spread([c.prefill_tokens for c in counters]),
-        ttft=latency(fleet.ttft),
+        utilisation=busy / (now * its.engines) if now else 0.0,
+        spread=spread([engine.busy for engine in drive.engines]),
+        ttft=latency(outcome.ttft),
+        between=Latency(gaps.mean, gaps.quantile(0.5), gaps.quantile(0.99)),
+        goodput=outcome.good / outcome.end if outcome.end else 0.0,
+        good=outcome.good / done if done else 0.0,
+        waited=outcome.waited,
+        retried=outcome.retried,
+        lost_events=delivery.counters.lost,
         index=index_figures(timed, stats, clock_cost()),
         agreement=checker.agreement,
         seconds=perf_counter() - started,

@@ -24,8 +24,10 @@ def about_trace(result: ReplayResult) -> list[str]:
             f"10 % above {count(lengths['p90'])}, 1 % above {count(lengths['p99'])}, longest {count(lengths['max'])}."
         ),
     ]
-    if result.generated:
-        made = result.generated
+    made = result.generated
+    if "bursts" in made:
+        lines.append(f"Generated: {count(made['bursts'])} bursts of siblings, and single requests.")
+    elif made:
         lines.append(
             f"Generated: {count(made['sessions'])} sessions of {made['turns_per_session']:.1f} requests on average; "
             f"{percent(made['agent_requests'])} of the requests come from agents, the others from chats."
@@ -41,40 +43,41 @@ def about_trace(result: ReplayResult) -> list[str]:
 
 def about_fleet(result: ReplayResult) -> str:
     """The engines, in a line."""
-    config, engine = result.config, result.config.fleet.engine
+    config, engine, steps = result.config, result.config.fleet.engine, result.config.steps
     speed = f", the trace's clock {config.speedup:g} times as fast" if config.speedup != 1 else ""
     return (
         f"{config.fleet.engines} simulated engines, each with room for {count(engine.cache_tokens)} tokens of KV in "
-        f"blocks of {engine.block_size}, {count(engine.prefill_rate)} prompt tokens a second, "
-        f"{engine.decode_rate:g} generated tokens a second for each request{speed}."
+        f"blocks of {engine.block_size}. A step of at most {engine.chunk or 'any number of'} tokens takes "
+        f"{1e3 * steps.base:g} ms, {1e6 * steps.prefill:g} us more for each prompt token, {1e6 * steps.running:g} us "
+        f"for each request and {1e9 * steps.context:g} ns for each token of KV read{speed}."
     )
 
 
 LEGEND = (
-    "cache hits: share of the prompt tokens that the chosen engine already held; saved: those tokens. "
-    "busy: share of the time that prefill takes; "
-    "peak: prefill work of the busiest engine / the mean; CV: standard deviation of the engines' / the mean. "
-    "TTFT: time to first token = wait in the engine's queue + uncached tokens / prefill rate, in simulated time."
+    "cache hits: share of the prompt tokens that the chosen engine already held. busy: share of the time in steps with "
+    "prompts in them; peak: that of the busiest engine / the mean. TTFT: time to first token, from coming to the "
+    "router. between: time between two tokens of a request. good: requests whose first token came within 4 s and whose "
+    "mean time between tokens was at most 100 ms."
 )
 
 
 def conclusion(result: ReplayResult) -> list[str]:
     """What it means, in sentences. Empty if there is nothing to compare."""
     done = [p for p in result.policies if not p.partial]
-    exact = next((p for p in done if p.policy == "exact"), None)
-    others = [p for p in done if p is not exact]
-    if exact is None or not others:
+    ours = next((p for p in done if p.policy == "kvatlas"), None)
+    others = [p for p in done if p is not ours]
+    if ours is None or not others:
         return []
     lines = [
         (
-            f"Routing by the exact index, {percent(exact.hit_rate)} of all prompt tokens were found cached. "
+            f"With kvatlas, {percent(ours.hit_rate)} of all prompt tokens were found cached. "
             f"One cache as large as all {result.config.fleet.engines} engines' together would find "
             f"{percent(result.shared_rate)}, one without any limit {percent(result.bound_rate)}."
         )
     ]
     hits = max(others, key=lambda p: p.hit_rate)
     fastest = min(others, key=lambda p: p.ttft.mean)
-    lines.append(_compare_hits(exact, hits) + " " + _compare_ttft(exact, fastest))
+    lines.append(_compare_hits(ours, hits) + " " + _compare_ttft(ours, fastest))
     busy = [p for p in done if p.utilisation >= 0.9]
     if busy:
         lines.append(
@@ -87,8 +90,8 @@ def conclusion(result: ReplayResult) -> list[str]:
     return lines
 
 
-def _compare_hits(exact: PolicyResult, other: PolicyResult) -> str:
-    saved = other.prefill_tokens - exact.prefill_tokens
+def _compare_hits(ours: PolicyResult, other: PolicyResult) -> str:
+    saved = other.prefill_tokens - ours.prefill_tokens
     if abs(saved) <= 0.001 * other.prefill_tokens:
         return f"{other.policy} finds as much: {percent(other.hit_rate)}."
     if saved < 0:
@@ -99,8 +102,8 @@ def _compare_hits(exact: PolicyResult, other: PolicyResult) -> str:
     )
 
 
-def _compare_ttft(exact: PolicyResult, other: PolicyResult) -> str:
-    ours, theirs = exact.ttft.mean, other.ttft.mean
+def _compare_ttft(kvatlas: PolicyResult, other: PolicyResult) -> str:
+    ours, theirs = kvatlas.ttft.mean, other.ttft.mean
     if abs(ours - theirs) <= 0.01 * theirs:
         return f"The first token comes after {seconds(ours)} on average, as it does with {other.policy}."
     if ours > theirs:

@@ -1,0 +1,94 @@
+"""Every policy on every workload, beside bounds, with an ablation: see README.md.
+
+python -m benchmarks.decisions --requests 3000
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import click
+from benchmarks.decisions import plan, report
+from benchmarks.decisions.cells import Cell, kept, run_and_keep
+from benchmarks.decisions.knee import find_knees
+from benchmarks.decisions.picture import draw
+
+_FOLDER = Path("target/decisions")
+
+
+def _cell(workload: str, policy: str, recorded: int | None, seed: int, **more: Any) -> Cell:
+    if workload.startswith("conversation"):
+        return Cell(workload, policy, requests=recorded, **more)  # there is one such trace
+    return Cell(workload, policy, seed=seed, **more)
+
+
+def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], recorded: int | None, seed: int) -> list[Cell]:
+    """All cells of the tables, those that matter most first."""
+    plain = [p for p in (plan.OURS, plan.BASE, *plan.OTHERS, *plan.BOUNDS) if not policies or p in policies]
+    cells = [_cell(w, p, recorded, seed) for p in plain for w in workloads]
+    cells = [c for c in cells if c.workload not in plan.EVENTS or c.policy in (plan.OURS, *plan.LISTENERS)]
+    if not policies or plan.OURS in policies:
+        cells += [
+            _cell(w, plan.OURS, recorded, seed, label=plan.BY_TTL, guess="ttl")
+            for w in workloads
+            if w.endswith("no-events")
+        ]
+        cells += [
+            _cell(w, plan.OURS, recorded, seed, label=a.name, options=a.options, settings=a.settings)
+            for w in plan.ABLATED_ON
+            if w in workloads
+            for a in plan.ABLATIONS
+        ]
+    return cells
+
+
+@click.command()
+@click.option("--workload", "workloads", multiple=True, help="Only these. Repeatable.  [default: all]")
+@click.option("--policy", "policies", multiple=True, help="Only these. Repeatable.  [default: all, and the bounds]")
+@click.option(
+    "--recorded", type=click.IntRange(1), help="Only the first N requests of recorded traces.  [default: all]"
+)
+@click.option("--seed", type=int, default=1000, show_default=True, help="Seed of generated workloads.")
+@click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--knee/--no-knee", default=True, help="Search the highest load that each policy holds.")
+@click.option("--folder", type=click.Path(path_type=Path), default=_FOLDER, show_default=True)
+@click.option("--picture", type=click.Path(path_type=Path), help="Also draw the results to this file: .svg or .png.")
+@click.option("--tables", is_flag=True, help="Run nothing; print what was found before.")
+def main(
+    workloads: tuple[str, ...],
+    policies: tuple[str, ...],
+    recorded: int | None,
+    seed: int,
+    processes: int,
+    *,
+    knee: bool,
+    folder: Path,
+    picture: Path | None,
+    tables: bool,
+) -> None:
+    """Run the matrix, or what is left of it, and print its tables as Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cells = matrix(workloads or plan.WORKLOADS, policies, recorded, seed)
+    if not tables:
+        left = [cell for cell in cells if kept(folder, cell) is None]
+        with ProcessPoolExecutor(processes) as pool:
+            runs = {pool.submit(run_and_keep, folder, cell): cell for cell in left}
+            for number, done in enumerate(as_completed(runs), 1):
+                cell = runs[done]
+                one = done.result()
+                click.echo(
+                    f"{number}/{len(left)} {cell.workload} {cell.label or cell.policy}: "
+                    f"{one['ttft']['mean']:.2f} s in {one['seconds']:.0f} s",
+                    err=True,
+                )
+    results = [found for cell in cells if (found := kept(folder, cell)) is not None]
+    knees = find_knees(folder, recorded, policies, processes, only_kept=tables) if knee else {}
+    click.echo(report.tables(results, knees))
+    if picture is not None:
+        draw(results, picture)
+
+
+if __name__ == "__main__":
+    main()

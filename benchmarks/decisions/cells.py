@@ -1,0 +1,123 @@
+"""One cell: one workload with one policy. Results are kept as JSON, so that a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kvatlas.lab.replay.config import CHUNK, ReplayConfig
+from kvatlas.lab.replay.runner import replay
+from kvatlas.lab.replay.workloads import find_workload
+from kvatlas.sim import EngineConfig, FleetConfig, Trace
+from kvatlas.sim.hardware import find_hardware
+
+_BLOCK = 512  # tokens: those of the traces, and quicker than 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What to run.
+
+    Attributes:
+        workload: Its name.
+        policy: Name of a policy or a bound.
+        label: What to call it in tables, where it is not the plain policy.
+        options: Of the policy.
+        settings: Of the router.
+        seed: Of a generated workload, and of chance in the policy.
+        requests: Only the first so many; None: all.
+        hardware: Name of it.
+        engines: How many.
+        speedup: Instead of the workload's own.
+        guess: What stands in for events where there are none.
+    """
+
+    workload: str
+    policy: str
+    label: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    requests: int | None = None
+    hardware: str = "h100x4"
+    engines: int = 16
+    speedup: float | None = None
+    guess: str = "mock"
+
+    @property
+    def key(self) -> str:
+        """A file name: readable, and different for whatever is different."""
+        text = json.dumps(asdict(self), sort_keys=True, default=dict)
+        tag = hashlib.sha256(text.encode()).hexdigest()[:10]
+        return f"{self.workload}.{self.label or self.policy}.{tag}".replace(" ", "-").replace("/", "-")
+
+
+@cache
+def _trace(workload: str, seed: int, requests: int | None) -> Trace:
+    trace = find_workload(workload).make(seed)
+    return replace(trace, requests=trace.requests[:requests]) if requests is not None else trace
+
+
+def run(cell: Cell) -> dict[str, Any]:
+    """Run a cell. Raises `ConfigError` if it cannot be, `PolicyError` if its policy cannot be made."""
+    workload = find_workload(cell.workload)
+    trace = _trace(cell.workload, cell.seed, cell.requests)
+    tokens = EngineConfig().cache_tokens
+    config = ReplayConfig(
+        fleet=FleetConfig(cell.engines, EngineConfig(_BLOCK, tokens // _BLOCK, chunk=CHUNK), seed=cell.seed),
+        steps=find_hardware(cell.hardware),
+        scenario=workload.scenario,
+        policies=(cell.policy,),
+        options=cell.options or None,
+        settings=cell.settings or None,
+        guess=cell.guess,
+        speedup=cell.speedup if cell.speedup is not None else workload.speedup,
+        check=0.0,
+    )
+    result = replay(trace, config)
+    found = result.policies[0]
+    return {
+        "cell": asdict(cell),
+        "requests": found.requests,
+        "rate": found.requests / ((trace.requests[-1].timestamp - trace.requests[0].timestamp) / 1e3) * config.speedup,
+        "ttft": asdict(found.ttft),
+        "between": asdict(found.between),
+        "goodput": found.goodput,
+        "good": found.good,
+        "hit_rate": found.hit_rate,
+        "bound_rate": found.bound_rate,
+        "busy": found.utilisation,
+        "spread": found.spread.max_over_mean,
+        "waited": found.waited,
+        "retried": found.retried,
+        "refused": found.refused,
+        "preemptions": found.preemptions,
+        "lost_events": found.lost_events,
+        "seconds": found.seconds,
+    }
+
+
+def kept(folder: Path, cell: Cell) -> dict[str, Any] | None:
+    """The result of a cell that was run before."""
+    path = folder / f"{cell.key}.json"
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def run_and_keep(folder: Path, cell: Cell) -> dict[str, Any]:
+    """Run a cell unless that was done before."""
+    if (found := kept(folder, cell)) is not None:
+        return found
+    found = run(cell)
+    path = folder / f"{cell.key}.json"
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    part.rename(path)
+    return found

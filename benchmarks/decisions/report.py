@@ -1,0 +1,199 @@
+"""The tables: figures by workload, the bars as ratios, the share of the way to the bound, ablations, knees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.decisions import plan
+
+Result = Mapping[str, Any]
+
+
+def tables(results: Sequence[Result], knees: Mapping[str, Result]) -> str:
+    """Everything, as Markdown."""
+    by = {(r["cell"]["workload"], r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
+    names = [w for w in plan.WORKLOADS if any(workload == w for workload, _ in by)]
+    parts = [plan.CHOSEN_ON, bars(by, names), events(by), knee_table(knees), ablation(by)]
+    parts += [one(by, name) for name in names]
+    return "\n\n".join(part for part in parts if part)
+
+
+def rivals(by: Mapping[tuple[str, str], Result], workload: str) -> list[tuple[str, Result]]:
+    """What the policies of others came to on a workload."""
+    found = []
+    for name in (plan.BASE, *plan.OTHERS):
+        # Who does not listen to events does not miss them.
+        deaf = workload in plan.EVENTS and name not in plan.LISTENERS
+        where = (plan.EVENTS[workload] if deaf else workload, name)
+        if where in by:
+            found.append((name, by[where]))
+    return found
+
+
+def bars(by: Mapping[tuple[str, str], Result], names: Iterable[str]) -> str:
+    """Ours beside the best other one, for each workload."""
+    rows = []
+    for name in names:
+        ours, others = by.get((name, plan.OURS)), rivals(by, name)
+        if ours is None or not others:
+            continue
+        row = [name]
+        for part in ("mean", "p99"):
+            best, its = min(others, key=lambda other: other[1]["ttft"][part])
+            mine, theirs = ours["ttft"][part], its["ttft"][part]
+            row += [f"{mine:.2f}", f"{theirs:.2f} ({best})", f"**{mine / theirs:.2f}**"]
+        best, its = max(others, key=lambda other: other[1]["good"])
+        row.append(f"{100 * ours['good']:.1f} / {100 * its['good']:.1f}")
+        bound, base = by.get((name, "shared-cache")), by.get((name, plan.BASE))
+        row.append(_way(base, ours, bound))
+        rows.append(row)
+    head = [
+        "workload",
+        "TTFT mean, ours (s)",
+        "best other",
+        "ratio",
+        "p99, ours (s)",
+        "best other",
+        "ratio",
+        "within limits, ours / best other (%)",
+        "of the way from least-loaded to one shared cache (mean)",
+    ]
+    return _table("Ours beside the best of the other owners' policies, workload by workload", head, rows)
+
+
+def _way(base: Result | None, ours: Result, bound: Result | None) -> str:
+    if base is None or bound is None:
+        return ""
+    whole = base["ttft"]["mean"] - bound["ttft"]["mean"]
+    return f"{100 * (base['ttft']['mean'] - ours['ttft']['mean']) / whole:.0f} %" if whole > 0 else ""
+
+
+def events(by: Mapping[tuple[str, str], Result]) -> str:
+    """What late, lost and no events leave of the gain over least-loaded on the same requests."""
+    rows = []
+    for name, same in plan.EVENTS.items():
+        base, best = by.get((same, plan.BASE)), by.get((same, plan.OURS))
+        if base is None or best is None:
+            continue
+        gain = base["ttft"]["mean"] - best["ttft"]["mean"]
+        for label in (plan.OURS, plan.BY_TTL):
+            found = by.get((name, label))
+            if found is not None and gain > 0:
+                kept = (base["ttft"]["mean"] - found["ttft"]["mean"]) / gain
+                rows.append(
+                    [
+                        name if label == plan.OURS else f"{name} (ttl)",
+                        f"{base['ttft']['mean']:.2f}",
+                        f"{best['ttft']['mean']:.2f}",
+                        f"{found['ttft']['mean']:.2f}",
+                        f"{100 * best['hit_rate']:.1f}",
+                        f"{100 * found['hit_rate']:.1f}",
+                        f"**{100 * kept:.1f} %**",
+                    ]
+                )
+    head = [
+        "events",
+        "TTFT mean, least-loaded (s)",
+        "ours, all events at once",
+        "ours, so",
+        "hits, all events at once (%)",
+        "hits, so",
+        "of the gain kept",
+    ]
+    return _table("What late, lost and no events cost", head, rows)
+
+
+def knee_table(knees: Mapping[str, Result]) -> str:
+    """The highest load that each holds."""
+    if not knees:
+        return ""
+    others = [r["rate"] for name, r in knees.items() if name in (plan.BASE, *plan.OTHERS)]
+    rows = [
+        [
+            name,
+            f"{r['cell']['speedup']:.2f}",
+            f"{r['rate']:.2f}",
+            f"{r['rate'] / max(others):.2f}" if others else "",
+            f"{r['ttft']['mean']:.2f}",
+            f"{1000 * r['between']['p99']:.0f}",
+            f"{100 * r['hit_rate']:.1f}",
+        ]
+        for name, r in sorted(knees.items(), key=lambda item: -item[1]["rate"])
+    ]
+    head = [
+        "policy",
+        "speed of the trace",
+        "requests/s",
+        "of the best other",
+        "TTFT mean (s)",
+        "between tokens p99 (ms)",
+        "hits (%)",
+    ]
+    return _table(
+        "The knee: the highest load with a TTFT mean of at most 4 s and a p99 between tokens of at most 100 ms",
+        head,
+        rows,
+    )
+
+
+def ablation(by: Mapping[tuple[str, str], Result]) -> str:
+    """Each term of the cost, and late binding, taken out: TTFT mean and p99 of what is left, relative to the whole."""
+    rows = []
+    where = [w for w in plan.ABLATED_ON if (w, plan.OURS) in by]
+    for name in (plan.OURS, *(a.name for a in plan.ABLATIONS)):
+        row = [name]
+        for workload in where:
+            found, whole = by.get((workload, name)), by[workload, plan.OURS]
+            row.append(
+                ""
+                if found is None
+                else f"{found['ttft']['mean']:.2f} / {found['ttft']['p99']:.1f} s"
+                + ("" if found is whole else f" ({found['ttft']['mean'] / whole['ttft']['mean']:.2f}x)")
+            )
+        rows.append(row)
+    return _table("What each part is worth: TTFT mean / p99 without it", ["", *where], rows) if where else ""
+
+
+def one(by: Mapping[tuple[str, str], Result], workload: str) -> str:
+    """One workload: a row a policy, then the bounds."""
+    rows = []
+    for name in (plan.OURS, plan.BASE, *plan.OTHERS, *plan.BOUNDS):
+        r = by.get((workload, name))
+        if r is not None:
+            rows.append(
+                [
+                    name,
+                    f"{100 * r['hit_rate']:.1f}",
+                    f"{r['ttft']['mean']:.2f}",
+                    f"{r['ttft']['p50']:.2f}",
+                    f"{r['ttft']['p99']:.2f}",
+                    f"{1000 * r['between']['mean']:.0f}",
+                    f"{1000 * r['between']['p99']:.0f}",
+                    f"{r['goodput']:.2f}",
+                    f"{100 * r['good']:.1f}",
+                    f"{r['spread']:.2f}",
+                    f"{100 * r['busy']:.0f}",
+                ]
+            )
+    head = [
+        "policy",
+        "hits (%)",
+        "TTFT mean (s)",
+        "p50",
+        "p99",
+        "between tokens mean (ms)",
+        "p99",
+        "goodput (requests/s)",
+        "within limits (%)",
+        "spread",
+        "busy (%)",
+    ]
+    return _table(f"`{workload}`", head, rows)
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    lines = [f"### {title}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -1,0 +1,242 @@
+"""Requests, engines, announcements and a router in one virtual time: everything happens in the order of its time."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvatlas._hashes import Hashes
+from kvatlas.lab.replay.delivery import Delivery
+from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.lab.replay.placing import Placer
+from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.sim.engine import EngineConfig
+from kvatlas.sim.gaps import Gaps
+from kvatlas.sim.hardware import StepTime
+from kvatlas.sim.pool import BlockPool
+from kvatlas.sim.request import Request, State
+from kvatlas.sim.stepped import SteppedEngine
+
+Find = Callable[[Hashes], IndexMatch]
+Look = Callable[[Request, Hashes, IndexMatch], None]
+
+_STUCK = 3_600.0  # seconds of virtual time after which a request that a router keeps is a mistake
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request must keep to count as served well. Seconds.
+
+    Attributes:
+        ttft: To its first token.
+        between: Mean of the times between its tokens.
+    """
+
+    ttft: float = 4.0
+    between: float = 0.1
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of the requests of one replay. Times in seconds."""
+
+    requests: int = 0  # that came
+    refused: int = 0  # too large for any engine, or refused by the router
+    waited: int = 0  # held back in the router for a while
+    retried: int = 0  # sent again as their engine died
+    ttft: list[float] = field(default_factory=list)  # from coming to the router, in the order of the first tokens
+    good: int = 0  # within both limits
+    last_arrival: float = 0.0
+    end: float = 0.0  # the last token
+
+
+@dataclass(slots=True)
+class _Life:
+    """A request between the router and its end."""
+
+    request: Request
+    query: Hashes
+    arrived: float
+    engine: int = -1
+    first: float = -1.0  # when its first token was seen, on whichever engine
+
+
+class Drive:
+    """One replay. Call `arrive` for each request in the order of time, then `drain`."""
+
+    def __init__(
+        self,
+        workers: Sequence[str],
+        config: EngineConfig,
+        steps: StepTime,
+        scenario: Scenario,
+        placer: Placer,
+        delivery: Delivery,
+        find: Find | None,
+        limits: Limits | None = None,
+        pool: BlockPool | None = None,
+        prepare: Callable[[Request, int], None] | None = None,
+    ) -> None:
+        """`find` asks the index (None: it is never asked); `pool` is one cache for all engines.
+
+        `prepare` is called with a request and its engine's number before it is sent.
+        """
+        self.placer = placer
+        self.outcome = Outcome()
+        self.engines = [
+            SteppedEngine(name, config, steps.slower(scenario.slow.get(n, 1.0)), delivery, self, pool)
+            for n, name in enumerate(workers)
+        ]
+        self.limits = limits or Limits()
+        self._delivery, self._find, self._prepare = delivery, find, prepare
+        self._heap: list[tuple[float, int]] = []  # when an engine is due; entries that are no longer true are skipped
+        self._lives: dict[int, _Life] = {}
+        self._freed = False
+        self._now = 0.0
+        self._changes = sorted(
+            [(at, n, True) for n, at in scenario.joins.items()] + [(at, n, False) for n, at in scenario.dies.items()]
+        )
+        for n in scenario.joins:
+            placer.leaves(n, 0.0)
+
+    # What engines tell
+
+    def first_token(self, request: Request) -> None:
+        """A request's prompt is done."""
+        now, life = self._now, self._lives[request.number]
+        self.placer.first_token(request, now)
+        self._freed = True
+        if life.first < 0:
+            life.first = now
+            self.outcome.ttft.append(now - life.arrived)
+
+    def finished(self, request: Request) -> None:
+        """A request's last token is out."""
+        now, outcome, limits = self._now, self.outcome, self.limits
+        self.placer.finished(request, now)
+        self._freed = True
+        life = self._lives.pop(request.number)
+        outcome.end = max(outcome.end, now)
+        gaps = max(request.output_tokens - 1, 1)
+        if life.first - life.arrived <= limits.ttft and (now - life.first) / gaps <= limits.between:
+            outcome.good += 1
+
+    # The loop
+
+    def arrive(self, request: Request, query: Hashes, now: float, look: Look | None = None) -> None:
+        """A request comes to the router at `now`; everything that is due before happens before.
+
+        `query`: the content hashes of its prompt. `look` is shown what the index answers.
+        """
+        self.run_until(now)
+        self.outcome.requests += 1
+        self.outcome.last_arrival = now
+        life = self._lives[request.number] = _Life(request, query, now)
+        self._choose(life, now, look)
+
+    def run_until(self, time: float) -> None:
+        """Let everything happen that is due up to and including `time`."""
+        heap, engines = self._heap, self.engines
+        while True:
+            due = heap[0][0] if heap else math.inf
+            change = self._changes[0][0] if self._changes else math.inf
+            now = min(due, change)
+            if now > time or now == math.inf:
+                break
+            self._at(now)
+            if change <= due:
+                self._change(now)
+            else:
+                _, n = heapq.heappop(heap)
+                engine = engines[n]
+                if engine.due != due:
+                    continue
+                engine.run_until(due)
+                if engine.due is not None:
+                    heapq.heappush(heap, (engine.due, n))
+            if self._freed:
+                self._freed = False
+                self._bind(now)
+        if time < math.inf:
+            self._at(time)
+
+    def drain(self) -> None:
+        """Let everything happen until all requests are done."""
+        self.run_until(math.inf)
+        idle = 0.0
+        while self._lives:
+            # All engines are idle and the router still keeps some: it may be waiting for time to pass.
+            idle += 1.0
+            self._at(self._now + 1.0)
+            self._bind(self._now)
+            self.run_until(math.inf)
+            if idle > _STUCK:
+                raise RuntimeError(f"{self.placer.name} keeps {len(self._lives)} requests though all engines are idle")
+
+    def gaps(self) -> Gaps:
+        """The times between tokens of all requests."""
+        every = Gaps()
+        for engine in self.engines:
+            every.merge(engine.gaps)
+        return every
+
+    def _at(self, now: float) -> None:
+        self._now = max(self._now, now)
+        self._delivery.now = self._now
+
+    def _choose(self, life: _Life, now: float, look: Look | None = None) -> None:
+        placer, request = self.placer, life.request
+        match = None
+        if self._find is not None:
+            self._delivery.run_until(now)
+            match = self._find(life.query)
+            if look is not None:
+                look(request, life.query, match)
+        placer.observe(self.engines, now)
+        engine = placer.choose(request, life.query, match, now)
+        if engine is None:
+            self.outcome.waited += 1
+            self._bind(now)
+        else:
+            self._send(life, engine, now)
+
+    def _bind(self, now: float) -> None:
+        for request, engine in self.placer.bound(now):
+            self._send(self._lives[request.number], engine, now)
+
+    def _send(self, life: _Life, n: int, now: float) -> None:
+        request, engine = life.request, self.engines[n]
+        life.engine = n
+        if self._prepare is not None:
+            self._prepare(request, n)
+        if not engine.submit(request, now):
+            self.outcome.refused += 1
+            del self._lives[request.number]
+            self.placer.failed(request, now)
+        elif engine.due is not None:
+            heapq.heappush(self._heap, (engine.due, n))
+
+    def _change(self, now: float) -> None:
+        _, n, joins = heapq.heappop(self._changes)
+        if joins:
+            self.placer.joins(n, now)
+            self._freed = True
+            return
+        self.placer.leaves(n, now)
+        lost = self.engines[n].die(now)
+        self._delivery.gone(self.engines[n].worker)
+        for request in lost:
+            self.placer.failed(request, now)
+        for request in lost:
+            self.outcome.retried += 1
+            life = self._lives[request.number]
+            _again(request)
+            self._choose(life, now)
+
+
+def _again(request: Request) -> None:
+    """Make a request new: what it had computed went with its engine."""
+    request.state, request.first_token, request.preempted = State.WAITING, None, 0
+    request.blocks, request.stored, request.computed = [], 0, 0

@@ -1,0 +1,177 @@
+"""Who decides in a replay: one interface for routers and for bounds that know everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kvatlas._hashes import Hashes
+from kvatlas.errors import PolicyError
+from kvatlas.lab.replay.blind import Guess
+from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.routing import Decision, Router
+from kvatlas.sim.request import Request
+from kvatlas.sim.stepped import SteppedEngine
+
+# A replay is to the end: nothing is given up on the way, by anybody.
+_PATIENT = {"first_token_timeout": 1e6, "idle_timeout": 1e6, "queue_timeout": 1e6, "queue_limit": 1e6}
+
+REPORT_EVERY = 0.05
+"""Seconds between two looks at what the engines report, where requests come that often: what llm-d's router takes."""
+
+
+class Placer(Protocol):
+    """Picks an engine for each request, and is told what became of it. Times are virtual seconds."""
+
+    name: str
+
+    @property
+    def uses_index(self) -> bool:
+        """Whether `choose` weighs what the index says."""
+
+    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
+        """The number of the engine; None: the request waits in the router until `bound` gives it out."""
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+        """Requests that waited and go to an engine now."""
+
+    def first_token(self, request: Request, now: float) -> None:
+        """A request's prompt is computed."""
+
+    def finished(self, request: Request, now: float) -> None:
+        """A request's last token is out."""
+
+    def failed(self, request: Request, now: float) -> None:
+        """The engine died or refused the request; the same request may be given to `choose` again."""
+
+    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+        """What the engines say of themselves, as their metrics do."""
+
+    def joins(self, engine: int, now: float) -> None:
+        """An engine that was not there takes requests from now on."""
+
+    def leaves(self, engine: int, now: float) -> None:
+        """An engine takes no more."""
+
+
+class RouterPlacer:
+    """A `kvatlas.routing.Router`, with any of its policies."""
+
+    def __init__(
+        self,
+        policy: str,
+        workers: Sequence[str],
+        block_size: int,
+        seed: int,
+        options: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        guess: Guess | None = None,
+    ) -> None:
+        """`guess` stands in for the index where no events come. Raises `PolicyError`, `ConfigError`."""
+        self.name = policy
+        self._workers = list(workers)
+        self._numbers = {name: number for number, name in enumerate(workers)}
+        self._router = Router(
+            policy,
+            (),
+            block_size=block_size,
+            seed=seed,
+            options=options,
+            settings={**_PATIENT, **(settings or {})},
+            clock=lambda: 0.0,
+        )
+        for name in workers:
+            self._router.add_worker(name, now=0.0)
+        self._block_size = block_size
+        self._guess = guess
+        self._sent: dict[int, Decision] = {}
+        self._away: set[int] = set()
+        self._observed = -REPORT_EVERY
+        self._waiting: dict[int, Request] = {}
+
+    @property
+    def uses_index(self) -> bool:
+        return self._router.uses_index
+
+    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
+        """See `Placer`."""
+        found: Any = match
+        if self._guess is not None:
+            found = self._guessed(request, now)
+        decision = self._router.choose(content_hashes=query, prompt_tokens=request.prompt_tokens, match=found, now=now)
+        self._sent[request.number] = decision
+        if decision.waits:
+            self._waiting[request.number] = request
+            return None
+        return self._goes(request, decision, now)
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+        """See `Placer`."""
+        if not self._waiting:
+            return ()
+        self._router.bind(now=now)
+        placed = [request for number, request in self._waiting.items() if not self._sent[number].waits]
+        for request in placed:
+            del self._waiting[request.number]
+        return [(request, self._goes(request, self._sent[request.number], now)) for request in placed]
+
+    def first_token(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._sent[request.number].first_token(now=now)
+
+    def finished(self, request: Request, now: float) -> None:
+        """See `Placer`. As a router sees it: with the usage that engines report."""
+        decision = self._sent.pop(request.number)
+        decision.finish(cached_tokens=request.hit_tokens, output_tokens=request.output_tokens, now=now)
+        if self._guess is not None:
+            self._guess.ended(request, now)
+
+    def failed(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._sent.pop(request.number).failed(now=now)
+        if self._guess is not None:
+            self._guess.ended(request, now)
+
+    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+        """See `Placer`."""
+        if now < self._observed + REPORT_EVERY:
+            return
+        self._observed = now
+        for number, engine in enumerate(engines):
+            if number not in self._away:
+                size = engine.pool.size
+                self._router.report(
+                    self._workers[number],
+                    waiting=len(engine.waiting),
+                    running=len(engine.running),
+                    kv_usage=1.0 - engine.pool.free / size,
+                    capacity_blocks=size,
+                    held_blocks=engine.pool.cached,
+                    now=now,
+                )
+
+    def joins(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        self._away.discard(engine)
+        self._router.add_worker(self._workers[engine], now=now)
+
+    def leaves(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        self._away.add(engine)
+        self._router.remove_worker(self._workers[engine], now=now)
+        if self._guess is not None:
+            self._guess.forget(engine)
+
+    def _goes(self, request: Request, decision: Decision, now: float) -> int:
+        if decision.worker is None:
+            raise PolicyError(f"policy {self.name!r} refused request {request.number}: {decision.refused}")
+        engine = self._numbers[decision.worker]
+        if self._guess is not None:
+            self._guess.sent(request, request.block_hashes[: request.prompt_tokens // self._block_size], engine, now)
+        return engine
+
+    def _guessed(self, request: Request, now: float) -> dict[str, int]:
+        if self._guess is None:
+            return {}
+        names = request.block_hashes[: request.prompt_tokens // self._block_size]
+        return {self._workers[engine]: depth for engine, depth in self._guess.depths(names, now).items()}

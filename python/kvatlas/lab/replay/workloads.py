@@ -1,0 +1,129 @@
+"""Workloads by name: a trace, how fast its clock runs, and what happens to the fleet meanwhile.
+
+Generated ones follow from a seed. Rates are such that sixteen engines of the default hardware are busy, not swamped.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvatlas.errors import ConfigError
+from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.sim.bursts import BurstConfig, generate_bursts
+from kvatlas.sim.trace import Trace, read_trace
+from kvatlas.sim.workload import WorkloadConfig, generate
+
+TRACES = "KVATLAS_TRACES"
+"""The environment variable that names the folder of recorded traces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What to replay.
+
+    Attributes:
+        name: What it is called.
+        text: What it is, in a line.
+        make: Makes its trace from a seed.
+        speedup: How many times as fast the trace's clock runs.
+        scenario: What happens to the fleet.
+    """
+
+    name: str
+    text: str
+    make: Callable[[int], Trace]
+    speedup: float = 1.0
+    scenario: Scenario = field(default_factory=Scenario)
+
+
+def _recorded(file: str) -> Callable[[int], Trace]:
+    def make(_seed: int) -> Trace:
+        folder = os.environ.get(TRACES)
+        if not folder:
+            raise ConfigError(f"{file} is a recorded trace: set {TRACES} to the folder that has it")
+        return read_trace(Path(folder) / file)
+
+    return make
+
+
+def _chat(seed: int) -> Trace:
+    return generate(WorkloadConfig(requests=3_000, seed=seed, request_rate=12.0, agents=0.0))
+
+
+def _agents(seed: int) -> Trace:
+    return generate(WorkloadConfig(requests=3_000, seed=seed, request_rate=9.0, agents=1.0, tool_result=1_500))
+
+
+def _retrieval(seed: int) -> Trace:
+    config = WorkloadConfig(
+        requests=3_000,
+        seed=seed,
+        request_rate=14.0,
+        agents=0.0,
+        with_document=1.0,
+        document=8_000,
+        documents=60,
+        message=300,
+        chat_turns=1.0,
+    )
+    return generate(config)
+
+
+def _mixed(seed: int) -> Trace:
+    return generate(WorkloadConfig(requests=3_000, seed=seed, request_rate=12.0, agents=0.2))
+
+
+def _bursts(seed: int) -> Trace:
+    return generate_bursts(BurstConfig(requests=3_000, seed=seed, request_rate=20.0))
+
+
+_CONVERSATION = _recorded("conversation_trace.jsonl")
+
+_ALL = (
+    Workload("conversation", "recorded conversations, as they came", _CONVERSATION),
+    Workload("conversation-2x", "the same twice as fast", _CONVERSATION, 2.0),
+    Workload("conversation-2.5x", "the same 2.5 times as fast", _CONVERSATION, 2.5),
+    Workload("conversation-3x", "the same three times as fast: more than most policies hold", _CONVERSATION, 3.0),
+    Workload(
+        "conversation-2x-delay-2",
+        "conversations twice as fast; events 2 s late",
+        _CONVERSATION,
+        2.0,
+        Scenario(event_delay=2.0),
+    ),
+    Workload(
+        "conversation-2x-no-events",
+        "conversations twice as fast; no events at all",
+        _CONVERSATION,
+        2.0,
+        Scenario(no_events=True),
+    ),
+    Workload("agents-delay-2", "agents; events 2 s late", _agents, scenario=Scenario(event_delay=2.0)),
+    Workload("chat", "generated chats", _chat),
+    Workload("agents", "generated agents in loops", _agents),
+    Workload("retrieval", "questions on documents, some popular, single turns", _retrieval),
+    Workload("mixed", "generated chats and agents", _mixed),
+    Workload("bursts", "bursts of 8 to 64 siblings and single requests", _bursts),
+    Workload("slow", "mixed; one engine half as fast", _mixed, scenario=Scenario(slow={3: 2.0})),
+    Workload("joining", "mixed; one engine joins after 100 s, empty", _mixed, scenario=Scenario(joins={3: 100.0})),
+    Workload("dying", "mixed; one engine dies after 150 s", _mixed, scenario=Scenario(dies={3: 150.0})),
+    Workload("delay-0.1", "mixed; events 0.1 s late", _mixed, scenario=Scenario(event_delay=0.1)),
+    Workload("delay-0.5", "mixed; events 0.5 s late", _mixed, scenario=Scenario(event_delay=0.5)),
+    Workload("delay-2", "mixed; events 2 s late", _mixed, scenario=Scenario(event_delay=2.0)),
+    Workload("loss", "mixed; a tenth of the announcements lost", _mixed, scenario=Scenario(lose_events=0.1)),
+    Workload("no-events", "mixed; no events at all", _mixed, scenario=Scenario(no_events=True)),
+)
+
+WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _ALL}
+"""All workloads by name."""
+
+
+def find_workload(name: str) -> Workload:
+    """A workload by name. Raises `ConfigError` that says which there are."""
+    try:
+        return WORKLOADS[name]
+    except KeyError:
+        raise ConfigError(f"no workload {name!r}: there is {', '.join(WORKLOADS)}") from None

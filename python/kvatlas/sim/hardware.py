@@ -1,0 +1,72 @@
+"""How long a step of an engine takes, and measured constants for some machines.
+
+One step computes one token for every decoding request and some tokens of prompts:
+
+    time = base + prefill · prompt tokens + running · requests in the step + context · tokens of KV read
+
+The constants are a least-squares fit (relative error, through all points at once) to published measurements: the
+profiling data of Splitwise (Patel et al., ISCA 2024; github.com/Mutinifni/splitwise-sim, data/perf_model.csv, commit
+3780880): Llama-2-70B in FP16 under vLLM, means of five runs of prompts of 128 to 2,048 tokens and of decoding batches
+of 1 to 64 requests at about 576 tokens of context. The fit is within 20 % of each point (prompts of 128 tokens on
+eight accelerators: 31 %), and mostly within 7 %.
+
+These measurements hardly vary the context (8,192 tokens add at most a millisecond), so `context` is not fitted: it is
+what reading the KV takes, 327,680 bytes a token, at 60 % of the accelerators' memory bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from kvatlas.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """The four constants, in seconds.
+
+    Attributes:
+        base: Of every step.
+        prefill: More for each prompt token computed.
+        running: More for each request in the step.
+        context: More for each token of KV that the step reads.
+    """
+
+    base: float = 0.0294
+    prefill: float = 77.2e-6
+    running: float = 281e-6
+    context: float = 41e-9
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not math.isfinite(value) or value < 0:
+                raise ConfigError(f"{f.name} must be a number of seconds, not below 0, got {value}")
+        if self.base + self.running <= 0:
+            raise ConfigError("a step must take time: base or running must be above 0")
+
+    def of(self, prompt_tokens: int, requests: int, context_tokens: float) -> float:
+        """Seconds of one step."""
+        return self.base + self.prefill * prompt_tokens + self.running * requests + self.context * context_tokens
+
+    def slower(self, factor: float) -> StepTime:
+        """The same machine, `factor` times as slow in everything."""
+        return StepTime(*(getattr(self, f.name) * factor for f in fields(self)))
+
+
+HARDWARE: dict[str, StepTime] = {
+    "h100x4": StepTime(),
+    "h100x8": StepTime(0.0314, 51.8e-6, 251e-6, 20e-9),
+    "a100x4": StepTime(0.0428, 170.0e-6, 373e-6, 67e-9),
+    "a100x8": StepTime(0.0440, 107.5e-6, 366e-6, 33e-9),
+}
+"""Llama-2-70B in FP16 on four or eight accelerators of 80 GB in one machine, tensor parallel."""
+
+
+def find_hardware(name: str) -> StepTime:
+    """The constants of a machine by name. Raises `ConfigError` that says which there are."""
+    try:
+        return HARDWARE[name]
+    except KeyError:
+        raise ConfigError(f"no hardware {name!r}: there is {', '.join(HARDWARE)}") from None

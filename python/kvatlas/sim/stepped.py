@@ -1,0 +1,360 @@
+"""A simulated engine that works in steps, as real ones do: prompts in chunks, and everybody's next token, together.
+
+Time is in seconds and virtual. In one step every decoding request gets one token, and what is left of `chunk` tokens
+goes to prompts, first come first served: the one begun before, then new ones. How long it takes is `StepTime`'s. So a
+prompt delays those behind it, and slows the tokens of everybody who is decoding there: what routing decides.
+
+Between two things that happen (a request comes, a prompt is done, a block is full, an answer ends) decoding steps
+differ by their context alone, which grows by one token for each request. Such runs of steps are taken at once, by the
+sum of an arithmetic series.
+
+The rules of the cache are `kvatlas.sim.engine.Engine`'s, each with a test of the same name for both.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from typing import Protocol
+
+from kvatlas.sim.engine import Counters, EngineConfig
+from kvatlas.sim.events import Sink
+from kvatlas.sim.gaps import Gaps
+from kvatlas.sim.hardware import StepTime
+from kvatlas.sim.pool import BlockPool
+from kvatlas.sim.request import Request, State
+
+
+class StepListener(Protocol):
+    """Told of a request's milestones, at the virtual time of each."""
+
+    def first_token(self, request: Request) -> None:
+        """The prefill is done (not told again after a preemption)."""
+
+    def finished(self, request: Request) -> None:
+        """The last token is out."""
+
+
+class SteppedEngine:
+    """One simulated engine. Drive it with `submit` and `run_until`; it announces to `sink`.
+
+    `chunk` of its configuration is the tokens of a step, None: no limit; the rates there are not used.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        config: EngineConfig,
+        steps: StepTime,
+        sink: Sink,
+        listener: StepListener | None = None,
+        pool: BlockPool | None = None,
+    ) -> None:
+        """`pool`: a cache to share with other engines; None: one of its own."""
+        self.worker = worker
+        self.config = config
+        self.steps = steps
+        self.counters = Counters()
+        self.gaps = Gaps()
+        self.pool = pool or BlockPool(config.blocks)
+        self.running: list[Request] = []  # in order of admission
+        self.waiting: deque[Request] = deque()
+        self.decoding = 0  # requests that get a token in each step
+        self.context = 0  # their tokens with KV
+        self.busy = 0.0  # seconds of steps with prompts in them
+        self.due: float | None = None  # when what runs now is done; None: idle
+        self._sink = sink
+        self._listener = listener
+        self._partial: Request | None = None  # a prompt that has begun
+        self._step = 0  # steps done: all decoding requests have had a token in each since they began
+        # When a decoding request fills a block or ends: step, order, generation, request.
+        self._agenda: list[tuple[int, int, int, Request]] = []
+        self._order = 0
+        self._full: list[Request] = []  # need another block before the next step
+        self._prompts: list[tuple[Request, int]] = []  # in the step that runs, and how many tokens of each
+        self._began = 0.0
+        self._count = 0  # steps that run now
+        self._first = self._growth = 0.0  # seconds of the first of them, and how much more each next one takes
+
+    # Driving it
+
+    def submit(self, request: Request, now: float) -> bool:
+        """Queue a request at time `now`, which must not be before anything already run. False: refused."""
+        self.run_until(now)
+        request.arrival = now
+        if -(-request.cacheable_tokens // self.config.block_size) > self.config.blocks:
+            request.state = State.REFUSED
+            self.counters.refused += 1
+            return False
+        request.target = request.prompt_tokens
+        self.waiting.append(request)
+        if self.due is None:
+            self._plan(now)
+        elif self._count > 1:
+            self._stop_after(now)
+        return True
+
+    def run_until(self, time: float) -> None:
+        """Do everything that is due up to and including `time`."""
+        while self.due is not None and self.due <= time:
+            now = self.due
+            self._done(now)
+            self._plan(now)
+
+    def drain(self) -> None:
+        """Run until nothing is left to do."""
+        self.run_until(math.inf)
+
+    def depth(self, block_hashes: list[int]) -> int:
+        """How many leading blocks of a prompt are cached here, right now."""
+        return self.pool.depth(block_hashes)
+
+    def reset(self) -> bool:
+        """Forget the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
+        if not self.pool.reset():
+            return False
+        self._sink.clear(self.worker)
+        return True
+
+    def die(self, now: float) -> list[Request]:
+        """Stop for good. Returns the requests that were not finished, in the order in which they had come."""
+        self.run_until(now)
+        lost = [*self.running, *self.waiting]
+        lost.sort(key=lambda request: (request.arrival, request.number))
+        for request in lost:
+            if request.state is State.DECODE:
+                self._catch_up(request)
+            request.generation += 1
+            request.blocks = []
+        self.running, self.waiting, self.due, self._partial = [], deque(), None, None
+        self.decoding = self.context = self._count = 0
+        self._prompts, self._full, self._agenda = [], [], []
+        return lost
+
+    @property
+    def begun_tokens(self) -> int:
+        """Prompt tokens still to be computed of the prompt that has begun."""
+        begun = self._partial
+        return begun.target - begun.computed if begun is not None else 0
+
+    # A run of steps
+
+    def _stop_after(self, now: float) -> None:
+        """Let the steps that run end with the one that runs at `now`."""
+        passed, g = now - self._began, self._growth
+        first = self._first - g / 2
+        # The count n of steps that take `passed`: first·n + g·n²/2 = passed.
+        n = (math.sqrt(first * first + 2 * g * passed) - first) / g if g > 0 else passed / self._first
+        self._count = max(1, min(self._count, math.ceil(n - 1e-9)))
+        self.due = self._began + self._length(self._count)
+
+    def _length(self, count: int) -> float:
+        return count * self._first + self._growth * (count * (count - 1) / 2)
+
+    def _plan(self, now: float) -> None:
+        """Decide what the next steps do."""
+        self._began = now
+        preempted = self._extend()
+        self._prompts = prompts = []
+        size, limit = self.config.block_size, self.config.chunk
+        left = limit - self.decoding if limit is not None else 1 << 60
+        tokens = read = 0
+        # One token of a prompt at least, or decoding could keep prompts out for ever.
+        left = max(left, 1)
+        while left > 0:
+            request = self._partial
+            if request is None:
+                if preempted or not self._admit():
+                    break
+                request = self._partial
+                if request is None:
+                    break
+            some = min(left, request.target - request.computed)
+            end = request.computed + some
+            before = self.counters.preemptions
+            if not self._grow(request, -(-end // size)):
+                break  # it was preempted itself
+            preempted = preempted or self.counters.preemptions > before
+            # Blocks count as cached from when their step is scheduled.
+            self._store_full(request, end)
+            prompts.append((request, some))
+            tokens += some
+            read += request.computed
+            left -= some
+            if end == request.target:
+                self._partial = None
+        self.counters.prefill_tokens += tokens
+        steps = self.steps
+        if prompts:
+            self._count, self._growth = 1, 0.0
+            self._first = steps.of(tokens, self.decoding + len(prompts), self.context + read)
+            self.busy += self._first
+        elif self.decoding:
+            agenda = self._agenda
+            while agenda[0][2] != agenda[0][3].generation:
+                heapq.heappop(agenda)
+            self._count = agenda[0][0] - self._step
+            self._first = steps.of(0, self.decoding, self.context)
+            self._growth = steps.context * self.decoding
+        else:
+            self._count, self.due = 0, None
+            return
+        self.due = now + self._length(self._count)
+
+    def _done(self, now: float) -> None:
+        """The steps that ran are done."""
+        count = self._count
+        if self.decoding:
+            self.gaps.add_rising(self._first, self._growth, count, self.decoding)
+            self.context += count * self.decoding
+        self._step += count
+        agenda, size = self._agenda, self.config.block_size
+        while agenda and agenda[0][0] <= self._step:
+            _, _, generation, request = heapq.heappop(agenda)
+            if generation != request.generation:
+                continue
+            self._catch_up(request)
+            self._store_full(request, request.computed)
+            if request.computed >= request.cacheable_tokens:
+                self.decoding -= 1
+                self.context -= request.computed
+                self._finish(request, now)
+            elif request.computed % size == 0:
+                self._full.append(request)
+            else:
+                self._next(request)
+        for request, some in self._prompts:
+            request.computed += some
+            if request.computed == request.target:
+                self._prefilled(request, now)
+        self._prompts = []
+
+    # Prompts
+
+    def _admit(self) -> bool:
+        """Make the first that waits the prompt that is computed next. False: nobody waits, or there is no room."""
+        if not self.waiting or len(self.running) >= self.config.max_running:
+            return False
+        request = self.waiting[0]
+        size = self.config.block_size
+        hits = self.pool.lookup(request.block_hashes[: (request.target - 1) // size])
+        new = -(-request.target // size) - len(hits)
+        if new + self.pool.idle(hits) > self.pool.free:
+            return False
+        self.waiting.popleft()
+        self.pool.touch(hits)
+        request.state = State.PREFILL
+        request.blocks = hits
+        request.stored = len(hits)
+        request.computed = len(hits) * size
+        if not request.preempted:
+            request.hit_tokens = request.computed
+            self.counters.prompt_tokens += request.prompt_tokens
+            self.counters.hit_tokens += request.computed
+        self.running.append(request)
+        self.counters.peak_running = max(self.counters.peak_running, len(self.running))
+        self._partial = request
+        return True
+
+    def _prefilled(self, request: Request, now: float) -> None:
+        request.state = State.DECODE
+        if request.first_token is None:
+            request.first_token = now
+            if self._listener is not None:
+                self._listener.first_token(request)
+        else:
+            self.gaps.add(now - request.since)  # it waited for this token since it was pushed out
+        if request.computed >= request.cacheable_tokens:
+            self._finish(request, now)
+            return
+        self.decoding += 1
+        self.context += request.computed
+        request.since_step = self._step
+        if request.computed % self.config.block_size == 0:
+            self._full.append(request)
+        else:
+            self._next(request)
+
+    # Decoding
+
+    def _next(self, request: Request) -> None:
+        """Note when a decoding request fills its block, or ends."""
+        size = self.config.block_size
+        steps = min(request.cacheable_tokens - request.computed, size - request.computed % size)
+        self._order += 1
+        heapq.heappush(self._agenda, (self._step + steps, self._order, request.generation, request))
+
+    def _catch_up(self, request: Request) -> None:
+        """Count the tokens that a decoding request has had since it was last looked at."""
+        request.computed += self._step - request.since_step
+        request.since_step = self._step
+
+    def _finish(self, request: Request, now: float) -> None:
+        request.state = State.FINISHED
+        request.finished = now
+        self.running.remove(request)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        if self._listener is not None:
+            self._listener.finished(request)
+
+    # Blocks
+
+    def _extend(self) -> bool:
+        """Give another block to each decoding request that needs one. True: somebody had to go for it."""
+        before = self.counters.preemptions
+        full, self._full = self._full, []
+        for request in full:
+            if request.state is State.DECODE and self._grow(request, len(request.blocks) + 1):
+                self._next(request)
+        return self.counters.preemptions > before
+
+    def _grow(self, request: Request, blocks: int) -> bool:
+        """Bring a request to `blocks` blocks, preempting others if need be. False: it was preempted itself."""
+        missing = blocks - len(request.blocks)
+        if missing <= 0:
+            return True
+        while self.pool.free < missing:
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        taken, removed = self.pool.take(missing)
+        request.blocks.extend(taken)
+        if removed:
+            self._sink.remove(self.worker, removed)
+        return True
+
+    def _store_full(self, request: Request, tokens: int) -> None:
+        """Cache and announce the blocks that `tokens` computed tokens fill and that are not announced yet."""
+        start, end = request.stored, tokens // self.config.block_size
+        if end <= start:
+            return
+        names = request.block_hashes[start:end]
+        self.pool.fill(request.blocks[start:end], names)
+        parent = request.block_hashes[start - 1] if start else None
+        self._sink.store(self.worker, parent, names, request.content_hashes[start:end])
+        request.stored = end
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's blocks; it goes to the head of the queue and computes again what it cannot find."""
+        if request.state is State.DECODE:
+            self._catch_up(request)
+            self.decoding -= 1
+            self.context -= request.computed
+            request.target = request.computed + 1
+            request.since = self._began
+        elif request is self._partial:
+            self._partial = None
+        # A prompt that the step being planned was to compute drops out of it.
+        kept = [(other, some) for other, some in self._prompts if other is not request]
+        self._prompts[:] = kept
+        request.state = State.WAITING
+        request.generation += 1
+        request.preempted += 1
+        self.counters.preemptions += 1
+        self.running.remove(request)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        self.waiting.appendleft(request)
