@@ -1,5 +1,5 @@
-//! What a decision costs while requests wait in the router: nanoseconds for each `Router::choose` and, of all that was
-//! bound, for each request that had waited.
+//! What a decision costs while requests wait in the router, medians in nanoseconds: a `Router::choose`, a `Router::bind`
+//! that finds no room, and for each request that one places.
 //!
 //! `cargo run --release -p kvatlas-routing --example waiting`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
 //! hold half of each. Arrivals are as fast as first tokens, so the number that waits stays as it is.
@@ -34,11 +34,10 @@ fn round(workers: u32, waiting: usize) -> Result<(), kvatlas_routing::Error> {
     let mut depths = Depths::default();
     let mut running: VecDeque<RequestId> = VecDeque::new();
     let (mut now, mut number) = (0.0, 0);
-    let (mut chosen, mut choosing, mut binds, mut binding, mut placed) = (0_u32, 0.0, 0_u32, 0.0, 0_u32);
-    // With nobody waiting there is a first token before each arrival, so that there is always room.
-    let measured = 3_000;
-    while chosen < measured {
-        let fill = router.waiting() < waiting && chosen == 0;
+    let (mut choosing, mut binding, mut placing, mut placed) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let measured = 1_000;
+    while choosing.len() < measured {
+        let fill = router.waiting() < waiting && choosing.is_empty();
         if !fill {
             now += 0.5 / f64::from(workers);
             if let Some(id) = running.pop_front() {
@@ -47,9 +46,12 @@ fn round(workers: u32, waiting: usize) -> Result<(), kvatlas_routing::Error> {
             }
             let started = Instant::now();
             let bound = router.bind(now);
-            binding += started.elapsed().as_secs_f64();
-            binds += 1;
-            placed += bound.len() as u32;
+            let took = started.elapsed().as_secs_f64();
+            match bound.len() {
+                0 => binding.push(took),
+                count => placing.push(took / count as f64),
+            }
+            placed += bound.len();
             running.extend(bound.iter().map(|(id, _)| *id));
         }
         number += 1;
@@ -66,21 +68,23 @@ fn round(workers: u32, waiting: usize) -> Result<(), kvatlas_routing::Error> {
         let started = Instant::now();
         let outcome = router.choose_among(&request, &depths, Some(&all), now);
         if !fill {
-            choosing += started.elapsed().as_secs_f64();
-            chosen += 1;
+            choosing.push(started.elapsed().as_secs_f64());
         }
         if let Outcome::Placed(decision) = outcome {
             running.push_back(decision.id);
         }
     }
-    let each = |seconds: f64, count: u32| seconds / f64::from(count.max(1)) * 1e9;
     println!(
-        "{workers:>8} {waiting:>8} {:>12.0} {:>12.0} {:>12.0}   {} placed of those that waited, {} wait at the end",
-        each(choosing, chosen),
-        each(binding, binds),
-        each(binding, placed),
-        placed,
+        "{workers:>8} {waiting:>8} {:>12.0} {:>12.0} {:>12.0}   {placed} placed of those that waited, {} wait at the end",
+        median(choosing),
+        median(binding),
+        median(placing),
         router.waiting()
     );
     Ok(())
+}
+
+fn median(mut seconds: Vec<f64>) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).map_or(f64::NAN, |median| median * 1e9)
 }

@@ -13,6 +13,10 @@ use crate::time::Time;
 
 /// Room comes with time too: after that many seconds it is worth a look.
 const LOOK_AGAIN: f64 = 0.02;
+/// Rows that are looked at to place one request that waits: in large fleets fewer of those that wait are compared.
+const ROWS: usize = 4_096;
+/// ...but not fewer than this.
+const FEWEST: usize = 4;
 
 impl Router {
     /// Places requests that wait, as far as there is room, and refuses those that have waited too long. Every request
@@ -55,8 +59,9 @@ impl Router {
         let mut numbers = std::mem::take(&mut self.numbers);
         // By priority, then turn, then age.
         let mut best: Option<(Reverse<i32>, Time, u64)> = None;
+        let scan = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
         for lane in &lanes {
-            let scan = (self.config.queue_scan / lanes.len()).max(1);
+            let scan = (scan / lanes.len()).max(1);
             let priority = Reverse(self.waiting.first(*lane, scan, &mut numbers));
             for &number in &numbers {
                 let Some((work, since)) = self.work(number, now, look_up) else { continue };

@@ -53,7 +53,8 @@ pub struct Config {
     pub order: Order,
     /// How much a second of waiting outweighs a second of work, with [`Order::LeastWork`].
     pub ageing: f64,
-    /// Of those that wait, how many are looked at when there is room, the oldest of the highest priority first.
+    /// Of those that wait, how many are looked at when there is room, the oldest of the highest priority first; fewer where
+    /// there are more than 64 workers.
     pub queue_scan: usize,
 }
 
