@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from kvatlas.errors import ClientError, DiscoveryError, KvatlasError
 from kvatlas.router.check.ask import Engine
-from kvatlas.router.check.findings import EngineReport
+from kvatlas.router.check.findings import EngineReport, Looked
 from kvatlas.router.check.handover import hand_over
 from kvatlas.router.check.round_trip import RoundTrip
 from kvatlas.router.check.tokens import compare
@@ -16,26 +14,9 @@ from kvatlas.router.config import RouterConfig
 from kvatlas.router.tokenizers import ENGINE, NONE, resolve
 from kvatlas.service.config import Engine as EngineEntry
 from kvatlas.service.discovery.http import Asker
-from kvatlas.service.discovery.probe import Found, Prober
+from kvatlas.service.discovery.probe import Prober
 from kvatlas.service.discovery.watch import Discovery
 from kvatlas.tokenize import LocalTokenizer
-
-Say = Callable[[EngineReport], None]
-
-
-@dataclass(slots=True)
-class Looked:
-    """An engine, as far as it is known."""
-
-    entry: EngineEntry
-    report: EngineReport
-    models: list[str]
-    found: Found | None = None
-
-    @property
-    def model(self) -> str:
-        """The name that requests use."""
-        return self.models[0]
 
 
 def check(config: RouterConfig) -> list[EngineReport]:
@@ -45,7 +26,7 @@ def check(config: RouterConfig) -> list[EngineReport]:
     would, for these few seconds.
 
     Raises:
-        ConfigError: Something in the configuration cannot be used, or there is no engine in it.
+        ConfigError: Something in the configuration cannot be used.
         TokenizerError: The tokenizer cannot be read.
     """
     entries = [entry for entry in Discovery(config).entries if isinstance(entry, EngineEntry)]

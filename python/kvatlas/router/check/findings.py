@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvatlas.service.config import Engine
+from kvatlas.service.discovery.probe import Found
+
 Level = Literal["ok", "note", "warning", "problem"]
 
 
@@ -49,3 +52,18 @@ class EngineReport:
     def problems(self) -> list[Finding]:
         """Those that are to be mended."""
         return [finding for finding in self.findings if finding.level == "problem"]
+
+
+@dataclass(slots=True)
+class Looked:
+    """An engine, as far as it is known."""
+
+    entry: Engine
+    report: EngineReport
+    models: list[str]
+    found: Found | None = None
+
+    @property
+    def model(self) -> str:
+        """The name that requests use."""
+        return self.models[0]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from kvatlas.errors import ClientError
 from kvatlas.router.check.ask import Answer, Engine
+from kvatlas.router.check.findings import Looked
 from kvatlas.router.config import RouterConfig
-
-if TYPE_CHECKING:
-    from kvatlas.router.check.check import Looked
 
 _BOOTSTRAP_PORT = 8998  # SGLang's own default
 _GIVE = {

@@ -9,19 +9,17 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvatlas.client import AsyncClient, StreamStatus
 from kvatlas.errors import ClientError, KvatlasError, ServiceError
 from kvatlas.router.check.ask import Answer, Engine
+from kvatlas.router.check.findings import Looked
 from kvatlas.router.check.tokens import tokens_of
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.tokenizers import NONE
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.tokenize import LocalTokenizer
-
-if TYPE_CHECKING:
-    from kvatlas.router.check.check import Looked
 
 _EVENTS = 10.0  # seconds for events to arrive; SGLang holds them back for a while
 _MORE = 1.0  # seconds for more of them, once there are some
