@@ -21,7 +21,7 @@ export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "%-14s %s\n", $$1, $$2 }'
 
-demo: build  ## a generated trace replayed by every policy, then simulated engines with the service (release build)
+demo: build  ## a generated trace replayed by every policy, then the router in front of simulated engines (release build)
 	$(BIN)/kvatlas replay
 	$(BIN)/kvatlas demo
 

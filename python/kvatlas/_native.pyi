@@ -673,6 +673,181 @@ def keyed_content_hashes(
     """
 
 @final
+class RouterServer:
+    """The router in this process, as kvatlas.router.Router uses it: settings, engines and answers are JSON.
+
+    What concerns events is done by the service that it embeds, if it does. Calls release the GIL while they wait.
+
+    Args:
+        settings_json: The settings, a JSON object.
+        policy: An object with choose(request, candidates) -> row; None for the policy that the settings name.
+
+    Raises:
+        ServiceError: A setting is invalid, or the router cannot be started.
+        PolicyError: There is no such policy, or it has no such option.
+    """
+    def __new__(cls, settings_json: str, policy: object | None = None) -> RouterServer: ...
+    @property
+    def address(self) -> str:
+        """str: Where HTTP is served, "host:port"."""
+    @property
+    def admin_address(self) -> str | None:
+        """str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else."""
+    @property
+    def follows(self) -> bool:
+        """bool: Whether it follows events itself."""
+    def set_engine(self, engine_json: str) -> None:
+        """Takes an engine in, in the place of the one of its name if there is one.
+
+        Args:
+            engine_json: The body of POST /engines.
+
+        Raises:
+            ServiceError: It cannot be used.
+        """
+    def remove_engine(self, name: str) -> None:
+        """Takes an engine out; what runs there goes on.
+
+        Args:
+            name: The engine's name.
+
+        Raises:
+            ServiceError: There is no such engine.
+        """
+    def drain_engine(self, name: str, drained: bool) -> None:
+        """Sends an engine nothing new from now on, or again.
+
+        Args:
+            name: The engine's name.
+            drained: Whether it is to get nothing new.
+
+        Raises:
+            ServiceError: There is no such engine.
+        """
+    def state(self) -> str:
+        """The engines, and how they do.
+
+        Returns:
+            str: The answer of the router's GET /workers, JSON.
+        """
+    def decisions(self, limit: SupportsIndex) -> str:
+        """The last decisions, the newest first.
+
+        Args:
+            limit: How many at most.
+
+        Returns:
+            str: The answer of GET /decisions, JSON.
+        """
+    def register(self, registration_json: str, announced_by: str | None = None) -> bool:
+        """Registers a worker's stream of events.
+
+        Args:
+            registration_json: The body of the service's POST /register.
+            announced_by: Host name or address of the engine that announced the stream; None means the configuration.
+
+        Returns:
+            bool: Whether the stream is new.
+
+        Raises:
+            ServiceError: The registration is refused.
+        """
+    def check_allowed(self, endpoint: str, announced_by: str) -> None:
+        """Checks that an endpoint may be connected to, by streams.allow.
+
+        Args:
+            endpoint: The endpoint, tcp://host:port or ipc://path.
+            announced_by: Host name or address of the engine that announced it.
+
+        Raises:
+            ServiceError: It may not, or is not an endpoint.
+        """
+    def unregister(self, worker: str, rank: SupportsIndex | None = None) -> int:
+        """Ends the streams of a worker, and drops what it holds.
+
+        Args:
+            worker: The worker's name.
+            rank: Data-parallel rank; None means all.
+
+        Returns:
+            int: How many streams ended.
+
+        Raises:
+            ServiceError: The worker is not registered, or has no such rank.
+        """
+    def reload(self) -> None:
+        """Reads the keys and the certificate from their files again.
+
+        Raises:
+            ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+        """
+    def report_engine(self, report_json: str) -> None:
+        """Reports how far discovery is with an engine, or with a configured stream.
+
+        Args:
+            report_json: JSON with worker, rank, url, state, code and reason.
+
+        Raises:
+            ServiceError: The report is invalid.
+        """
+    def forget_engine(self, worker: str, rank: SupportsIndex | None = None) -> bool:
+        """Stops reporting an engine, or a configured stream.
+
+        Args:
+            worker: The worker's name.
+            rank: Data-parallel rank of the stream; None means an engine.
+
+        Returns:
+            bool: Whether it was reported.
+        """
+    def engines(self) -> str:
+        """The engines and configured streams that discovery follows.
+
+        Returns:
+            str: The answer of the service's GET /engines, JSON; an empty list without one.
+        """
+    def workers(self) -> str:
+        """The workers whose events are followed, and their streams.
+
+        Returns:
+            str: The answer of the service's GET /workers, JSON; an empty list without one.
+        """
+    def ready(self) -> str | None:
+        """What is not ready yet.
+
+        Returns:
+            str or None: What the router waits for, JSON; None if it is ready.
+        """
+    def release(self, hold: str) -> bool:
+        """Removes one reason for not being ready.
+
+        Args:
+            hold: The reason's name.
+
+        Returns:
+            bool: Whether it was waited for.
+        """
+    def leave(self) -> None:
+        """Reports not ready from now on, while requests are still answered."""
+    def drain(self, timeout: float, delay: float = 0.0) -> bool:
+        """Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+
+        Draining again does nothing.
+
+        Args:
+            timeout: Time limit in seconds for open requests, at least 0.
+            delay: Time in seconds before the listener closes, at least 0.
+
+        Returns:
+            bool: False if the time limit passed and requests were cut off.
+
+        Raises:
+            InvalidArgumentError: timeout or delay is negative or not a number.
+        """
+    def close(self) -> None:
+        """Closes at once. Closing again does nothing."""
+
+@final
 class Service:
     """The service in this process, as kvatlas.Service uses it: settings, registrations and answers are JSON.
 
@@ -2427,8 +2602,8 @@ class Candidates:
     def __len__(self) -> int: ...
     @property
     def depth(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent there
-        is computed.
+        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent
+        there is computed.
         """
     @property
     def device_blocks(self) -> NDArray[np.uint32]:
@@ -2569,8 +2744,8 @@ class Decision:
         """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout"; None if it was not."""
     @property
     def why(self) -> str:
-        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or "waits",
-        or why it was refused.
+        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or
+        "waits", or why it was refused.
         """
     def terms(self) -> dict[tuple[str, int], dict[str, float]] | None:
         """What the policy weighed, if Router.choose was asked to explain.

@@ -9,6 +9,7 @@ import time
 import tomllib
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from .conftest import Run
 
 pytest.importorskip("zmq")
 pytest.importorskip("aiohttp")
+
+from kvatlas.sim.server import Faults
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -109,6 +112,7 @@ def test_an_engine_that_ends_is_told(start: Start) -> None:
 
 def test_flags_reach_the_engines(start: Start) -> None:
     flags = ("--drop", 0.25, "--replay-socket-fault", "silent", "--pause-seconds", 3, "--poison-type", 0.5)
+    http = ("--http-die-after", 0.125, "--role", "prefill")
     more = (
         "--dialect",
         "sglang",
@@ -123,18 +127,26 @@ def test_flags_reach_the_engines(start: Start) -> None:
         "--topic",
         "kv",
     )
-    [engine] = ready(start("--engines", 1, "--json", *flags, *more))
+    [engine] = ready(start("--engines", 1, "--json", *flags, *http, *more))
     faults = get(engine["url"] + "/sim/faults")
-    assert {name: value for name, value in faults.items() if value not in (0.0, 0.2)} == {
+    usual = asdict(Faults())
+    assert {name: value for name, value in faults.items() if value != usual[name]} == {
         "drop": 0.25,
+        "http_die_after": 0.125,
         "replay_socket": "silent",
         "pause_seconds": 3,
         "poison_type": 0.5,
     }
     info = get(engine["url"] + "/server_info")
     assert (info["page_size"], info["max_total_num_tokens"], info["model_path"]) == (32, 77 * 32, "m")
+    assert info["disaggregation_mode"] == "prefill"
     assert info["kv_events"]["topic"] == "kv"
     assert [model["id"] for model in get(engine["url"] + "/v1/models")["data"]] == ["m", "a"]
+
+
+def test_the_tokenizer_is_written(start: Start, tmp_path: Path) -> None:
+    ready(start("--engines", 1, "--json", "--tokenizer-dir", "toy"))
+    assert "<|user|>" in (tmp_path / "toy" / "tokenizer.json").read_text()
 
 
 @pytest.mark.parametrize("traffic", ["trace", "generated"])

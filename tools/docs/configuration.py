@@ -1,6 +1,9 @@
-"""The settings of `kvatlas serve`, from their declarations in `kvatlas.service.config`."""
+"""The settings of `kvatlas serve` and of `kvatlas router`, from their declarations."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from tools.docs.markdown import cell, code, join, table
 
@@ -11,14 +14,35 @@ _TITLES = {
     "discovery": "Asking engines, `[discovery]`",
     "log": "Logs, `[log]`",
 }
+_ROUTER_TITLES = {
+    "": "General",
+    "http": "Clients, `[http]`",
+    "router": "Placing requests, `[router]`",
+    "upstream": "Speaking to engines, `[upstream]`",
+    "health": "Engines' health, `[health]`",
+}
 
 
 def page() -> str:
-    """A table for each section of the file: key, flag, variable, default, meaning."""
-    from kvatlas.service.config.schema import SECTIONS, keys_of  # noqa: PLC0415 - only when the page is built
+    """A table for each section of the service's file: key, flag, variable, default, meaning."""
+    from kvatlas.service.config.schema import SECTIONS  # noqa: PLC0415 - only when the page is built
+
+    return _tables(SECTIONS, _TITLES)
+
+
+def router_page() -> str:
+    """The same for what the router has besides, or otherwise than the service."""
+    from kvatlas.router.config import ROUTER_SECTIONS  # noqa: PLC0415 - only when the page is built
+
+    own = {name: section for name, section in ROUTER_SECTIONS.items() if name in _ROUTER_TITLES}
+    return _tables(own, _ROUTER_TITLES)
+
+
+def _tables(sections: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    from kvatlas.service.config.schema import keys_of  # noqa: PLC0415 - only when the page is built
 
     parts = []
-    for section, fields in SECTIONS.items():
+    for section, fields in sections.items():
         rows = [
             (
                 code(key.path),
@@ -29,6 +53,6 @@ def page() -> str:
             )
             for key in keys_of(fields)
         ]
-        parts.append(f"### {_TITLES.get(section, f'`[{section}]`')}")
+        parts.append(f"### {titles.get(section, f'`[{section}]`')}")
         parts.append(table(("key", "flag", "variable", "default", "meaning"), rows))
     return join(parts)

@@ -32,6 +32,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "cli": cli.page,
     "errors": errors.page,
     "http": http.page,
+    "router_settings": configuration.router_page,
     "settings": configuration.page,
 }
 

@@ -1,1 +1,46 @@
 //! Prompts: from the body of a request to text, tokens and content hashes.
+//!
+//! A router parses a body once with [`Request::parse`], which reads what routing needs and leaves the prompt as it is in
+//! the body, finds the model's [`Prompter`], and asks it for the tokens with [`Prompter::prompt`]:
+//!
+//! ```
+//! use kvatlas_prompt::{Endpoint, Options, Prompter, Request};
+//!
+//! let body = br#"{"model": "m", "prompt": [1, 2, 3, 4, 5], "max_tokens": 10, "stream": true}"#;
+//! let request = Request::parse(Endpoint::Completions, body)?;
+//! assert_eq!(request.model.as_deref(), Some("m"));
+//!
+//! let prompter = Prompter::without_tokenizer(Options::default())?;
+//! let prompted = prompter.prompt(&request);
+//! assert_eq!((prompted.tokens(), prompted.why_not), (&[1, 2, 3, 4, 5][..], None));
+//! assert_eq!(prompted.content_hashes(4, None, request.cache_salt.as_deref()).len(), 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Nothing here is a reason to refuse a request: what cannot be turned into tokens has a [`WhyNot`] instead, to be
+//! counted, and is routed without knowledge of caches. No code here does I/O, but for reading a tokenizer's files.
+
+mod chat;
+mod convert;
+mod endpoint;
+mod engine;
+mod error;
+mod files;
+mod messages;
+mod prompted;
+mod prompter;
+mod python;
+mod request;
+mod template;
+mod tokenizer;
+mod why_not;
+
+pub use endpoint::Endpoint;
+pub use engine::{TOKENIZE_PATH, tokenize_answer, tokenize_body};
+pub use error::Error;
+pub use prompted::Prompted;
+pub use prompter::{Options, Prompter};
+pub use request::Request;
+pub use template::{ChatTemplate, Variables};
+pub use tokenizer::Library;
+pub use why_not::WhyNot;

@@ -50,6 +50,15 @@ pub(crate) fn service(error: &kvatlas_service::Error) -> PyErr {
     raise(&CLASS, "ServiceError", error.code(), &error.to_string())
 }
 
+/// A refusal of the router's.
+pub(crate) fn router(error: &kvatlas_router::Error) -> PyErr {
+    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    match error.code() {
+        "invalid_config" => config(&error.to_string()),
+        code => raise(&CLASS, "ServiceError", code, &error.to_string()),
+    }
+}
+
 /// A payload that is not a batch.
 pub(crate) fn decode(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();

@@ -14,6 +14,8 @@ mod ranked;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;
 mod repr;
+mod router;
+mod router_policy;
 mod routing;
 mod scalars;
 mod sequences;
@@ -28,6 +30,7 @@ use pyo3::prelude::*;
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index::BlockIndex>()?;
     module.add_class::<index_match::Match>()?;
+    module.add_class::<router::RouterServer>()?;
     module.add_class::<service::Service>()?;
     module.add_class::<wire::Batch>()?;
     module.add_class::<wire::Cleared>()?;

@@ -1,1 +1,48 @@
 //! The byte path of the router: clients on one side, engines on the other.
+//!
+//! ```text
+//! client ──▶ server (threads, connections) ──▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
+//!                                                │            ├─▶ prompts (text to tokens to hashes)
+//!                                                │            └─▶ place (asks the index, then the decision core)
+//!                                                └─▶ admin, state, exposition, decisions
+//! ```
+//!
+//! Imports go one way: `router` ▶ `server` ▶ `dispatch` ▶ `proxy`, `admin` ▶ `app` ▶ `place` ▶ `fleet` ▶ `engine` ▶ `config`.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod answer;
+mod app;
+mod clock;
+pub mod config;
+mod control;
+mod counts;
+pub mod decisions;
+mod dispatch;
+pub mod engine;
+mod error;
+mod exposition;
+mod fleet;
+mod names;
+mod observe;
+mod place;
+mod prompts;
+mod proxy;
+pub mod record;
+mod refusal;
+mod remote;
+mod router;
+mod server;
+mod state;
+
+pub use config::Config;
+pub use error::Error;
+pub use router::Router;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The lock, also after a thread panicked while it held it: nothing in this crate is left half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -45,6 +45,12 @@ pub trait Policy: Send {
     /// Must not count on the request being sent: [`Policy::sent`] tells.
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
 
+    /// As [`Policy::choose`], where no request may wait. `None`: it has no opinion, and the least loaded takes it.
+    fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
+        let _ = (request, candidates, now);
+        None
+    }
+
     /// Whether it might place a request that waits. `false` spares the router asking for each one; the rows of workers
     /// that take nothing are there too.
     fn has_room(&self, candidates: &Candidates) -> bool {

@@ -50,7 +50,7 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Starts to log, unless the process logs already: its first service decides.
-pub(crate) fn start(config: LogConfig) {
+pub fn start(config: LogConfig) {
     let level = match config.level {
         Level::Off => return,
         Level::Error => LevelFilter::ERROR,

@@ -33,6 +33,12 @@ impl Secret {
         Ok(Self(key.to_owned()))
     }
 
+    /// The key itself, to be shown to somebody else.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
     /// Whether this is what a client shows, in a time that does not depend on how much of it is right.
     pub(crate) fn is(&self, shown: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(shown).into()

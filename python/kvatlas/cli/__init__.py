@@ -15,8 +15,12 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 # What each command does, in a line, so that help neither imports them all nor needs their extras.
 GROUPS: dict[str, dict[str, str]] = {
-    "Run": {"serve": "Follow engines and answer which of them hold a prompt."},
+    "Run": {
+        "router": "Send requests to the engines that hold most of their prompts.",
+        "serve": "Follow engines and answer which of them hold a prompt.",
+    },
     "Ask": {
+        "top": "Watch a running router: its engines, their work, the last decisions.",
         "query": "Ask a running service which workers hold a prompt.",
         "workers": "Show the workers of a running service and their streams.",
         "decode": "Print the KV events that an engine publishes.",

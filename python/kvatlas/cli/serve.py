@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
 from kvatlas.service.config import read_config, show_config
-from kvatlas.service.config.read import CONFIG_ENV
-from kvatlas.service.config.schema import all_keys
+from kvatlas.service.config.read import SERVICE
 from kvatlas.service.serve import serve as run
-
-_KEYS = {key.path.replace(".", "__"): key for key in all_keys()}
-
-
-def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag for each setting, in order. The configuration parses the values, so that all sources agree."""
-    for name, key in reversed(_KEYS.items()):
-        shown = key.show_default().strip('"')
-        default = f"  [default: {shown}]" if shown else ""
-        command = click.option(key.flag, name, metavar=key.kind.metavar, help=f"{key.help}{default}")(command)
-    return command
 
 
 @click.command(short_help="Follow engines and answer which of them hold a prompt.")
@@ -42,19 +30,10 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
     help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other keys: "
     "rank, topic, model, block_size, routing_group, count_copies, aliases, adapters. Repeatable.",
 )
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help=f"TOML configuration file. Alternatively, set {CONFIG_ENV}.",
-)
-@click.option(
-    "--print-config", is_flag=True, help="Print the effective configuration with the source of each value, and exit."
-)
-@_flags
-def serve(
-    engine: tuple[str, ...], stream: tuple[str, ...], config: Path | None, print_config: bool, **flags: str | None
-) -> None:
+@config_option
+@print_config_option
+@setting_flags(SERVICE)
+def serve(config: Path | None, print_config: bool, **options: Any) -> None:
     """Follow the KV events of vLLM and SGLang engines, and answer over HTTP how much of a prompt each worker holds.
 
     Every setting is a flag, an environment variable (--stale-after is KVATLAS_STALE_AFTER) and a key of the
@@ -63,10 +42,8 @@ def serve(
     SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off
     or the service could not start; 2 if an argument or setting is invalid.
     """
-    given: dict[str, Any] = {_KEYS[name].path: text for name, text in flags.items() if text is not None}
-    given |= {name: items for name, items in (("engine", engine), ("stream", stream)) if items}
     try:
-        resolved = read_config(given, file=config)
+        resolved = read_config(given(SERVICE, options), file=config)
         if print_config:
             click.echo(show_config(resolved), nl=False)
             return

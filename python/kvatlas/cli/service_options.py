@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,18 +59,25 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
 def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
     """A client. Its errors end the command with one line: status 1 if they come from the service, else 2."""
     try:
-        key = env.get("KVATLAS_KEY")
-        if key_file is not None:
-            key = read_secret(key_file, "--key-file")
-        elif key is not None:
-            key = check_secret(key.strip(), "KVATLAS_KEY")
-        with Client(url, key=key, timeout=timeout, ssl_context=_trust(ca)) as client:
+        with Client(url, key=key_of(key_file, env), timeout=timeout, ssl_context=trust(ca)) as client:
             yield client
     except KvatlasError as error:
         refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
         hint = ": set KVATLAS_KEY or --key-file" if refused else ""
         click.echo(f"Error: {error}{hint}", err=True)
         sys.exit(1 if isinstance(error, ClientError) or error.code in ("unreachable", "timeout") else 2)
+
+
+def key_of(key_file: Path | None, env: Mapping[str, str]) -> str | None:
+    """The bearer key of the file, or of KVATLAS_KEY; None without either.
+
+    Raises:
+        ConfigError: It cannot be read or is no key.
+    """
+    if key_file is not None:
+        return read_secret(key_file, "--key-file")
+    key = env.get("KVATLAS_KEY")
+    return None if key is None else check_secret(key.strip(), "KVATLAS_KEY")
 
 
 def no_workers(client: Client, model: str | None, routing_group: str | None) -> str:
@@ -88,7 +95,12 @@ def no_workers(client: Client, model: str | None, routing_group: str | None) -> 
     return f"{words}; it has routing groups {', '.join(groups)}" if groups else words
 
 
-def _trust(ca: Path | None) -> ssl.SSLContext | None:
+def trust(ca: Path | None) -> ssl.SSLContext | None:
+    """What trusts the certificates of a file; None for the system's.
+
+    Raises:
+        InvalidArgumentError: The file cannot be used.
+    """
     if ca is None:
         return None
     try:

@@ -49,6 +49,12 @@ _CHANCES = {
     "poison-payload": "Chance that a batch is followed by a message that is not a batch.",
     "restart": "Chance, at each batch, that the engine restarts.",
     "pause": "Chance, at each batch, that the engine hangs for a while.",
+    "http-refuse": "Chance that a request is answered 503 with Retry-After.",
+    "http-hang": "Chance that a request is never answered.",
+    "http-die-before": "Chance that the connection is cut before the answer.",
+    "http-die-after": "Chance that the connection is cut in the middle of the answer.",
+    "http-garbage": "Chance that the answer is not HTTP.",
+    "http-slow": "Chance that the answer comes in small pieces, 50 ms apart.",
 }
 
 
@@ -98,6 +104,13 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     "--block-size", type=click.IntRange(1), default=_CONFIG.block_size, show_default=True, help="Tokens per block."
 )
 @speed_options
+@click.option(
+    "--role",
+    type=click.Choice(["both", "prefill", "decode"]),
+    default="both",
+    show_default=True,
+    help="Only compute prompts for other engines, or only answer those.",
+)
 @click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed factor of the engines' clocks.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to bind.")
 @click.option(
@@ -143,7 +156,13 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     "--engines-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the engines' URLs to FILE, for `kvatlas serve --engines-file`.",
+    help="Write the engines' URLs to FILE, for `kvatlas serve --engines-file` and `kvatlas router --engines-file`.",
+)
+@click.option(
+    "--tokenizer-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the engines' tokenizer and chat template to DIR, for `kvatlas router --tokenizer`.",
 )
 @exit_status
 def simulate(**options: Any) -> None:
@@ -158,6 +177,8 @@ def simulate(**options: Any) -> None:
     Exit status: 0 after Ctrl-C or SIGTERM; 1 if an engine exited by itself; 2 if an argument is invalid.
     """
     fleet = _fleet(options)
+    if (folder := options["tokenizer_dir"]) is not None:
+        _write_tokenizer(folder)
     with _stop_signals() as stop, fleet:
         if (path := options["engines_file"]) is not None:
             fleet.write_engines_file(path)
@@ -194,6 +215,7 @@ def _fleet(options: dict[str, Any]) -> Fleet:
         topic=options["topic"],
         buffer_steps=options["buffer_steps"],
         replay_socket=options["replay_socket"],
+        role=options["role"],
         faults=Faults(
             **{name.replace("-", "_"): options[name.replace("-", "_")] for name in _CHANCES},
             delay_seconds=options["delay_seconds"],
@@ -211,6 +233,12 @@ def _fleet(options: dict[str, Any]) -> Fleet:
         own_names=options["own_names"],
         traffic=traffic,
     )
+
+
+def _write_tokenizer(folder: Path) -> None:
+    from kvatlas.sim.server import write_tokenizer  # noqa: PLC0415 - see _fleet
+
+    write_tokenizer(folder)
 
 
 def _check(options: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ class Router(_native.Router):
         block_size: Tokens of a block.
         seed: Seed of everything left to chance, from 0 to 2**64 - 1.
         options: Options of the policy.
-        settings: Settings of the router, by the names of the Rust crate's `Config`; `order` is "least-work" or "fcfs".
+        settings: Settings of the router, by the names of the Rust crate's `Config`; `order` is "least-work" or "fcfs",
+            `no_events` "off", "mock" (with `no_events_blocks`) or "ttl" (with `no_events_ttl`).
         clock: Gives the time in seconds where a call does not; None for `time.monotonic`.
     """
 

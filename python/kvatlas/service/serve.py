@@ -8,13 +8,16 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import FrameType
+from typing import Any, Protocol, TypeVar
 
 from kvatlas._native import __version__
 from kvatlas._text import counted
 from kvatlas.errors import ServiceError
 from kvatlas.service import logs
-from kvatlas.service.config import Config
+from kvatlas.service.config import Config, LogConfig
 from kvatlas.service.service import Service
 
 logger = logging.getLogger("kvatlas.service")
@@ -22,6 +25,17 @@ logger = logging.getLogger("kvatlas.service")
 _POLL = 0.1  # seconds between looks at readiness, until it is there
 _LOOK = 0.5  # and afterwards between looks at signals
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_R = TypeVar("_R", bound="Running")
+
+
+class Running(Protocol):
+    """What is run: a service or a router."""
+
+    @property
+    def config(self) -> Config: ...
+    def reload(self) -> None: ...
+    def waiting(self) -> Any | None: ...
+    def drain(self) -> bool: ...
 
 
 class _Stop:
@@ -56,15 +70,35 @@ def serve(config: Config | None = None) -> int:
         ServiceError: The service cannot be started.
     """
     config = config or Config()
-    handler = logs.configure(config.log)
+    return run_until_stopped(config.log, lambda: Service(config=config, log=True), _greet, _ready)
+
+
+def run_until_stopped(
+    log: LogConfig,
+    start: Callable[[], AbstractContextManager[_R]],
+    greet: Callable[[_R], None],
+    ready: Callable[[_R], None],
+) -> int:
+    """Run what `start` gives until SIGTERM or SIGINT, then drain it. To be called in the main thread.
+
+    Args:
+        log: What is logged, and how.
+        start: Makes it.
+        greet: Says that it is there.
+        ready: Says that it is ready, once it is.
+
+    Returns:
+        The exit status: 0 if all requests were finished, 1 if some were cut off.
+    """
+    handler = logs.configure(log)
     stop = _Stop()
     before = {number: signal.signal(number, stop.handle) for number in _SIGNALS}
     before[signal.SIGHUP] = signal.signal(signal.SIGHUP, stop.handle_reload)
     try:
-        with Service(config=config, log=True) as service:
-            _greet(service)
-            _until_stopped(service, stop)
-            return _drain(service)
+        with start() as running:
+            greet(running)
+            _until_stopped(running, stop, ready)
+            return _drain(running)
     finally:
         for number, old in before.items():
             signal.signal(number, old)
@@ -91,30 +125,34 @@ def _greet(service: Service) -> None:
         )
 
 
-def _until_stopped(service: Service, stop: _Stop) -> None:
+def _until_stopped(running: _R, stop: _Stop, say_ready: Callable[[_R], None]) -> None:
     ready = False
     while not stop.asked.wait(_POLL if not ready else _LOOK):
         if stop.reload.is_set():
             stop.reload.clear()
             with contextlib.suppress(ServiceError):  # the native part has logged it
-                service.reload()
-        if not ready and service.waiting() is None:
+                running.reload()
+        if not ready and running.waiting() is None:
             ready = True
-            workers = service.workers()
-            streams = sum(len(worker.streams) for worker in workers)
-            left = [f"{engine.worker} ({engine.state})" for engine in service.engines() if not engine.is_registered]
-            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
-            without = f"; not registered: {', '.join(left[:8])}{more}" if left else ""
-            logger.info("ready: %s, %s%s", counted(len(workers), "worker"), counted(streams, "stream"), without)
+            say_ready(running)
 
 
-def _drain(service: Service) -> int:
-    if service.config.drain_delay:
-        logger.info("stopping: not ready, but accepting requests for %g s", service.config.drain_delay)
-    logger.info("stopping: finishing open requests, for at most %g s", service.config.drain_timeout)
+def _ready(service: Service) -> None:
+    workers = service.workers()
+    streams = sum(len(worker.streams) for worker in workers)
+    left = [f"{engine.worker} ({engine.state})" for engine in service.engines() if not engine.is_registered]
+    more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+    without = f"; not registered: {', '.join(left[:8])}{more}" if left else ""
+    logger.info("ready: %s, %s%s", counted(len(workers), "worker"), counted(streams, "stream"), without)
+
+
+def _drain(running: Running) -> int:
+    if running.config.drain_delay:
+        logger.info("stopping: not ready, but accepting requests for %g s", running.config.drain_delay)
+    logger.info("stopping: finishing open requests, for at most %g s", running.config.drain_timeout)
     done: list[bool] = []
     # In a thread, so that a second signal is handled meanwhile: by the main thread, between waits.
-    thread = threading.Thread(target=lambda: done.append(service.drain()), name="kvatlas-drain", daemon=True)
+    thread = threading.Thread(target=lambda: done.append(running.drain()), name="kvatlas-drain", daemon=True)
     thread.start()
     while thread.is_alive():
         thread.join(0.05)

@@ -75,14 +75,14 @@ class Service:
         self._closed = False
         self._lock = threading.Lock()
         self._clients: list[Client] = []
-        self._thread: _Thread | None = None
+        self._thread: DiscoveryThread | None = None
         try:
             # Here and not only by discovery, so that what cannot be registered is an error now.
             for stream in config.static_streams:
                 self._register(stream)
-            self._url = _url(self._native.address, tls=config.http.tls_cert is not None)
+            self._url = url_of(self._native.address, tls=config.http.tls_cert is not None)
             if follows:
-                self._thread = _Thread(self._discovery, self._native)
+                self._thread = DiscoveryThread(self._discovery, self._native)
         except BaseException:
             self._native.close()
             raise
@@ -330,7 +330,7 @@ class Service:
             thread.stop()
 
 
-class _Thread:
+class DiscoveryThread:
     """Discovery in its own thread."""
 
     def __init__(self, discovery: Discovery, to: native.Native) -> None:
@@ -361,7 +361,8 @@ def _replace(config: Config, more: dict[str, Any]) -> Config:
     return Config(**{**vars(config), **more})
 
 
-def _url(address: str, *, tls: bool) -> str:
+def url_of(address: str, *, tls: bool) -> str:
+    """The URL for this machine of a server that listens at `address`, an IP address and a port."""
     host, _, port = address.rpartition(":")
     # All addresses are no address to ask at.
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104

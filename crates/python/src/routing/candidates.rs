@@ -63,8 +63,8 @@ macro_rules! columns {
 }
 
 columns! {
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent there
-    /// is computed.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent
+    /// there is computed.
     depth: predicted_blocks, "uint32";
     /// numpy.ndarray of uint32: Leading blocks that it holds on the device, by the events so far.
     device_blocks: device_blocks, "uint32";

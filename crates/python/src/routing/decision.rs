@@ -118,8 +118,8 @@ impl Decision {
         }
     }
 
-    /// str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or "waits",
-    /// or why it was refused.
+    /// str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or
+    /// "waits", or why it was refused.
     #[getter]
     fn why(&self) -> &'static str {
         match &*self.state() {

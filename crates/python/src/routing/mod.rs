@@ -6,6 +6,7 @@ mod policy;
 mod request;
 mod router;
 
+pub(crate) use policy::{Failure, Names, PythonPolicy};
 use pyo3::prelude::*;
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -33,7 +33,11 @@ impl PythonPolicy {
 
     fn ask(&self, py: Python<'_>, request: &Request<'_>, rows: &Rows) -> PyResult<Choice> {
         let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let workers: Vec<_> = rows.worker.iter().map(|&at| names[at as usize].clone()).collect();
+        let workers: Vec<_> = rows
+            .worker
+            .iter()
+            .map(|&at| names.get(at as usize).cloned().unwrap_or_else(|| (at.to_string(), 0)))
+            .collect();
         drop(names);
         let candidates = Candidates::new(rows.clone(), workers.into_pyobject(py)?.unbind());
         let row = self.policy.bind(py).call_method1("choose", (RoutedRequest::new(request), candidates))?;

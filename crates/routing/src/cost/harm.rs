@@ -71,7 +71,7 @@ impl Harm {
         let crowd = if filled.is_nan() { 0.0 } else { filled * weights.crowd };
         let wait = queue(weights, all, row);
         // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
-        let same_step = (weights.chunk / rate - wait).clamp(0.0, prefill);
+        let same_step = (weights.chunk / rate - wait).max(0.0).min(prefill);
         let beside = same_step * f64::from(all.waiting[row]) * weights.beside;
         Self {
             wait: wait * weights.wait / all.weight[row],

@@ -40,6 +40,15 @@ impl Kvatlas {
         Ok(Self { weights: Weights::take(options)?, rng: Rng::new(seed), costs: Vec::new() })
     }
 
+    /// The row that takes a request.
+    fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
+        let scene = Scene::new(&self.weights, request, candidates, now);
+        self.costs.clear();
+        let weights = &self.weights;
+        self.costs.extend((0..candidates.len()).map(|row| Harm::of(weights, &scene, request, candidates, row).sum()));
+        if self.weights.temperature > 0.0 { self.drawn() } else { self.least() }
+    }
+
     /// The row of the least cost, by chance among equals.
     fn least(&mut self) -> usize {
         let least = self.costs.iter().copied().fold(f64::INFINITY, f64::min);
@@ -76,11 +85,11 @@ impl Policy for Kvatlas {
         if self.weights.hold > 0.0 && !self.has_room(candidates) {
             return Choice::Wait;
         }
-        let scene = Scene::new(&self.weights, request, candidates, now);
-        self.costs.clear();
-        let weights = &self.weights;
-        self.costs.extend((0..candidates.len()).map(|row| Harm::of(weights, &scene, request, candidates, row).sum()));
-        Choice::Row(if self.weights.temperature > 0.0 { self.drawn() } else { self.least() })
+        Choice::Row(self.cheapest(request, candidates, now))
+    }
+
+    fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
+        Some(self.cheapest(request, candidates, now))
     }
 
     fn has_room(&self, candidates: &Candidates) -> bool {

@@ -353,7 +353,7 @@ pub trait Lookup {
 
 impl Lookup for Match<'_> {
     fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
-        Match::for_each(self, view, |name, rank, depth| f(name, rank, depth));
+        Match::for_each(self, view, f);
     }
 
     fn is_plain(&self) -> bool {
@@ -363,7 +363,7 @@ impl Lookup for Match<'_> {
 
 impl Lookup for OwnedMatch {
     fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
-        OwnedMatch::for_each(self, view, |name, rank, depth| f(name, rank, depth));
+        OwnedMatch::for_each(self, view, f);
     }
 
     fn is_plain(&self) -> bool {

@@ -25,7 +25,7 @@ pub enum Why {
     NoTokens,
     /// The same: of no candidate can what the index says be trusted.
     NoTrust,
-    /// The policy would have waited for nothing: the least loaded took it.
+    /// The policy would have waited where nothing would end or none may wait, and had no opinion: the least loaded took it.
     Idle,
 }
 

@@ -173,7 +173,11 @@ impl Router {
             Choice::Wait if config.queue_limit > 0 && candidates.requests.iter().any(|requests| *requests > 0) => {
                 return Plan::Wait;
             }
-            Choice::Wait => return Plan::Row { row: least_loaded(candidates), why: Why::Idle },
+            // Nothing would end that it could wait for, or none may wait.
+            Choice::Wait => match policy.choose_now(request, candidates, now) {
+                Some(row) if row < candidates.len() => row,
+                _ => return Plan::Row { row: least_loaded(candidates), why: Why::Idle },
+            },
         };
         let why = if candidates.len() == 1 {
             Why::Only

@@ -33,7 +33,7 @@ pub(crate) struct App {
 impl App {
     pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig, allow: &[String]) -> Result<Arc<Self>, Error> {
         let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
-        let trust = Arc::new(Trust::new(&config)?);
+        let trust = Arc::new(Trust::new(&config, &["http/1.1"])?);
         let places = Places::new(config.max_connections);
         let allow = Allow::new(allow, !trust.keys().asked_for_changes())?;
         Ok(Arc::new(Self { fleet, config, counts, pulses: Pulses::new(), trust, places, allow, dumps }))

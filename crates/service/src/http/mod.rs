@@ -39,10 +39,16 @@ mod writer;
 
 use std::sync::Arc;
 
+pub(crate) use access::check_host;
 pub(crate) use app::App;
+pub(crate) use found::Filter;
 pub(crate) use health::{engines, waiting};
+pub(crate) use refusal::Refusal;
 pub(crate) use register::{check_allowed, registration};
+pub(crate) use routes::Access;
+pub(crate) use served::rows as served_rows;
 pub(crate) use server::Server;
+pub(crate) use trust::Trust;
 pub(crate) use workers::list as workers;
 
 use crate::error::Error;

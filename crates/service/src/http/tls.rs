@@ -14,7 +14,7 @@ use crate::config::TlsConfig;
 use crate::error::Error;
 
 /// From the PEM files.
-pub(crate) fn acceptor(config: &TlsConfig) -> Result<TlsAcceptor, Error> {
+pub(crate) fn acceptor(config: &TlsConfig, alpn: &[Vec<u8>]) -> Result<TlsAcceptor, Error> {
     let failed = |what: &str, path: &Path, why: &dyn std::fmt::Display| Error::Start {
         message: format!("TLS {what} {}: {why}", path.display()),
     };
@@ -45,6 +45,6 @@ pub(crate) fn acceptor(config: &TlsConfig) -> Result<TlsAcceptor, Error> {
     let mut config = builder
         .with_single_cert(certificates, key)
         .map_err(|error| failed("certificate and key", &config.cert, &error))?;
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.alpn_protocols = alpn.to_vec();
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

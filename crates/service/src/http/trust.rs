@@ -20,6 +20,8 @@ const LOOK: Duration = Duration::from_secs(2);
 /// What connections and requests are let in by.
 pub(crate) struct Trust {
     config: HttpConfig,
+    /// The protocols that TLS may agree on.
+    alpn: Vec<Vec<u8>>,
     keys: ArcSwap<Keys>,
     tls: ArcSwapOption<TlsAcceptor>,
     /// What the files held when they were last read.
@@ -27,9 +29,10 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    pub(crate) fn new(config: &HttpConfig) -> Result<Self, Error> {
+    pub(crate) fn new(config: &HttpConfig, alpn: &[&str]) -> Result<Self, Error> {
         let trust = Self {
             config: config.clone(),
+            alpn: alpn.iter().map(|protocol| protocol.as_bytes().to_vec()).collect(),
             keys: ArcSwap::default(),
             tls: ArcSwapOption::empty(),
             seen: Mutex::default(),
@@ -51,7 +54,7 @@ impl Trust {
         let mut seen = lock(&self.seen);
         *seen = self.prints();
         let keys = Keys::read(&self.config)?;
-        let tls = self.config.tls.as_ref().map(tls::acceptor).transpose()?;
+        let tls = self.config.tls.as_ref().map(|config| tls::acceptor(config, &self.alpn)).transpose()?;
         self.keys.store(Arc::new(keys));
         self.tls.store(tls.map(Arc::new));
         Ok(())

@@ -9,6 +9,7 @@ from kvatlas.errors import ConfigError
 from kvatlas.sim import FleetConfig, Trace, WorkloadConfig, generate
 from kvatlas.sim.server import Fleet, ServerConfig
 
+MODEL = "sim-model"
 MOST_ENGINES = 64
 MOST_REQUESTS = 1_000_000
 
@@ -18,16 +19,16 @@ class DemoConfig:
     """What to run.
 
     Attributes:
-        fleet: The engines of each policy.
-        policies: Names of the routing policies, or `module:Class`.
-        seconds: How long, in real time.
+        fleet: The engines.
+        policies: Names of the routing policies, or `module:Class`, each in its turn.
+        seconds: How long each of them runs, in real time.
         speed: How many times as fast as ours the engines' clock runs.
         request_rate: Requests a second of the engines' time.
     """
 
     fleet: FleetConfig = field(default_factory=lambda: FleetConfig(engines=4))
-    policies: tuple[str, ...] = ("round-robin", "exact")
-    seconds: float = 45.0
+    policies: tuple[str, ...] = ("round-robin", "least-loaded", "smg-cache-aware", "kvatlas")
+    seconds: float = 15.0
     speed: float = 8.0
     request_rate: float = 1.25
 
@@ -36,7 +37,7 @@ class DemoConfig:
             raise ConfigError("no policies")
         if (engines := self.fleet.engines) > MOST_ENGINES:
             raise ConfigError(
-                f"engines must be from 1 to {MOST_ENGINES}, got {engines}: each policy runs that many processes"
+                f"engines must be from 1 to {MOST_ENGINES}, got {engines}: that many processes are started"
             )
         for name in ("seconds", "speed", "request_rate"):
             if not 0 < getattr(self, name) < math.inf:
@@ -47,11 +48,11 @@ class DemoConfig:
             )
 
     def workload(self) -> Trace:
-        """Requests for the whole run, and more: they come at random."""
+        """Requests for one turn, and more: they come at random."""
         count = max(16, int(self.seconds * self.speed * self.request_rate * 1.5))
         return generate(WorkloadConfig(requests=count, seed=self.fleet.seed, request_rate=self.request_rate))
 
-    def servers(self, model: str) -> Fleet:
-        """The engines of one policy, not started yet. They say that they serve `model`."""
-        config = ServerConfig(engine=self.fleet.engine, speed=self.speed, model=model, seed=self.fleet.seed)
+    def servers(self) -> Fleet:
+        """The engines, not started yet."""
+        config = ServerConfig(engine=self.fleet.engine, speed=self.speed, model=MODEL, seed=self.fleet.seed)
         return Fleet(self.fleet.engines, config, own_names=self.fleet.own_names)

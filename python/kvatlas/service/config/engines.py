@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from kvatlas._http import checked_url
 from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
-from kvatlas.service.config.kinds import Integer, Kind, Names, Switch, Text, shown
+from kvatlas.service.config.kinds import Choice, Integer, Kind, Names, Number, Switch, Text, shown
 
 _PORT = Integer(1, 65_535)
 _RANK = Integer(0, (1 << 32) - 1)
@@ -114,6 +114,8 @@ class Engine(_Entry):
             `kv_cache_report_mode` "full"; found out from the engine if it says so, else true.
         aliases: Other names of the model, besides those that the engine says.
         adapters: LoRA adapters that can be asked for by name instead of the model, besides those that the engine says.
+        role: What a router sends it: "both" (all of a request), or only "prefill" or "decode".
+        weight: Its share of a router's requests beside other engines; 1 if not given.
     """
 
     url: str = field(metadata={"kind": Text()})
@@ -127,6 +129,8 @@ class Engine(_Entry):
     count_copies: bool | None = _field(Switch())
     aliases: tuple[str, ...] | None = _field(Names())
     adapters: tuple[str, ...] | None = _field(Names())
+    role: str | None = _field(Choice("both", "prefill", "decode"))
+    weight: float | None = _field(Number(0.001, 1000))
 
     def __post_init__(self) -> None:
         super().__post_init__()

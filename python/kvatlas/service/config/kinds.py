@@ -12,8 +12,9 @@ import math
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+Scalar: TypeAlias = bool | int | float | str
 _LONGEST = 366 * 86_400.0
 _DURATIONS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _SIZES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -32,10 +33,12 @@ class Kind(ABC):
     Attributes:
         wanted: What would be right, in words: "must be ..." is put before it.
         metavar: The value's name in the help of a flag.
+        repeatable: Whether its flag may be given several times; the texts are parsed together, one a line.
     """
 
     wanted: str
     metavar: str
+    repeatable = False
 
     @abstractmethod
     def convert(self, value: object) -> Any:
@@ -231,6 +234,75 @@ class Size(Kind):
             if value % _SIZES[unit.upper()] == 0:
                 return _toml(f"{value // _SIZES[unit.upper()]}{unit}")
         return str(value)
+
+
+class Number(Kind):
+    """A number from `low` to `high`."""
+
+    metavar = "NUMBER"
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+        self.wanted = f"a number from {low:g} to {high:g}"
+
+    def convert(self, value: object) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high:
+            return float(value)
+        raise self.bad(value)
+
+    def parse(self, text: str) -> float:
+        try:
+            return self.convert(float(text))
+        except ValueError:
+            raise self.bad(text) from None
+
+
+class Pairs(Kind):
+    """Values by name, kept as pairs; in text `NAME=VALUE`, separated by white space."""
+
+    metavar = "NAME=VALUE"
+    repeatable = True
+
+    def __init__(self, *, plain: bool = False) -> None:
+        """`plain`: all values are strings. Otherwise what looks like a number, true or false is that."""
+        self.plain = plain
+        values = "strings" if plain else "strings, numbers, true or false"
+        self.wanted = f"a table of {values}; in text NAME=VALUE, separated by white space"
+
+    def convert(self, value: object) -> tuple[tuple[str, Scalar], ...]:
+        kinds: tuple[type, ...] = (str,) if self.plain else (str, bool, int, float)
+        try:
+            pairs = dict(value)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            raise self.bad(value) from None
+        if not all(isinstance(name, str) and name and type(item) in kinds for name, item in pairs.items()):
+            raise self.bad(pairs)
+        return tuple(pairs.items())
+
+    def parse(self, text: str) -> tuple[tuple[str, Scalar], ...]:
+        found: dict[str, Scalar] = {}
+        for part in text.split():
+            name, equals, said = part.partition("=")
+            if not equals or not name:
+                raise self.bad(text)
+            found[name] = said if self.plain else _scalar(said)
+        return self.convert(found)
+
+    def show(self, value: tuple[tuple[str, Scalar], ...]) -> str:
+        inside = ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value)
+        return f"{{ {inside} }}" if inside else "{}"
+
+
+def _scalar(text: str) -> Scalar:
+    if text in ("true", "false"):
+        return text == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    if not math.isfinite(number):
+        return text
+    return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text, re.ASCII) else number
 
 
 class Address(Kind):

@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from kvatlas._text import closest
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.kinds import File, Kind, Switch, shown
-from kvatlas.service.config.schema import ENV_PREFIX, SECTIONS, Config, all_keys, check_secret
+from kvatlas.service.config.schema import ENV_PREFIX, SECTIONS, Config, Key, Section, check_secret, keys_of
 from kvatlas.service.config.toml import read_toml
 
 CONFIG_ENV = "KVATLAS_CONFIG"
 # Settings that are lists: the table of a file, the flag, the variable (its items separated by white space).
-LISTS: dict[str, tuple[str, str, type[Engine | Stream]]] = {
+LISTS: dict[str, tuple[str, str, EntryKind]] = {
     "engine": ("--engine", "KVATLAS_ENGINES", Engine),
     "stream": ("--stream", "KVATLAS_STREAMS", Stream),
 }
@@ -31,14 +32,49 @@ SECRETS = {
     "http.admin_key": ("KVATLAS_ADMIN_KEY", "http.admin_key_file"),
     "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file"),
 }
-OTHERS = ("KVATLAS_URL",)  # variables of other commands
+OTHERS = ("KVATLAS_URL", "KVATLAS_ROUTER_URL")  # variables of other commands
 
-_KEYS = {key.path: key for key in all_keys()}
 _SERVICE_HOST = "_SERVICE_HOST"
+C = TypeVar("C", bound=Section)
+
+
+class EntryKind(Protocol):
+    """Makes an engine or a stream of a flag's text or of a table."""
+
+    def of(self, value: Any, /) -> Engine | Stream:
+        """It. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True)
-class ResolvedConfig:
+class Schema(Generic[C]):
+    """The settings of one command.
+
+    Attributes:
+        whole: The whole configuration.
+        sections: Its sections by name, the whole by "".
+        lists: Settings that are lists: see `LISTS`.
+        fields: By the name of a list, the field of the whole that its entries are in.
+        secrets: Keys that are in a variable or in a file: see `SECRETS`.
+    """
+
+    whole: type[C]
+    sections: Mapping[str, type[Section]]
+    lists: Mapping[str, tuple[str, str, EntryKind]]
+    fields: Mapping[str, str]
+    secrets: Mapping[str, tuple[str, str]]
+
+    @cached_property
+    def keys(self) -> dict[str, Key]:
+        """Every setting with a single value by its path, in the order of the sections."""
+        return {key.path: key for section in self.sections.values() for key in keys_of(section)}
+
+
+SERVICE = Schema(Config, SECTIONS, LISTS, {"engine": "engines", "stream": "static_streams"}, SECRETS)
+"""The settings of `kvatlas serve`."""
+
+
+@dataclass(frozen=True)
+class ResolvedConfig(Generic[C]):
     """A configuration, and where each of its values came from.
 
     Attributes:
@@ -47,7 +83,7 @@ class ResolvedConfig:
         file: The configuration file, if there was one.
     """
 
-    config: Config
+    config: C
     sources: dict[str, str] = field(default_factory=dict)
     file: Path | None = None
 
@@ -56,7 +92,7 @@ def read_config(
     flags: Mapping[str, str | Sequence[str]] | None = None,
     env: Mapping[str, str] | None = None,
     file: Path | str | None = None,
-) -> ResolvedConfig:
+) -> ResolvedConfig[Config]:
     """Put a configuration together.
 
     Args:
@@ -67,75 +103,142 @@ def read_config(
     Raises:
         ConfigError: Something is unknown or wrong; the message says what, where, and what would be right.
     """
-    flags = dict(flags or {})
-    env = os.environ if env is None else env
-    path = Path(file) if file is not None else _config_path(env)
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
-    if path is not None:
-        _read_file(path, values, sources)
-    _read_env(env, values, sources)
-    for name, text in flags.items():
-        if name in LISTS:
-            flag, _variable, kind = LISTS[name]
-            values[name] = [_item(kind, item, flag) for item in text]
-            sources[name] = flag
-        else:
-            key = _KEYS[name]
-            values[name] = _converted(key.kind.parse, text, key.flag)
-            sources[name] = key.flag
-            _overrule(name, values, sources)
-    return ResolvedConfig(_build(values), sources, path)
+    return read_as(SERVICE, flags, env, file)
+
+
+def read_as(
+    schema: Schema[C],
+    flags: Mapping[str, str | Sequence[str]] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: Path | str | None = None,
+) -> ResolvedConfig[C]:
+    """The same for the settings of any command.
+
+    Raises:
+        ConfigError: As `read_config` raises it.
+    """
+    return _Reading(schema).read(dict(flags or {}), os.environ if env is None else env, file)
+
+
+class _Reading(Generic[C]):
+    """Values and their sources, as they come in."""
+
+    def __init__(self, schema: Schema[C]) -> None:
+        self.schema = schema
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+
+    def read(self, flags: Mapping[str, Any], env: Mapping[str, str], file: Path | str | None) -> ResolvedConfig[C]:
+        schema, values, sources = self.schema, self.values, self.sources
+        path = Path(file) if file is not None else _config_path(env)
+        if path is not None:
+            self._read_file(path)
+        self._read_env(env)
+        for name, text in flags.items():
+            if name in schema.lists:
+                flag, _variable, kind = schema.lists[name]
+                values[name] = [_item(kind, item, flag) for item in text]
+                sources[name] = flag
+            else:
+                key = schema.keys[name]
+                values[name] = _converted(key.kind.parse, text, key.flag)
+                sources[name] = key.flag
+                self._overrule(name)
+        return ResolvedConfig(self._build(), sources, path)
+
+    def _build(self) -> C:
+        sections: dict[str, dict[str, Any]] = {name: {} for name in self.schema.sections}
+        entries: dict[str, tuple[Any, ...]] = {}
+        for path, value in self.values.items():
+            if (its := self.schema.fields.get(path)) is not None:
+                entries[its] = (*entries.get(its, ()), *value)
+                continue
+            section, _, name = path.rpartition(".")
+            sections[section][name] = value
+        general = sections.pop("")
+        made: dict[str, Any] = {name: self.schema.sections[name](**given) for name, given in sections.items()}
+        return self.schema.whole(**entries, **general, **made)
+
+    # The environment
+
+    def _read_env(self, env: Mapping[str, str]) -> None:
+        schema, values, sources = self.schema, self.values, self.sources
+        keys = {key.env: key for key in schema.keys.values()}
+        lists = {variable: (name, kind) for name, (_flag, variable, kind) in schema.lists.items()}
+        secrets = {variable: path for path, (variable, _file) in schema.secrets.items()}
+        known = [*keys, *lists, *secrets, CONFIG_ENV, *OTHERS]
+        links = _kubernetes_links(env)
+        for variable in sorted(env):
+            text = env[variable]
+            if variable.startswith(links) and (variable not in known or "://" in text):
+                continue
+            if variable in keys:
+                values[keys[variable].path] = _converted(keys[variable].kind.parse, text, variable)
+                sources[keys[variable].path] = variable
+                self._overrule(keys[variable].path, variable)
+            elif variable in lists:
+                name, kind = lists[variable]
+                values[name] = [_item(kind, item, variable) for item in text.split()]
+                sources[name] = variable
+            elif variable in secrets:
+                path = secrets[variable]
+                values[path] = check_secret(text.strip(), variable)
+                sources[path] = variable
+                self._overrule(path, variable)
+            elif variable.startswith(ENV_PREFIX) and variable not in known:
+                near = _nearest_variable(variable, known)
+                raise ConfigError(f"unknown environment variable {variable}: {near}")
+
+    def _overrule(self, path: str, variable: str | None = None) -> None:
+        """A key given one way takes the place of one given another way further down; two ways at once are refused."""
+        values, sources, keys = self.values, self.sources, self.schema.keys
+        for secret, (secret_variable, file) in self.schema.secrets.items():
+            other = {secret: file, file: secret}.get(path)
+            if other is None or other not in values:
+                continue
+            if variable is not None and sources[other] in (secret_variable, keys[file].env):
+                raise ConfigError(f"{secret_variable} and {keys[file].env} are both set: set one of them")
+            del values[other], sources[other]
+
+    # The file
+
+    def _read_file(self, path: Path) -> None:
+        tables, lines = read_toml(path)
+
+        def where(name: str) -> str:
+            return f"{path}, line {lines[name]}" if name in lines else str(path)
+
+        for name, given in tables.items():
+            if name in self.schema.lists:
+                self.values[name] = read_list(name, given, where, self.schema)
+                self.sources[name] = where(name)
+            elif name and name in self.schema.sections:
+                if not isinstance(given, Mapping):
+                    raise ConfigError(f"{where(name)}: {name} must be a table, [{name}], got {shown(given)}")
+                for key, value in given.items():
+                    self._take(f"{name}.{key}", value, path, where)
+            else:
+                self._take(name, given, path, where)
+
+    def _take(self, name: str, value: object, file: Path, where: Any) -> None:
+        schema = self.schema
+        if name in schema.secrets:
+            variable, key_file = schema.secrets[name]
+            raise ConfigError(
+                f"{where(name)}: {name} is not allowed in a configuration file: use {key_file} or {variable}"
+            )
+        if name not in schema.keys:
+            raise ConfigError(f"{where(name)}: unknown key {name}: {_nearest_path(name, schema)}")
+        kind = schema.keys[name].kind
+        converted = _converted(kind.convert, value, f"{where(name)}: {name}")
+        # A file names others from where it is, not from where the service happens to be started.
+        self.values[name] = file.parent / converted if isinstance(kind, File) else converted
+        self.sources[name] = where(name)
 
 
 def _config_path(env: Mapping[str, str]) -> Path | None:
     text = env.get(CONFIG_ENV)
     return None if text is None else _converted(File().parse, text, CONFIG_ENV)
-
-
-def _build(values: Mapping[str, Any]) -> Config:
-    sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
-    for path, value in values.items():
-        if path in LISTS:
-            continue
-        section, _, name = path.rpartition(".")
-        sections[section][name] = value
-    general = sections.pop("")
-    made: dict[str, Any] = {name: SECTIONS[name](**given) for name, given in sections.items()}
-    return Config(
-        engines=tuple(values.get("engine", ())), static_streams=tuple(values.get("stream", ())), **general, **made
-    )
-
-
-# The environment
-
-
-def _read_env(env: Mapping[str, str], values: dict[str, Any], sources: dict[str, str]) -> None:
-    keys = {key.env: key for key in _KEYS.values()}
-    lists = {variable: (name, kind) for name, (_flag, variable, kind) in LISTS.items()}
-    secrets = {variable: path for path, (variable, _file) in SECRETS.items()}
-    known = [*keys, *lists, *secrets, CONFIG_ENV, *OTHERS]
-    links = _kubernetes_links(env)
-    for variable in sorted(env):
-        text = env[variable]
-        if variable.startswith(links) and (variable not in known or "://" in text):
-            continue
-        if variable in keys:
-            values[keys[variable].path] = _converted(keys[variable].kind.parse, text, variable)
-            sources[keys[variable].path] = variable
-            _overrule(keys[variable].path, values, sources, variable)
-        elif variable in lists:
-            name, kind = lists[variable]
-            values[name] = [_item(kind, item, variable) for item in text.split()]
-            sources[name] = variable
-        elif variable in secrets:
-            path = secrets[variable]
-            values[path] = check_secret(text.strip(), variable)
-            sources[path] = variable
-            _overrule(path, values, sources, variable)
-        elif variable.startswith(ENV_PREFIX) and variable not in known:
-            near = _nearest_variable(variable, known)
-            raise ConfigError(f"unknown environment variable {variable}: {near}")
 
 
 def _nearest_variable(variable: str, known: list[str]) -> str:
@@ -149,84 +252,30 @@ def _kubernetes_links(env: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{name}_{part}" for name in services for part in ("SERVICE_HOST", "SERVICE_PORT", "PORT"))
 
 
-def _overrule(path: str, values: dict[str, Any], sources: dict[str, str], variable: str | None = None) -> None:
-    """A key given one way takes the place of a key given another way further down; two ways at once are refused."""
-    for secret, (secret_variable, file) in SECRETS.items():
-        other = {secret: file, file: secret}.get(path)
-        if other is None or other not in values:
-            continue
-        if variable is not None and sources[other] in (secret_variable, _KEYS[file].env):
-            raise ConfigError(f"{secret_variable} and {_KEYS[file].env} are both set: set one of them")
-        del values[other], sources[other]
-
-
-# The file
-
-
-def _read_file(path: Path, values: dict[str, Any], sources: dict[str, str]) -> None:
-    tables, lines = read_toml(path)
-
-    def where(name: str) -> str:
-        return f"{path}, line {lines[name]}" if name in lines else str(path)
-
-    paths = [*_KEYS, *LISTS]
-    for name, given in tables.items():
-        if name in LISTS:
-            values[name] = read_list(name, given, where)
-            sources[name] = where(name)
-        elif name and name in SECTIONS:
-            if not isinstance(given, Mapping):
-                raise ConfigError(f"{where(name)}: {name} must be a table, [{name}], got {shown(given)}")
-            for key, value in given.items():
-                _take(f"{name}.{key}", value, path, where, values, sources, paths)
-        else:
-            _take(name, given, path, where, values, sources, paths)
-
-
-def _take(
-    name: str,
-    value: object,
-    file: Path,
-    where: Any,
-    values: dict[str, Any],
-    sources: dict[str, str],
-    paths: list[str],
-) -> None:
-    if name in SECRETS:
-        variable, key_file = SECRETS[name]
-        raise ConfigError(f"{where(name)}: {name} is not allowed in a configuration file: use {key_file} or {variable}")
-    if name not in _KEYS:
-        raise ConfigError(f"{where(name)}: unknown key {name}: {_nearest_path(name, paths)}")
-    kind = _KEYS[name].kind
-    converted = _converted(kind.convert, value, f"{where(name)}: {name}")
-    # A file names others from where it is, not from where the service happens to be started.
-    values[name] = file.parent / converted if isinstance(kind, File) else converted
-    sources[name] = where(name)
-
-
-def _nearest_path(name: str, paths: list[str]) -> str:
+def _nearest_path(name: str, schema: Schema[Any]) -> str:
+    paths = [*schema.keys, *schema.lists]
     field_of = {path.rpartition(".")[2]: path for path in paths}
     section, _, key = name.rpartition(".")
     if key in field_of:
-        return f"did you mean {_spelled(field_of[key])}?"
+        return f"did you mean {_spelled(field_of[key], schema)}?"
     here = {path.rpartition(".")[2]: path for path in paths if path.rpartition(".")[0] == section}
     for candidates in (here, field_of):
         if near := closest(key, candidates):
-            return f"did you mean {_spelled(candidates[near])}?"
+            return f"did you mean {_spelled(candidates[near], schema)}?"
     return f"it must be one of {', '.join(here or paths)}"
 
 
-def _spelled(path: str) -> str:
-    return f"[[{path}]]" if path in LISTS else path
+def _spelled(path: str, schema: Schema[Any]) -> str:
+    return f"[[{path}]]" if path in schema.lists else path
 
 
-def read_list(name: str, given: object, where: Any) -> list[Any]:
+def read_list(name: str, given: object, where: Any, schema: Schema[Any] = SERVICE) -> list[Any]:
     """The engines or streams of a file.
 
     Raises:
         ConfigError: One of them is wrong.
     """
-    kind = LISTS[name][2]
+    kind = schema.lists[name][2]
     if not isinstance(given, list):
         raise ConfigError(f"{where(name)}: {name} must be tables, [[{name}]], or a list of strings, got {shown(given)}")
     return [_item(kind, item, where(f"{name}.{at}")) for at, item in enumerate(given)]
@@ -242,28 +291,29 @@ def _converted(convert: Any, value: object, where: str) -> Any:
         raise ConfigError(f"{where} {error}") from None
 
 
-def _item(kind: type[Engine | Stream], item: object, where: str) -> Engine | Stream:
+def _item(kind: EntryKind, item: object, where: str) -> Engine | Stream:
     try:
         return kind.of(item)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def show_config(resolved: ResolvedConfig) -> str:
+def show_config(resolved: ResolvedConfig[C], schema: Schema[C] | None = None) -> str:
     """The settings in force as TOML, each with where it came from; bearer keys are left out."""
-    config = resolved.config
+    config: Any = resolved.config
+    its: Schema[Any] = SERVICE if schema is None else schema
     lines = ["# The effective configuration. Settings without a comment have their default value."]
     kind: Kind
-    for section in SECTIONS:
+    for section in its.sections:
         if section:
             lines += ["", f"[{section}]"]
-        for key in (key for key in _KEYS.values() if key.path.rpartition(".")[0] == section):
+        for key in (key for key in its.keys.values() if key.path.rpartition(".")[0] == section):
             name = key.path.rpartition(".")[2]
             value = getattr(getattr(config, section) if section else config, name)
             kind, source = key.kind, resolved.sources.get(key.path)
             said = f"  # {source}" if source else ""
             lines.append(f"# {name} is not set" if value is None else f"{name} = {kind.show(value)}{said}")
-        for secret, (variable, _file) in SECRETS.items():
+        for secret, (variable, _file) in its.secrets.items():
             if secret.rpartition(".")[0] == section and secret in resolved.sources:
                 lines.append(f"# {secret.rpartition('.')[2]} is hidden  # {variable}")
     for name, entries in (("engine", config.engines), ("stream", config.static_streams)):

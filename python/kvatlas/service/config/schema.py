@@ -66,12 +66,13 @@ class Key:
         return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
-def _about(kind: Kind, flag: str, text: str) -> dict[str, Any]:
+def about(kind: Kind, flag: str, text: str) -> dict[str, Any]:
+    """What a field of a section says of itself: the kind of its values, its flag and its help."""
     return {"kind": kind, "flag": flag, "help": text}
 
 
-class _Section:
-    """Checks each field against its kind."""
+class Section:
+    """Settings of one section. Checks each field against its kind."""
 
     section: ClassVar[str] = ""
 
@@ -87,7 +88,7 @@ class _Section:
                 raise ConfigError(f"{key.path} {error}") from None
 
 
-def keys_of(section: type[_Section]) -> Iterator[Key]:
+def keys_of(section: type[Section]) -> Iterator[Key]:
     """The keys of one dataclass."""
     prefix = f"{section.section}." if section.section else ""
     for each in dataclasses.fields(section):  # type: ignore[arg-type]
@@ -99,7 +100,7 @@ def keys_of(section: type[_Section]) -> Iterator[Key]:
 
 
 @dataclass(frozen=True)
-class HttpConfig(_Section):
+class HttpConfig(Section):
     """The HTTP server.
 
     `key` and `admin_key` are the bearer keys themselves, for programs; otherwise the keys are in files or variables.
@@ -109,11 +110,11 @@ class HttpConfig(_Section):
 
     bind: str = field(
         default="127.0.0.1:8090",
-        metadata=_about(Address(), "--bind", "Address to listen on. Port 0 picks a free port."),
+        metadata=about(Address(), "--bind", "Address to listen on. Port 0 picks a free port."),
     )
     admin_bind: str | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             Address(),
             "--admin-bind",
             "Additional address for /health, /ready, /metrics and /version only, without TLS and without a key.",
@@ -121,17 +122,17 @@ class HttpConfig(_Section):
     )
     threads: int = field(
         default=0,
-        metadata=_about(Integer(0, 1024), "--http-threads", "Threads that answer requests. 0 means one per core."),
+        metadata=about(Integer(0, 1024), "--http-threads", "Threads that answer requests. 0 means one per core."),
     )
     key_file: Path | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             File(), "--key-file", "File with the bearer key that clients must send. Alternatively, set KVATLAS_KEY."
         ),
     )
     admin_key_file: Path | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             File(),
             "--admin-key-file",
             "File with the bearer key for /register, /unregister and /dump. With it, the other key only allows "
@@ -140,7 +141,7 @@ class HttpConfig(_Section):
     )
     hosts: tuple[str, ...] = field(
         default=(),
-        metadata=_about(
+        metadata=about(
             Texts(),
             "--hosts",
             "Host names accepted besides localhost when the service listens on loopback without a key.",
@@ -148,37 +149,37 @@ class HttpConfig(_Section):
     )
     tls_cert: Path | None = field(
         default=None,
-        metadata=_about(File(), "--tls-cert", "Certificate chain in PEM. Together with --tls-key, enables TLS."),
+        metadata=about(File(), "--tls-cert", "Certificate chain in PEM. Together with --tls-key, enables TLS."),
     )
     tls_key: Path | None = field(
-        default=None, metadata=_about(File(), "--tls-key", "Private key of the certificate, in PEM.")
+        default=None, metadata=about(File(), "--tls-key", "Private key of the certificate, in PEM.")
     )
     tls_client_ca: Path | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             File(), "--tls-client-ca", "Certificate authorities in PEM. Clients must send a certificate signed by one."
         ),
     )
-    max_body: int = field(default=8 << 20, metadata=_about(Size(), "--max-body", "Maximum size of a request body."))
+    max_body: int = field(default=8 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
     max_connections: int = field(
-        default=4096, metadata=_about(Integer(1, 1_000_000), "--max-connections", "Maximum number of open connections.")
+        default=4096, metadata=about(Integer(1, 1_000_000), "--max-connections", "Maximum number of open connections.")
     )
     request_timeout: float = field(
         default=10.0,
-        metadata=_about(
+        metadata=about(
             _ABOVE_0, "--request-timeout", "Time within which a request must arrive, and then its answer be sent."
         ),
     )
     idle_timeout: float = field(
         default=75.0,
-        metadata=_about(_ABOVE_0, "--idle-timeout", "Time after which a connection without requests is closed."),
+        metadata=about(_ABOVE_0, "--idle-timeout", "Time after which a connection without requests is closed."),
     )
     access_log: Literal["off", "on"] = field(
-        default="off", metadata=_about(Choice("off", "on"), "--access-log", "Log each request.")
+        default="off", metadata=about(Choice("off", "on"), "--access-log", "Log each request.")
     )
     untrusted: Literal["leave-out", "flag"] = field(
         default="leave-out",
-        metadata=_about(
+        metadata=about(
             Choice("leave-out", "flag"),
             "--untrusted",
             "Leave untrusted workers out of answers, or include and flag them.",
@@ -194,8 +195,8 @@ class HttpConfig(_Section):
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "http.tls_key" if self.tls_key is None else "http.tls_cert"
             raise ConfigError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
-        _one_key("http.key", self.key, self.key_file)
-        _one_key("http.admin_key", self.admin_key, self.admin_key_file)
+        one_key("http.key", self.key, self.key_file)
+        one_key("http.admin_key", self.admin_key, self.admin_key_file)
 
     def bearer(self) -> str | None:
         """The bearer key for queries, if there is one.
@@ -222,14 +223,14 @@ class HttpConfig(_Section):
 
 
 @dataclass(frozen=True)
-class StreamConfig(_Section):
+class StreamConfig(Section):
     """How the engines' event streams are followed."""
 
     section: ClassVar[str] = "streams"
 
     allow: tuple[str, ...] = field(
         default=(),
-        metadata=_about(
+        metadata=about(
             Hosts(),
             "--allow",
             "Networks, host names and ipc:// paths (* matches anything) of the streams that HTTP clients and discovery "
@@ -238,16 +239,16 @@ class StreamConfig(_Section):
     )
     bind: tuple[str, ...] = field(
         default=(),
-        metadata=_about(
+        metadata=about(
             Addresses(),
             "--streams-bind",
             "Addresses to listen on for engines that connect their publisher (register them with bind://PORT).",
         ),
     )
-    threads: int = field(default=2, metadata=_about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
+    threads: int = field(default=2, metadata=about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
     stale_after: float = field(
         default=30.0,
-        metadata=_about(
+        metadata=about(
             _ABOVE_0,
             "--stale-after",
             "Time without any message, replay answers included, after which a stream is untrusted.",
@@ -255,7 +256,7 @@ class StreamConfig(_Section):
     )
     probe_interval: float = field(
         default=5.0,
-        metadata=_about(
+        metadata=about(
             _ABOVE_0,
             "--probe-interval",
             "Time without events after which the replay socket is asked for missing batches.",
@@ -263,11 +264,11 @@ class StreamConfig(_Section):
     )
     replay_timeout: float = field(
         default=2.0,
-        metadata=_about(_ABOVE_0, "--replay-timeout", "Time within which a replay must deliver its next batch."),
+        metadata=about(_ABOVE_0, "--replay-timeout", "Time within which a replay must deliver its next batch."),
     )
     replay_total_timeout: float = field(
         default=300.0,
-        metadata=_about(
+        metadata=about(
             _ABOVE_0,
             "--replay-total-timeout",
             "Time within which missing batches must be recovered, replays included. After it, they are given up.",
@@ -275,39 +276,39 @@ class StreamConfig(_Section):
     )
     replay_attempts: int = field(
         default=3,
-        metadata=_about(
+        metadata=about(
             Integer(1, 1000), "--replay-attempts", "Number of replays requested for one gap before it is given up."
         ),
     )
     reorder_grace: float = field(
         default=0.1,
-        metadata=_about(
+        metadata=about(
             _FROM_0, "--reorder-grace", "Without a replay socket: time to wait for batches that arrive out of order."
         ),
     )
     reconnect_min: float = field(
         default=0.1,
-        metadata=_about(_ABOVE_0, "--reconnect-min", "First delay before reconnecting. It doubles with each attempt."),
+        metadata=about(_ABOVE_0, "--reconnect-min", "First delay before reconnecting. It doubles with each attempt."),
     )
     reconnect_max: float = field(
-        default=5.0, metadata=_about(_ABOVE_0, "--reconnect-max", "Longest delay before reconnecting.")
+        default=5.0, metadata=about(_ABOVE_0, "--reconnect-max", "Longest delay before reconnecting.")
     )
     settle_timeout: float = field(
         default=30.0,
-        metadata=_about(
+        metadata=about(
             _ABOVE_0, "--settle-timeout", "Longest time that an engine not yet heard from delays readiness."
         ),
     )
     buffer_batches: int = field(
         default=100_000,
-        metadata=_about(
+        metadata=about(
             Integer(1, 1 << 30),
             "--buffer-batches",
             "Maximum number of live batches buffered per stream during a replay.",
         ),
     )
     buffer_bytes: int = field(
-        default=256 << 20, metadata=_about(Size(), "--buffer-bytes", "Maximum size of these buffered batches.")
+        default=256 << 20, metadata=about(Size(), "--buffer-bytes", "Maximum size of these buffered batches.")
     )
 
     def __post_init__(self) -> None:
@@ -323,66 +324,66 @@ _COUNT = Integer(1, 1 << 40)
 
 
 @dataclass(frozen=True)
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """Limits on what the service holds. The defaults are well above the needs of 1,000 engines."""
 
     section: ClassVar[str] = "limits"
 
-    workers: int = field(default=16_384, metadata=_about(_COUNT, "--max-workers", "Maximum number of workers."))
-    streams: int = field(default=16_384, metadata=_about(_COUNT, "--max-streams", "Maximum number of streams."))
+    workers: int = field(default=16_384, metadata=about(_COUNT, "--max-workers", "Maximum number of workers."))
+    streams: int = field(default=16_384, metadata=about(_COUNT, "--max-streams", "Maximum number of streams."))
     keyspaces: int = field(
-        default=1024, metadata=_about(_COUNT, "--max-keyspaces", "Maximum number of pairs of model and routing group.")
+        default=1024, metadata=about(_COUNT, "--max-keyspaces", "Maximum number of pairs of model and routing group.")
     )
     blocks_per_rank: int = field(
         default=16 << 20,
-        metadata=_about(_COUNT, "--max-blocks-per-rank", "Maximum number of blocks of one rank of a worker."),
+        metadata=about(_COUNT, "--max-blocks-per-rank", "Maximum number of blocks of one rank of a worker."),
     )
     blocks_per_worker: int = field(
         default=64 << 20,
-        metadata=_about(_COUNT, "--max-blocks-per-worker", "Maximum number of blocks of all ranks of a worker."),
+        metadata=about(_COUNT, "--max-blocks-per-worker", "Maximum number of blocks of all ranks of a worker."),
     )
     buffer_bytes: int = field(
         default=2 << 30,
-        metadata=_about(Size(), "--max-buffer-bytes", "Maximum size of the buffers of all streams together."),
+        metadata=about(Size(), "--max-buffer-bytes", "Maximum size of the buffers of all streams together."),
     )
 
 
 @dataclass(frozen=True)
-class DiscoveryConfig(_Section):
+class DiscoveryConfig(Section):
     """How the event sockets of engines are discovered. `key` is the engines' API key itself, for programs."""
 
     section: ClassVar[str] = "discovery"
 
     interval: float = field(
         default=10.0,
-        metadata=_about(
+        metadata=about(
             _ABOVE_0, "--discovery-interval", "Time between checks of each engine for changed event sockets."
         ),
     )
     timeout: float = field(
         default=30.0,
-        metadata=_about(
+        metadata=about(
             _FROM_0, "--discovery-timeout", "Longest time that engines that do not respond delay readiness."
         ),
     )
     request_timeout: float = field(
         default=5.0,
-        metadata=_about(
+        metadata=about(
             _ABOVE_0, "--discovery-request-timeout", "Time within which an engine must answer an HTTP request."
         ),
     )
     events_port: int | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             _PORT, "--events-port", "Events port of rank 0, for engines that do not report it (vLLM before 0.31)."
         ),
     )
     replay_port: int | None = field(
-        default=None, metadata=_about(_PORT, "--replay-port", "Replay port of rank 0, for the same engines.")
+        default=None, metadata=about(_PORT, "--replay-port", "Replay port of rank 0, for the same engines.")
     )
     key_file: Path | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             File(), "--engine-key-file", "File with the API key of the engines. Alternatively, set KVATLAS_ENGINE_KEY."
         ),
     )
@@ -390,7 +391,7 @@ class DiscoveryConfig(_Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _one_key("discovery.key", self.key, self.key_file)
+        one_key("discovery.key", self.key, self.key_file)
 
     def bearer(self) -> str | None:
         """The engines' API key, if there is one.
@@ -402,22 +403,22 @@ class DiscoveryConfig(_Section):
 
 
 @dataclass(frozen=True)
-class LogConfig(_Section):
+class LogConfig(Section):
     """What `kvatlas serve` writes to stderr."""
 
     section: ClassVar[str] = "log"
 
     format: Literal["text", "json"] = field(
-        default="text", metadata=_about(Choice("text", "json"), "--log", "Format of the logs.")
+        default="text", metadata=about(Choice("text", "json"), "--log", "Format of the logs.")
     )
     level: Literal["debug", "info", "warning", "error"] = field(
         default="info",
-        metadata=_about(Choice("debug", "info", "warning", "error"), "--log-level", "Lowest severity that is logged."),
+        metadata=about(Choice("debug", "info", "warning", "error"), "--log-level", "Lowest severity that is logged."),
     )
 
 
 @dataclass(frozen=True)
-class Config(_Section):
+class Config(Section):
     """The whole configuration. Durations are in seconds, sizes in bytes.
 
     Raises:
@@ -430,32 +431,30 @@ class Config(_Section):
     static_streams: tuple[Stream, ...] = ()
     engines_file: Path | None = field(
         default=None,
-        metadata=_about(File(), "--engines-file", "TOML file of engines and streams, reloaded when it changes."),
+        metadata=about(File(), "--engines-file", "TOML file of engines and streams, reloaded when it changes."),
     )
     model: str | None = field(
         default=None,
-        metadata=_about(
-            Text(), "--model", "Model name for all engines and streams, instead of the one engines report."
-        ),
+        metadata=about(Text(), "--model", "Model name for all engines and streams, instead of the one engines report."),
     )
     block_size: int | None = field(
         default=None,
-        metadata=_about(
+        metadata=about(
             Integer(1, 1 << 20),
             "--block-size",
             "Tokens per block for all engines and streams, instead of what engines report.",
         ),
     )
     routing_group: str = field(
-        default=DEFAULT_GROUP, metadata=_about(Text(), "--routing-group", "Routing group of the engines.")
+        default=DEFAULT_GROUP, metadata=about(Text(), "--routing-group", "Routing group of the engines.")
     )
     drain_timeout: float = field(
         default=10.0,
-        metadata=_about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the service stops."),
+        metadata=about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the service stops."),
     )
     drain_delay: float = field(
         default=0.0,
-        metadata=_about(
+        metadata=about(
             _FROM_0,
             "--drain-delay",
             "Time for which a stopping service reports not ready but still accepts requests.",
@@ -477,6 +476,11 @@ class Config(_Section):
         check_names(self.engines, self.static_streams)
         for stream in self.static_streams:
             stream.check(model=self.model, block_size=self.block_size)
+
+    @property
+    def follows_events(self) -> bool:
+        """Whether the engines' events are followed here."""
+        return True
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
         """The configuration of the native service: JSON types, durations in seconds, files by their path."""
@@ -516,7 +520,7 @@ class Config(_Section):
         return {"http": http, "streams": streams, "holds": list(holds), "log": logs}
 
 
-SECTIONS: dict[str, type[_Section]] = {
+SECTIONS: dict[str, type[Section]] = {
     "": Config,
     "http": HttpConfig,
     "streams": StreamConfig,
@@ -531,7 +535,12 @@ def all_keys() -> tuple[Key, ...]:
     return tuple(key for section in SECTIONS.values() for key in keys_of(section))
 
 
-def _one_key(name: str, key: str | None, file: Path | None) -> None:
+def one_key(name: str, key: str | None, file: Path | None) -> None:
+    """Check a key that is given as itself or in a file.
+
+    Raises:
+        ConfigError: It is given both ways, or cannot be sent in a header.
+    """
     if key is not None:
         check_secret(key, name)
         if file is not None:

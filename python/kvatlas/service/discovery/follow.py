@@ -13,7 +13,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from kvatlas.errors import DiscoveryError, KvatlasError
 from kvatlas.service.config import Config
@@ -25,6 +25,19 @@ logger = logging.getLogger("kvatlas.discovery")
 
 _FIRST_RETRY = 0.25
 _WHOLE_EVERY = 6  # checks; those between ask for the event sources only
+
+
+class Watcher(Protocol):
+    """Told of engines, besides the service: a router sends them requests, whether they publish events or not."""
+
+    def listed(self, engine: Engine, /) -> None:
+        """An engine is in the list, or what the list says of it has changed."""
+
+    def found(self, engine: Engine, found: Found | None, prober: Prober, /) -> None:
+        """It was asked. `found`: what is to be registered of it; None if that was not to be had."""
+
+    def left(self, engine: Engine, /) -> None:
+        """It is not in the list any more."""
 
 
 class Follower(ABC):
@@ -130,7 +143,9 @@ class Follower(ABC):
         """Say it once."""
         if problem != self._problem:
             self._problem = problem
-            logger.warning("%s: %s", self.shown, problem)
+            # Where no events are followed, what is wrong with them is nobody's concern.
+            level = logging.WARNING if self.config.follows_events else logging.DEBUG
+            logger.log(level, "%s: %s", self.shown, problem)
 
     async def _or_stop(self, work: Coroutine[Any, Any, Found | None]) -> Found | None:
         """The result, unless told to stop before there is one."""
@@ -211,9 +226,16 @@ class EngineFollower(Follower):
     """An engine that is asked."""
 
     def __init__(
-        self, native: Native, config: Config, prober: Prober, engine: Engine, pace: Callable[[], float]
+        self,
+        native: Native,
+        config: Config,
+        prober: Prober,
+        engine: Engine,
+        pace: Callable[[], float],
+        watcher: Watcher | None = None,
     ) -> None:
         super().__init__(native, config, engine.worker, f"engine {engine.shown_url}", engine.shown_url)
+        self._watcher = watcher
         self.engine = engine
         self._prober = prober
         self._pace = pace
@@ -223,9 +245,24 @@ class EngineFollower(Follower):
 
     async def look(self) -> Found | None:
         light, self._light = self._light, 0  # after a failure all is asked anew: the engine may be another one
-        found = await self._prober.whole() if light == 0 or await self._prober.changed() else None
+        try:
+            found = await self._prober.whole() if light == 0 or await self._prober.changed() else None
+        except DiscoveryError:
+            await self._tell(None)
+            raise
+        if found is not None:
+            await self._tell(found)
         self._light = light
         return found
+
+    async def _tell(self, found: Found | None) -> None:
+        if self._watcher is not None:
+            await asyncio.to_thread(self._watcher.found, self.engine, found, self._prober)
+
+    async def left(self) -> None:
+        await super().left()
+        if self._watcher is not None:
+            await asyncio.to_thread(self._watcher.left, self.engine)
 
     async def apply(self, found: Found | None) -> float:
         light, self._light = self._light, 0

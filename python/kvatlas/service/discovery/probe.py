@@ -95,6 +95,8 @@ class Prober:
         self.host = urlsplit(engine.url).hostname or ""
         self._said: _Said | None = None
         self._models = _Models()
+        self.kind: str | None = None  # "vllm" or "sglang", once it has answered
+        self.bootstrap_port: int | None = None  # where SGLang's prefill engines meet decode engines
 
     async def changed(self) -> bool:
         """Whether the engine says something else than when `whole` asked.
@@ -127,9 +129,14 @@ class Prober:
                 raise DiscoveryError(_NO_RANKS, "bad_answer")
             if len(sources) > _MOST_RANKS:
                 raise _too_many(len(sources))
+            self.kind = "vllm"
             return _Said("vllm", sources)
         for path in ("/server_info", "/get_server_info"):
             info = await self._asker.get_json(self._engine.url + path, absent=(404, 405))
+            if isinstance(info, dict) and ("kv_events" in info or "disaggregation_mode" in info):
+                self.kind = "sglang"
+                port = info.get("disaggregation_bootstrap_port")
+                self.bootstrap_port = port if _is_positive(port) else None
             if isinstance(info, dict) and ("kv_events" in info or "kv_events_config" in info):
                 names = ("kv_events", "kv_events_config", "served_model_name", "model_path", "page_size", "dp_size")
                 return _Said("sglang", {name: info.get(name) for name in names})

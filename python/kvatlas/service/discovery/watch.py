@@ -12,7 +12,7 @@ from kvatlas.service.config import Config, Engine, Stream
 from kvatlas.service.config.engines import check_names
 from kvatlas.service.config.read import LISTS, read_list
 from kvatlas.service.config.toml import parse_toml
-from kvatlas.service.discovery.follow import EngineFollower, Follower, StreamFollower
+from kvatlas.service.discovery.follow import EngineFollower, Follower, StreamFollower, Watcher
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
 from kvatlas.service.native import Native
@@ -67,6 +67,7 @@ class Discovery:
             ConfigError: The engines' file or key file cannot be read or is wrong.
         """
         self._config = config
+        self.watcher: Watcher | None = None  # told of engines besides the service; set before `run`
         self._key = config.discovery.bearer()
         self._file = config.engines_file
         self._content = self._seen = b""
@@ -123,7 +124,7 @@ class Discovery:
             more = f" and {len(away) - 3} more" if len(away) > 3 else ""
             logger.warning("no longer waiting for %s%s", ", ".join(away[:3]), more)
         self._native.release(HOLD)
-        if first and not any(follower.is_registered for _entry, follower in first):
+        if self._config.follows_events and first and not any(follower.is_registered for _entry, follower in first):
             logger.warning("none of the configured engines can be used")
 
     def _follow(self) -> None:
@@ -145,7 +146,9 @@ class Discovery:
         follower: Follower
         if isinstance(entry, Engine):
             prober = Prober(self._asker, entry, self._config, self._native.check_allowed)
-            follower = EngineFollower(self._native, self._config, prober, entry, self.pace)
+            if self.watcher is not None:
+                self.watcher.listed(entry)
+            follower = EngineFollower(self._native, self._config, prober, entry, self.pace, self.watcher)
         else:
             follower = StreamFollower(self._native, self._config, entry)
         before = [task for task in self._leaving if task.get_name() == name[0]]

@@ -13,6 +13,7 @@ from kvatlas.sim.server.faults import Faults  # noqa: E402
 from kvatlas.sim.server.fleet import EngineHandle, Fleet  # noqa: E402
 from kvatlas.sim.server.publisher import Publisher  # noqa: E402
 from kvatlas.sim.server.server import EngineServer  # noqa: E402
+from kvatlas.sim.server.tokens import write_tokenizer  # noqa: E402
 from kvatlas.sim.server.traffic import TrafficConfig, prompt_tokens  # noqa: E402
 from kvatlas.sim.server.truth import Completion, Query, RankState, Truth  # noqa: E402
 
@@ -29,4 +30,5 @@ __all__ = [
     "TrafficConfig",
     "Truth",
     "prompt_tokens",
+    "write_tokenizer",
 ]

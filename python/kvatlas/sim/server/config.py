@@ -15,6 +15,7 @@ from kvatlas.sim.server.faults import Faults
 from kvatlas.sim.server.names import Names, SglangNames, VllmNames
 
 ReplaySocket = Literal["current", "old", "none"]
+Role = Literal["both", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class ServerConfig:
         replay_socket: Its replies: "current", "old" (without a topic frame), or "none": there is no such socket.
         step: Seconds (real ones) from one step to the next at the least; a step's events are one batch.
         max_model_len: The longest prompt with its answer, in tokens.
+        role: "prefill" or "decode" if it hands prompts over, or takes them; "both" may do either, or neither.
         faults: What goes wrong.
         seed: Of everything left to chance.
     """
@@ -64,6 +66,7 @@ class ServerConfig:
     replay_socket: ReplaySocket = "current"
     step: float = 0.005
     max_model_len: int = 131_072
+    role: Role = "both"
     faults: Faults = field(default_factory=Faults)
     seed: int = 0
 
@@ -74,6 +77,7 @@ class ServerConfig:
                 ipaddress.ip_address(self.host)
             except ValueError:
                 raise ConfigError(f"host must be an IP address, localhost or *, not {self.host!r}") from None
+        _one_of("role", self.role, get_args(Role))
         _one_of("replay_socket", self.replay_socket, get_args(ReplaySocket))
         if self.hash_bytes and self.dialect != "vllm":
             raise ConfigError("hash_bytes requires the vllm dialect: SGLang always sends integers")

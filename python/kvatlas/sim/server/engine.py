@@ -16,6 +16,7 @@ from kvatlas.sim.server.clock import Clock
 from kvatlas.sim.server.config import ServerConfig
 from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.faults import Faults
+from kvatlas.sim.server.handover import Handover
 from kvatlas.sim.server.ports import free_block
 from kvatlas.sim.server.rank import Rank
 from kvatlas.sim.server.truth import RankState, Truth
@@ -32,6 +33,8 @@ class ServedEngine:
     ) -> None:
         self.config = config or ServerConfig()
         self.faults: Faults = self.config.faults
+        self.model = self.config.model  # may be changed while it runs
+        self.handover = Handover()
         self.clock = Clock(self.config.speed)
         self.started = time.time()
         self.epoch = 0  # restarts so far
@@ -102,8 +105,12 @@ class ServedEngine:
         salt: str | None = None,
         rank: int | None = None,
         seed: int | None = None,
+        received: bool = False,
     ) -> tuple[Rank, ServedRequest]:
-        """Queue a request at a rank, or at the one with the least to do. Raises for what can never run."""
+        """Queue a request at a rank, or at the one with the least to do. Raises for what can never run.
+
+        `received`: another engine has computed the prompt, and its blocks are here.
+        """
         if not prompt or output < 1:
             raise RequestRefusedError("a request needs at least one prompt token and one token to generate")
         if len(prompt) + output > self.config.longest:
@@ -115,7 +122,7 @@ class ServedEngine:
         if self.down:
             raise SimulatedEngineError("the engine is starting", "down")
         chosen = self._rank(rank) if rank is not None else self._idlest()
-        request = chosen.submit(prompt, output, lora, salt, seed)
+        request = chosen.submit(prompt, output, lora, salt, seed, received=received)
         if request.state is State.REFUSED:
             raise RequestRefusedError("the request does not fit in the cache", "too_long")
         return chosen, request

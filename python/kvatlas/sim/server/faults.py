@@ -21,7 +21,7 @@ _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtak
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often what goes wrong: chances from 0 to 1, each time a batch is published.
+    """How often what goes wrong: chances from 0 to 1, each time a batch is published, or an answer asked for.
 
     The first six concern the live socket only, replays have those batches right. Poison is in the stream itself, so
     in replays too, and always besides what the engine did: a reader that leaves it out has lost nothing. What a corrupt
@@ -42,13 +42,24 @@ class Faults:
     restart: float = 0.0  # the engine begins again: cache empty, numbers from 0
     pause: float = 0.0  # the engine hangs, its sockets open
     pause_seconds: float = 1.0
+    # Each time an answer is asked for (POST under /v1/, and /generate): at most one of these.
+    http_refuse: float = 0.0  # 503 with Retry-After
+    http_hang: float = 0.0  # never answered, the connection open
+    http_die_before: float = 0.0  # the connection is cut before the first byte of the answer
+    http_die_after: float = 0.0  # the connection is cut after some of the answer
+    http_garbage: float = 0.0  # what comes back is not HTTP
+    http_slow: float = 0.0  # the answer comes in small pieces, `http_slow_seconds` apart
+    http_slow_seconds: float = 0.05
+    http_retry_after: int = 1  # seconds, in refusals
     replay_socket: ReplaySocket = "on"  # see `ReplaySocket`
 
     def __post_init__(self) -> None:
         for name in CHANCES:
             _check(name, getattr(self, name), 1.0)
-        for name in ("delay_seconds", "pause_seconds"):
+        for name in ("delay_seconds", "pause_seconds", "http_slow_seconds", "http_retry_after"):
             _check(name, getattr(self, name), 3600.0)
+        if (chance := sum(getattr(self, name) for name in MISHAPS)) > 1 + 1e-9:
+            raise ConfigError(f"the chances of {', '.join(MISHAPS)} must add up to 1 at most, got {chance:g}")
         if self.replay_socket not in get_args(ReplaySocket):
             known = ", ".join(get_args(ReplaySocket))
             raise ConfigError(f"replay_socket must be one of {known}, not {self.replay_socket!r}")
@@ -62,6 +73,8 @@ class Faults:
         return replace(self, **changes)  # type: ignore[arg-type]  # checked on the way in
 
 
+MISHAPS = ("http_refuse", "http_hang", "http_die_before", "http_die_after", "http_garbage", "http_slow")
+"""What goes wrong with an answer over HTTP."""
 CHANCES = (
     "drop",
     "duplicate",
@@ -75,6 +88,7 @@ CHANCES = (
     "poison_payload",
     "restart",
     "pause",
+    *MISHAPS,
 )
 SLOW = 0.1
 """Seconds from one batch to the next of a slow replay."""

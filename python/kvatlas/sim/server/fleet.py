@@ -138,6 +138,10 @@ class EngineHandle:
         """End a pause."""
         self._post("/sim/resume", {})
 
+    def serve_model(self, model: str) -> None:
+        """Serve another model from now on, with an empty cache, as if it had been started again with that one."""
+        self._post("/sim/model", {"model": model})
+
     def reset(self, *, with_next: bool = False) -> bool:
         """Forget the cache; False while requests use it. `with_next`: announced with the next events only."""
         return bool(self._post("/sim/reset", {"with_next": with_next}, ok=(200, 409))["reset"])

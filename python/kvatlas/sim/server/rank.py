@@ -160,9 +160,19 @@ class Rank:
     # Requests
 
     def submit(
-        self, prompt: Sequence[int], output: int, lora: str | None, salt: str | None, seed: int | None
+        self,
+        prompt: Sequence[int],
+        output: int,
+        lora: str | None,
+        salt: str | None,
+        seed: int | None,
+        *,
+        received: bool = False,
     ) -> ServedRequest:
-        """Queue a request. What it generates is known from now on; one that cannot fit comes back refused."""
+        """Queue a request. What it generates is known from now on; one that cannot fit comes back refused.
+
+        `received`: its prompt's blocks come from another engine; if there is no room for them, they are computed.
+        """
         size = self.config.engine.block_size
         everything = [*prompt, *tokens.answer((list(prompt[-64:]), len(prompt), lora, seed), output)]
         kept = everything[: cacheable_tokens(len(prompt), output)]
@@ -177,7 +187,12 @@ class Rank:
             lora=lora or None,
             salt=salt or None,
         )
-        self.core.submit(request, self.clock.now())
+        now = self.clock.now()
+        if received:
+            self.core.run_until(now)
+            if not self.core.receive(request):
+                self._count("handovers_without_room")
+        self.core.submit(request, now)
         self._plan()
         return request
 

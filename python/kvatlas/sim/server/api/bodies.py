@@ -28,8 +28,9 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         kind = "NotFoundError" if error.status == 404 else "BadRequestError"
         return error_response(error.status, str(error), kind, error.param)
     except KvatlasError as error:
-        status = 503 if error.code == "down" else 400
-        return error_response(status, str(error), "BadRequestError" if status == 400 else "service_unavailable")
+        status = {"down": 503, "handover_failed": 500}.get(error.code, 400)
+        kind = {503: "service_unavailable", 500: "InternalServerError"}.get(status, "BadRequestError")
+        return error_response(status, str(error), kind)
     except web.HTTPException as error:
         if error.status < 400:
             raise

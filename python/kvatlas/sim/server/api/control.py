@@ -26,6 +26,7 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
         web.post("/sim/pause", control.pause),
         web.post("/sim/resume", control.resume),
         web.post("/sim/reset", control.reset),
+        web.post("/sim/model", control.model),
     ]
 
 
@@ -96,3 +97,14 @@ class _Control:
         only(body, ("with_next",))
         done = self.engine.reset(with_next=flag(body, "with_next"))
         return web.json_response({"reset": done}, status=200 if done else 409)
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Serve another model from now on, as an engine that was started again with another one: its cache is empty."""
+        body = await read_object(request)
+        only(body, ("model",))
+        name = text(body, "model")
+        if not name or name in self.engine.config.loras:
+            raise RequestRefusedError("model must be a name, and not an adapter's", param="model")
+        self.engine.model = name
+        await self.engine.begin_restart(0.0)
+        return web.json_response({"model": name, "epoch": self.engine.epoch})

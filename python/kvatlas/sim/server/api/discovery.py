@@ -57,7 +57,7 @@ class _Discovery:
         )
 
     async def models(self, _request: web.Request) -> web.Response:
-        config, created = self.config, int(self.engine.started)
+        config, created, model = self.config, int(self.engine.started), self.engine.model
         owner = config.dialect
 
         def card(name: str, parent: str | None) -> dict[str, object]:
@@ -71,7 +71,7 @@ class _Discovery:
                 "max_model_len": config.longest,
             }
 
-        cards = [card(config.model, None), *(card(name, config.model) for name in config.loras)]
+        cards = [card(model, None), *(card(name, model) for name in config.loras)]
         return web.json_response({"object": "list", "data": cards})
 
     async def kv_event_sources(self, _request: web.Request) -> web.Response:
@@ -106,9 +106,9 @@ class _Discovery:
             events["replay_endpoint_port_base"] = engine.replay_port
         return web.json_response(
             {
-                "model_path": config.model,
-                "served_model_name": config.model,
-                "tokenizer_path": config.model,
+                "model_path": engine.model,
+                "served_model_name": engine.model,
+                "tokenizer_path": engine.model,
                 "host": config.host,
                 "port": engine.http_port,
                 "page_size": config.engine.block_size,
@@ -118,6 +118,8 @@ class _Discovery:
                 "max_total_num_tokens": config.engine.blocks * config.engine.block_size,
                 "max_running_requests": config.engine.max_running,
                 "chunked_prefill_size": config.engine.chunk,
+                "disaggregation_mode": {"both": "null"}.get(config.role, config.role),
+                "disaggregation_bootstrap_port": engine.http_port,
                 "enable_lora": bool(config.loras),
                 "lora_paths": list(config.loras),
                 "version": _VERSIONS["sglang"],
@@ -129,8 +131,8 @@ class _Discovery:
     async def model_info(self, _request: web.Request) -> web.Response:
         return web.json_response(
             {
-                "model_path": self.config.model,
-                "tokenizer_path": self.config.model,
+                "model_path": self.engine.model,
+                "tokenizer_path": self.engine.model,
                 "is_generation": True,
                 "preferred_sampling_params": None,
                 "weight_version": "default",
@@ -155,7 +157,7 @@ def _vllm_metrics(engine: ServedEngine) -> str:
     for rank in engine.ranks:
         core = rank.core
         counters = core.counters
-        labels = {"model_name": engine.config.model, "engine": str(rank.number)}
+        labels = {"model_name": engine.model, "engine": str(rank.number)}
         out.add("vllm:num_requests_running", "gauge", labels, len(core.running))
         out.add("vllm:num_requests_waiting", "gauge", labels, len(core.waiting))
         out.add("vllm:kv_cache_usage_perc", "gauge", labels, 1 - core.pool.free / core.pool.size)
@@ -178,7 +180,7 @@ def _sglang_metrics(engine: ServedEngine) -> str:
     for rank in engine.ranks:
         core = rank.core
         counters, pool = core.counters, core.pool
-        labels = {"model_name": engine.config.model, "engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
+        labels = {"model_name": engine.model, "engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
         labels["dp_rank"] = str(rank.number)
         used = pool.size - pool.free
         out.add("sglang:num_running_reqs", "gauge", labels, len(core.running))

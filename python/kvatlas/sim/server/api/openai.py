@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -13,6 +14,8 @@ from aiohttp import web
 from kvatlas.errors import RequestFailedError, RequestRefusedError
 from kvatlas.sim.server import tokens
 from kvatlas.sim.server.api.bodies import error_response, flag, number, read_object, text, token_ids
+from kvatlas.sim.server.api.legs import Leg, Legs
+from kvatlas.sim.server.api.mishaps import CUT, SLOW, cut
 from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
@@ -48,12 +51,14 @@ class _Asked:
     stream: bool
     with_usage: bool
     finish: str  # why the answer ends where it does
+    leg: Leg | None = None  # if another engine computes the prompt, or gives the answer
 
 
 class _OpenAI:
     def __init__(self, engine: ServedEngine) -> None:
         self.engine = engine
         self.config = engine.config
+        self.legs = Legs(engine)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         body = await read_object(request)
@@ -81,8 +86,9 @@ class _OpenAI:
 
     def _asked(self, request: web.Request, body: dict[str, object], prompt: list[int], *, chat: bool) -> _Asked:
         config = self.config
-        model = text(body, "model") or config.model
-        if model != config.model and model not in config.loras:
+        serves = self.engine.model
+        model = text(body, "model") or serves
+        if model != serves and model not in config.loras:
             raise RequestRefusedError(f"The model `{model}` does not exist.", param="model", status=404)
         if not prompt:
             raise RequestRefusedError("the prompt has no tokens", param="messages" if chat else "prompt")
@@ -106,18 +112,22 @@ class _OpenAI:
         stream = flag(body, "stream")
         if options and not stream:
             raise RequestRefusedError("stream_options can only be used with stream", param="stream_options")
+        leg = self.legs.read(body)
+        if leg is not None and leg.gives and config.dialect == "sglang":
+            output = 1  # whatever was asked for: the other engine goes on from there
         return _Asked(
             chat=chat,
             model=model,
             prompt=prompt,
             output=output,
-            lora=model if model != config.model else None,
+            lora=model if model != serves else None,
             salt=self._salt(body),
             rank=self._rank(request),
             seed=number(body, "seed", -(1 << 63), (1 << 63) - 1),
             stream=stream,
             with_usage=flag(options or {}, "include_usage"),
             finish="stop" if chat and body.get(name) is None else "length",
+            leg=leg,
         )
 
     def _salt(self, body: dict[str, object]) -> str | None:
@@ -144,21 +154,48 @@ class _OpenAI:
     # Answering
 
     async def _answer(self, request: web.Request, asked: _Asked) -> web.StreamResponse:
+        leg, received = asked.leg, False
+        if leg is not None and not leg.gives:
+            await self.legs.fetch(leg, len(asked.prompt))
+            received = True
         rank, live = self.engine.submit(
-            asked.prompt, asked.output, lora=asked.lora, salt=asked.salt, rank=asked.rank, seed=asked.seed
+            asked.prompt,
+            asked.output,
+            lora=asked.lora,
+            salt=asked.salt,
+            rank=asked.rank,
+            seed=asked.seed,
+            received=received,
         )
-        if asked.stream:
+        more: dict[str, object] = {}
+        if leg is not None and leg.gives:
+            with self.legs.giving(leg, live) as given:
+                if asked.stream:
+                    response = await _stream(request, asked, rank, live)
+                    given()
+                    return response
+                if (failure := await _finish(rank, live)) is not None:
+                    return failure
+                more = given()
+        elif asked.stream:
             return await _stream(request, asked, rank, live)
-        try:
-            await rank.finish(live)
-        except RequestFailedError as error:
-            return error_response(503, str(error), "service_unavailable")
+        elif (failure := await _finish(rank, live)) is not None:
+            return failure
         whole = tokens.decode(live.tokens[live.prompt_tokens :])
         content: dict[str, object] = (
             {"message": {"role": "assistant", "content": whole}} if asked.chat else {"text": whole}
         )
         choice = {"index": 0, **content, "logprobs": None, "finish_reason": asked.finish}
-        return web.json_response({**_head(asked, chunk=False), "choices": [choice], "usage": _usage(live)})
+        return web.json_response({**_head(asked, chunk=False), "choices": [choice], "usage": _usage(live), **more})
+
+
+async def _finish(rank: Rank, live: ServedRequest) -> web.Response | None:
+    """Wait for the end; the answer if it fails."""
+    try:
+        await rank.finish(live)
+    except RequestFailedError as error:
+        return error_response(503, str(error), "service_unavailable")
+    return None
 
 
 async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedRequest) -> web.StreamResponse:
@@ -168,8 +205,14 @@ async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedR
     output = rank.output(live)
     try:
         await response.prepare(request)
+        sent = 0
         async for content in _chunks(asked, output):
+            if request.get(CUT) == sent:
+                return cut(request, response)
             await response.write(_event({**head, "choices": [content], **rest}))
+            sent += 1
+            if SLOW in request:
+                await asyncio.sleep(request[SLOW])
         if asked.with_usage:
             await response.write(_event({**head, "choices": [], "usage": _usage(live)}))
         await response.write(b"data: [DONE]\n\n")

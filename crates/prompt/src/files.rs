@@ -1,0 +1,102 @@
+//! A model's tokenizer and chat templates, as the files of a model on the Hugging Face hub have them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+
+const TOKENIZER: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_MAP: &str = "special_tokens_map.json";
+const TEMPLATE: &str = "chat_template.jinja";
+const TEMPLATE_JSON: &str = "chat_template.json";
+const MORE_TEMPLATES: &str = "additional_chat_templates";
+const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+
+/// The name of the template that is used unless there is a better one.
+pub(crate) const DEFAULT: &str = "default";
+/// The name of the template for requests that offer tools.
+pub(crate) const WITH_TOOLS: &str = "tool_use";
+
+/// What the files say.
+#[derive(Debug)]
+pub(crate) struct Files {
+    /// Where `tokenizer.json` is.
+    pub(crate) tokenizer: PathBuf,
+    /// Chat templates by name. Files of their own come before the configuration, as transformers has it.
+    pub(crate) templates: BTreeMap<String, String>,
+    /// What templates call `bos_token` and so on.
+    pub(crate) special_tokens: Vec<(String, String)>,
+}
+
+impl Files {
+    /// Read them. `path` is a directory with `tokenizer.json`, or that file; the others are looked for beside it.
+    pub(crate) fn read(path: &Path) -> Result<Self, Error> {
+        let tokenizer = if path.is_dir() { path.join(TOKENIZER) } else { path.to_owned() };
+        if !tokenizer.is_file() {
+            let message = format!("there is no such file: a tokenizer is a {TOKENIZER}, or a directory that has one");
+            return Err(Error::File { path: tokenizer, message });
+        }
+        let directory = tokenizer.parent().unwrap_or(Path::new("."));
+        let config = object(&directory.join(CONFIG))?;
+        let mut special = object(&directory.join(SPECIAL_MAP))?;
+        special.extend(config.clone());
+        Ok(Self { templates: templates(directory, &config)?, special_tokens: special_tokens(&special), tokenizer })
+    }
+}
+
+fn templates(directory: &Path, config: &Map<String, Value>) -> Result<BTreeMap<String, String>, Error> {
+    let mut found = BTreeMap::new();
+    let beside = object(&directory.join(TEMPLATE_JSON))?;
+    match config.get("chat_template").or_else(|| beside.get("chat_template")) {
+        Some(Value::String(source)) => {
+            found.insert(DEFAULT.to_owned(), source.clone());
+        }
+        Some(Value::Array(named)) => {
+            for each in named {
+                if let (Some(name), Some(source)) = (each["name"].as_str(), each["template"].as_str()) {
+                    found.insert(name.to_owned(), source.to_owned());
+                }
+            }
+        }
+        _ => {}
+    }
+    for entry in std::fs::read_dir(directory.join(MORE_TEMPLATES)).into_iter().flatten().flatten() {
+        let file = entry.path();
+        if file.extension().is_some_and(|extension| extension == "jinja")
+            && let Some(name) = file.file_stem().and_then(|name| name.to_str())
+        {
+            found.insert(name.to_owned(), text(&file)?);
+        }
+    }
+    let file = directory.join(TEMPLATE);
+    if file.is_file() {
+        found.insert(DEFAULT.to_owned(), text(&file)?);
+    }
+    Ok(found)
+}
+
+fn special_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
+    let token = |name: &&str| {
+        let given = config.get(*name)?;
+        // Else an added token, with its properties.
+        let text = given.as_str().or_else(|| given["content"].as_str())?;
+        Some(((*name).to_owned(), text.to_owned()))
+    };
+    SPECIAL.iter().filter_map(token).collect()
+}
+
+/// The object in a file; empty if there is no such file.
+fn object(file: &Path) -> Result<Map<String, Value>, Error> {
+    if !file.exists() {
+        return Ok(Map::new());
+    }
+    let bad = |message: String| Error::File { path: file.to_owned(), message };
+    serde_json::from_str(&text(file)?).map_err(|error| bad(format!("it must be a JSON object: {error}")))
+}
+
+fn text(file: &Path) -> Result<String, Error> {
+    std::fs::read_to_string(file).map_err(|error| Error::File { path: file.to_owned(), message: error.to_string() })
+}

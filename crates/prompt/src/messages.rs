@@ -1,0 +1,275 @@
+//! Chat messages as engines give them to a chat template.
+//!
+//! Requests have a content that is a string or a list of parts. Templates are written for one of the two, so engines
+//! turn one into the other before they render; arguments of tool calls, which are JSON in requests, become objects.
+//!
+//! What is not text cannot be turned into tokens here. A mark stands before the first such part: what the template
+//! makes of everything before it is as ever, and the tokens end there.
+
+use std::borrow::Cow;
+
+use minijinja::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::request::{is_there, string};
+use crate::why_not::WhyNot;
+
+/// What stands before the first part that is not text: characters for private use around words.
+pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";
+
+/// Messages for a template.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) messages: Vec<Value>,
+    /// Why the text ends at [`CUT`], if it does.
+    pub(crate) cut: Option<WhyNot>,
+}
+
+/// A message with its parts told apart, from whichever kind of request.
+#[derive(Debug, Default)]
+pub(crate) struct Message<'a> {
+    pub(crate) role: Cow<'a, str>,
+    pub(crate) content: Vec<Part<'a>>,
+    pub(crate) tool_calls: Vec<Value>,
+    pub(crate) reasoning: Option<Value>,
+    pub(crate) tool_call_id: Option<Value>,
+    pub(crate) tools: Option<Value>,
+    pub(crate) name: Option<Cow<'a, str>>,
+}
+
+/// A part of a message's content.
+#[derive(Debug)]
+pub(crate) enum Part<'a> {
+    Text(Cow<'a, str>),
+    /// Not text: the type that templates know, and what it is counted as.
+    Other(&'static str, WhyNot),
+}
+
+/// As it stands in a request.
+#[derive(Deserialize)]
+struct Given<'a> {
+    #[serde(borrow)]
+    role: Option<&'a RawValue>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_calls: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_call_id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tools: Option<&'a RawValue>,
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
+}
+
+/// The messages of a chat request.
+pub(crate) fn of_chat(raw: &RawValue) -> Result<Vec<Message<'_>>, WhyNot> {
+    let given: Vec<Given<'_>> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
+    if given.is_empty() {
+        return Err(WhyNot::BadMessages);
+    }
+    given.into_iter().map(message).collect()
+}
+
+fn message(given: Given<'_>) -> Result<Message<'_>, WhyNot> {
+    let role = given.role.and_then(|role| string(role.get())).ok_or(WhyNot::BadMessages)?;
+    let reasoning = [given.reasoning, given.reasoning_content].into_iter().flatten().next();
+    Ok(Message {
+        role,
+        content: given.content.map(content).transpose()?.unwrap_or_default(),
+        tool_calls: given.tool_calls.map(tool_calls).transpose()?.unwrap_or_default(),
+        reasoning: reasoning.map(value).transpose()?.filter(|value| !value.is_none()),
+        tool_call_id: given.tool_call_id.map(value).transpose()?,
+        tools: given.tools.map(value).transpose()?,
+        name: given.name.and_then(|name| string(name.get())),
+    })
+}
+
+/// The parts of a content: null, a string, or a list.
+pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, WhyNot> {
+    let json = raw.get();
+    if json == "null" {
+        return Ok(Vec::new());
+    }
+    if json.starts_with('"') {
+        return Ok(vec![Part::Text(string(json).ok_or(WhyNot::BadMessages)?)]);
+    }
+    let parts: Vec<&RawValue> = serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?;
+    parts.into_iter().map(part).collect()
+}
+
+/// A part as it stands in a request.
+#[derive(Deserialize)]
+struct GivenPart<'a> {
+    #[serde(borrow, rename = "type")]
+    kind: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    text: Option<&'a RawValue>,
+    #[serde(borrow)]
+    refusal: Option<&'a RawValue>,
+    #[serde(borrow)]
+    thinking: Option<&'a RawValue>,
+    #[serde(borrow)]
+    image_url: Option<&'a RawValue>,
+    #[serde(borrow)]
+    audio_url: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_audio: Option<&'a RawValue>,
+    #[serde(borrow)]
+    video_url: Option<&'a RawValue>,
+}
+
+fn part(raw: &RawValue) -> Result<Part<'_>, WhyNot> {
+    let json = raw.get();
+    if json.starts_with('"') {
+        return string(json).map(Part::Text).ok_or(WhyNot::BadMessages);
+    }
+    let given: GivenPart<'_> = serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?;
+    let text = match given.kind.as_deref() {
+        Some("text" | "input_text" | "output_text") => given.text,
+        Some("refusal") => given.refusal,
+        Some("thinking") => given.thinking,
+        Some("image_url" | "input_image" | "image" | "image_pil" | "image_embeds") => {
+            return Ok(Part::Other("image", WhyNot::Image));
+        }
+        Some("audio_url" | "input_audio" | "audio" | "audio_embeds") => {
+            return Ok(Part::Other("audio", WhyNot::Audio));
+        }
+        Some("video_url" | "video" | "input_video") => return Ok(Part::Other("video", WhyNot::Video)),
+        Some(_) => return Ok(Part::Other("file", WhyNot::OtherPart)),
+        // Engines take a part without a type for what it has.
+        None if is_there(given.image_url) => return Ok(Part::Other("image", WhyNot::Image)),
+        None if is_there(given.audio_url) || is_there(given.input_audio) => {
+            return Ok(Part::Other("audio", WhyNot::Audio));
+        }
+        None if is_there(given.video_url) => return Ok(Part::Other("video", WhyNot::Video)),
+        None => None,
+    };
+    text.and_then(|text| string(text.get())).map(Part::Text).ok_or(WhyNot::BadMessages)
+}
+
+/// Tool calls, with arguments that are JSON as objects.
+fn tool_calls(raw: &RawValue) -> Result<Vec<Value>, WhyNot> {
+    let calls: Option<Vec<Value>> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
+    calls.unwrap_or_default().into_iter().map(|call| tool_call(&call)).collect()
+}
+
+fn tool_call(call: &Value) -> Result<Value, WhyNot> {
+    let Some(function) = field(call, "function").filter(|function| field(function, "name").is_some()) else {
+        return Ok(call.clone());
+    };
+    let arguments = match field(&function, "arguments") {
+        Some(given) => match given.as_str() {
+            Some("") => object([]),
+            Some(json) => serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?,
+            None if given.is_true() => given,
+            None => object([]),
+        },
+        None => object([]),
+    };
+    let function = with(&function, "arguments", arguments);
+    Ok(with(call, "function", function))
+}
+
+/// A field of a map.
+pub(crate) fn field(map: &Value, name: &str) -> Option<Value> {
+    map.get_attr(name).ok().filter(|value| !value.is_undefined())
+}
+
+/// A map with a field set, in its place if it is there.
+fn with(map: &Value, name: &str, value: Value) -> Value {
+    let mut fields: Vec<(Value, Value)> = Vec::new();
+    let mut new = Some(value);
+    for key in map.try_iter().into_iter().flatten() {
+        let old = map.get_item(&key).unwrap_or_default();
+        let value = if key.as_str() == Some(name) { new.take().unwrap_or(old) } else { old };
+        fields.push((key, value));
+    }
+    fields.extend(new.map(|new| (Value::from(name), new)));
+    Value::from_pairs(fields)
+}
+
+/// A map.
+pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
+    Value::from_pairs(fields)
+}
+
+/// Any JSON.
+pub(crate) fn value(raw: &RawValue) -> Result<Value, WhyNot> {
+    serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)
+}
+
+/// The messages for a template that takes contents as parts, or as strings.
+pub(crate) fn prepare(messages: Vec<Message<'_>>, as_parts: bool) -> Prepared {
+    let mut cut = None;
+    let messages = messages.into_iter().map(|message| prepared(message, as_parts, &mut cut)).collect();
+    Prepared { messages, cut }
+}
+
+fn prepared(message: Message<'_>, as_parts: bool, cut: &mut Option<WhyNot>) -> Value {
+    // Templates take the content of a tool's answer as a string even where they take parts otherwise.
+    let content =
+        if as_parts && message.role != "tool" { parts(message.content, cut) } else { joined(message.content, cut) };
+    let mut made: Vec<(Value, Value)> =
+        vec![("role".into(), Value::from(message.role.as_ref())), ("content".into(), content)];
+    match message.role.as_ref() {
+        "assistant" => {
+            if !message.tool_calls.is_empty() {
+                made.push(("tool_calls".into(), message.tool_calls.into()));
+            }
+            if let Some(reasoning) = message.reasoning {
+                made.push(("reasoning".into(), reasoning.clone()));
+                made.push(("reasoning_content".into(), reasoning));
+            }
+        }
+        "tool" => made.extend(message.tool_call_id.map(|id| ("tool_call_id".into(), id))),
+        "developer" => made.push(("tools".into(), message.tools.unwrap_or(Value::from(())))),
+        _ => {}
+    }
+    made.extend(message.name.map(|name| ("name".into(), Value::from(name.as_ref()))));
+    Value::from_pairs(made)
+}
+
+fn parts(content: Vec<Part<'_>>, cut: &mut Option<WhyNot>) -> Value {
+    let text = |text: &str| object([("type", "text".into()), ("text", text.into())]);
+    let mut made = Vec::with_capacity(content.len());
+    for part in content {
+        match part {
+            Part::Text(words) => made.push(text(&words)),
+            Part::Other(kind, why_not) => {
+                if cut.replace(cut.unwrap_or(why_not)).is_none() {
+                    made.push(text(CUT));
+                }
+                made.push(object([("type", kind.into())]));
+            }
+        }
+    }
+    made.into()
+}
+
+/// Texts as lines. Engines put what is not text before them, so the text ends before all of it.
+fn joined(content: Vec<Part<'_>>, cut: &mut Option<WhyNot>) -> Value {
+    if let [Part::Text(text)] = content.as_slice() {
+        return text.as_ref().into();
+    }
+    let other = content.iter().find_map(|part| match part {
+        Part::Other(_, why_not) => Some(*why_not),
+        Part::Text(_) => None,
+    });
+    let mut lines: Vec<&str> = Vec::with_capacity(content.len() + 1);
+    if let Some(why_not) = other
+        && cut.replace(cut.unwrap_or(why_not)).is_none()
+    {
+        lines.push(CUT);
+    }
+    lines.extend(content.iter().filter_map(|part| match part {
+        Part::Text(text) => Some(text.as_ref()),
+        Part::Other(..) => None,
+    }));
+    lines.join("\n").into()
+}

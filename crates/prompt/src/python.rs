@@ -1,0 +1,288 @@
+//! Values as Python writes them: templates are written for Jinja in Python.
+
+use std::fmt::Write as _;
+
+use minijinja::Value;
+use minijinja::value::ValueKind;
+
+/// What `str(value)` is.
+pub(crate) fn text(value: &Value) -> String {
+    match value.kind() {
+        ValueKind::Undefined => String::new(),
+        ValueKind::String => value.as_str().unwrap_or_default().to_owned(),
+        _ => {
+            let mut out = String::new();
+            repr_into(value, &mut out);
+            out
+        }
+    }
+}
+
+/// What `repr(value)` is.
+fn repr_into(value: &Value, out: &mut String) {
+    match value.kind() {
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::None => out.push_str("None"),
+        ValueKind::Bool => out.push_str(if value.is_true() { "True" } else { "False" }),
+        ValueKind::Number => number_into(value, out),
+        ValueKind::String => quote_into(value.as_str().unwrap_or_default(), out),
+        ValueKind::Seq => {
+            out.push('[');
+            for (at, item) in value.try_iter().into_iter().flatten().enumerate() {
+                if at > 0 {
+                    out.push_str(", ");
+                }
+                repr_into(&item, out);
+            }
+            out.push(']');
+        }
+        ValueKind::Map => {
+            out.push('{');
+            for (at, key) in value.try_iter().into_iter().flatten().enumerate() {
+                if at > 0 {
+                    out.push_str(", ");
+                }
+                repr_into(&key, out);
+                out.push_str(": ");
+                repr_into(&value.get_item(&key).unwrap_or_default(), out);
+            }
+            out.push('}');
+        }
+        _ => {
+            let _ = write!(out, "{value}");
+        }
+    }
+}
+
+/// A string in quotes, as `repr` chooses and escapes them.
+fn quote_into(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for char in text.chars() {
+        match char {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            _ if char == quote => {
+                out.push('\\');
+                out.push(char);
+            }
+            '\u{0}'..='\u{1f}' | '\u{7f}'..='\u{a0}' | '\u{ad}' => {
+                let _ = write!(out, "\\x{:02x}", u32::from(char));
+            }
+            _ => out.push(char),
+        }
+    }
+    out.push(quote);
+}
+
+/// An integer, or a float as `repr` has it: the shortest digits that read back the same.
+fn number_into(value: &Value, out: &mut String) {
+    if value.is_integer() {
+        let _ = write!(out, "{value}");
+        return;
+    }
+    let float = f64::try_from(value.clone()).unwrap_or(f64::NAN);
+    if !float.is_finite() {
+        out.push_str(if float.is_nan() {
+            "nan"
+        } else if float > 0.0 {
+            "inf"
+        } else {
+            "-inf"
+        });
+        return;
+    }
+    let scientific = format!("{float:e}");
+    let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    if (-4..16).contains(&exponent) {
+        let plain = format!("{float}");
+        out.push_str(&plain);
+        if !plain.contains('.') {
+            out.push_str(".0");
+        }
+    } else {
+        let sign = if exponent < 0 { '-' } else { '+' };
+        let _ = write!(out, "{digits}e{sign}{:02}", exponent.abs());
+    }
+}
+
+/// How `json.dumps` is to write.
+#[derive(Debug, Clone)]
+pub(crate) struct Json {
+    /// Spaces a level; all on one line if none.
+    pub(crate) indent: Option<usize>,
+    /// What stands between items.
+    pub(crate) comma: String,
+    /// What stands between a key and its value.
+    pub(crate) colon: String,
+    /// Whether characters beyond ASCII are escaped.
+    pub(crate) ascii: bool,
+    /// Whether keys are sorted.
+    pub(crate) sort: bool,
+}
+
+impl Default for Json {
+    fn default() -> Self {
+        Self { indent: None, comma: ", ".into(), colon: ": ".into(), ascii: false, sort: false }
+    }
+}
+
+impl Json {
+    /// `json.dumps(value)`; none if a part of it cannot be JSON.
+    pub(crate) fn dump(&self, value: &Value) -> Option<String> {
+        let mut out = String::new();
+        self.write(value, 0, &mut out)?;
+        Some(out)
+    }
+
+    fn write(&self, value: &Value, level: usize, out: &mut String) -> Option<()> {
+        match value.kind() {
+            ValueKind::None => out.push_str("null"),
+            ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Number => {
+                let start = out.len();
+                number_into(value, out);
+                let word = match &out[start..] {
+                    "nan" => "NaN",
+                    "inf" => "Infinity",
+                    "-inf" => "-Infinity",
+                    _ => return Some(()),
+                };
+                out.truncate(start);
+                out.push_str(word);
+            }
+            ValueKind::String => self.quote(value.as_str()?, out),
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items = value.try_iter().ok()?;
+                out.push('[');
+                let mut any = false;
+                for item in items {
+                    self.separate(any, level + 1, out);
+                    any = true;
+                    self.write(&item, level + 1, out)?;
+                }
+                self.close(any, level, out);
+                out.push(']');
+            }
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter().ok()?.collect();
+                if self.sort {
+                    keys.sort();
+                }
+                out.push('{');
+                for (at, key) in keys.iter().enumerate() {
+                    self.separate(at > 0, level + 1, out);
+                    match key.as_str() {
+                        Some(key) => self.quote(key, out),
+                        None => {
+                            let mut text = String::new();
+                            self.write(key, 0, &mut text)?;
+                            self.quote(&text, out);
+                        }
+                    }
+                    out.push_str(&self.colon);
+                    self.write(&value.get_item(key).ok()?, level + 1, out)?;
+                }
+                self.close(!keys.is_empty(), level, out);
+                out.push('}');
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn separate(&self, any: bool, level: usize, out: &mut String) {
+        if any {
+            out.push_str(&self.comma);
+        }
+        self.line(level, out);
+    }
+
+    fn close(&self, any: bool, level: usize, out: &mut String) {
+        if any {
+            self.line(level, out);
+        }
+    }
+
+    fn line(&self, level: usize, out: &mut String) {
+        if let Some(indent) = self.indent {
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', indent * level));
+        }
+    }
+
+    fn quote(&self, text: &str, out: &mut String) {
+        out.push('"');
+        let mut plain = 0;
+        for (at, char) in text.char_indices() {
+            let escape = match char {
+                '"' => "\\\"",
+                '\\' => "\\\\",
+                '\n' => "\\n",
+                '\r' => "\\r",
+                '\t' => "\\t",
+                '\u{8}' => "\\b",
+                '\u{c}' => "\\f",
+                '\u{0}'..='\u{1f}' => "",
+                // Python's encoder takes DEL as it is, and the rest of it only if all of Unicode may be written.
+                _ if self.ascii && !char.is_ascii() => "",
+                _ => continue,
+            };
+            out.push_str(&text[plain..at]);
+            plain = at + char.len_utf8();
+            if escape.is_empty() {
+                for unit in char.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            } else {
+                out.push_str(escape);
+            }
+        }
+        out.push_str(&text[plain..]);
+        out.push('"');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(json: &str) -> Value {
+        serde_json::from_str(json).unwrap()
+    }
+
+    #[test]
+    fn json_is_as_python_writes_it() {
+        for json in [
+            r#"{"a": [1, 2.5, -0.0, 1e+16, 1e-05, 123456789.125], "b": {}, "c": [], "d": null, "e": true}"#,
+            r#""ä\"\\\n\u0001 😀 \b\f""#,
+            r#"{"z": 1, "a": 0.0001}"#,
+            "18446744073709551615",
+        ] {
+            assert_eq!(Json::default().dump(&parsed(json)).unwrap(), json);
+        }
+        let ascii = Json { ascii: true, ..Json::default() };
+        assert_eq!(ascii.dump(&parsed(r#""ä😀""#)).unwrap(), r#""\u00e4\ud83d\ude00""#);
+        let lines = Json { indent: Some(2), comma: ",".into(), sort: true, ..Json::default() };
+        let expected = "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": {}\n}";
+        assert_eq!(lines.dump(&parsed(r#"{"b": {}, "a": [1, 2]}"#)).unwrap(), expected);
+    }
+
+    #[test]
+    fn text_is_as_python_prints_it() {
+        for (json, expected) in [
+            ("null", "None"),
+            ("true", "True"),
+            ("1.0", "1.0"),
+            ("1e22", "1e+22"),
+            (r#"{"a": ["b", "it's", null], "c": {"d": 1.5}}"#, r#"{'a': ['b', "it's", None], 'c': {'d': 1.5}}"#),
+            (r#"["a\n\"'"]"#, r#"['a\n"\'']"#),
+            (r#""plain 'text'""#, "plain 'text'"),
+        ] {
+            assert_eq!(text(&parsed(json)), expected);
+        }
+    }
+}

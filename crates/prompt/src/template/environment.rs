@@ -1,0 +1,133 @@
+//! What templates find: filters, tests, functions and methods as Jinja in Python and transformers have them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use jiff::Zoned;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat;
+
+use crate::python::{self, Json};
+
+/// What time templates are told.
+#[derive(Clone)]
+pub(crate) struct Clock(Arc<dyn Fn() -> Zoned + Send + Sync>);
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self(Arc::new(Zoned::now))
+    }
+}
+
+impl fmt::Debug for Clock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Clock")
+    }
+}
+
+#[cfg(test)]
+impl Clock {
+    /// One that stands still.
+    pub(crate) fn at(time: Zoned) -> Self {
+        Self(Arc::new(move || time.clone()))
+    }
+}
+
+/// How transformers has blocks cut.
+pub(super) fn syntax() -> SyntaxConfig {
+    let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    // Only delimiters can be wrong, and these are the usual ones.
+    built.unwrap_or_default()
+}
+
+/// An environment with no templates.
+pub(super) fn environment(clock: Clock) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_syntax(syntax());
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_formatter(|out, _, value| {
+        match value.as_str() {
+            Some(text) => out.write_str(text),
+            None => out.write_str(&python::text(value)),
+        }
+        .map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot write"))
+    });
+    environment.set_unknown_method_callback(method);
+    environment.add_filter("tojson", to_json);
+    environment.add_filter("string", |value: &Value| python::text(value));
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    });
+    environment.add_test("iterable", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Iterable)
+    });
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message))
+    });
+    environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
+        jiff::fmt::strtime::format(&format, &clock.0())
+            .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+    });
+    environment
+}
+
+/// `json.dumps`: Jinja's own filter escapes what is special in HTML, and transformers replaces it.
+fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
+    let ascii = named(&args, &kwargs, 0, "ensure_ascii")?.is_some_and(|value| value.is_true());
+    let indent = named(&args, &kwargs, 1, "indent")?.filter(|value| !value.is_none());
+    let separators = named(&args, &kwargs, 2, "separators")?.filter(|value| !value.is_none());
+    let sort = named(&args, &kwargs, 3, "sort_keys")?.is_some_and(|value| value.is_true());
+    kwargs.assert_all_used()?;
+    let indent = indent.map(usize::try_from).transpose()?;
+    let mut json = Json { indent, ascii, sort, ..Json::default() };
+    if json.indent.is_some() {
+        json.comma = ",".into();
+    }
+    if let Some(separators) = separators {
+        let mut given = separators.try_iter()?;
+        if let (Some(comma), Some(colon)) = (given.next(), given.next()) {
+            (json.comma, json.colon) = (python::text(&comma), python::text(&colon));
+        }
+    }
+    json.dump(value).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "this is not JSON serializable"))
+}
+
+/// An argument, by name or place.
+fn named(args: &Rest<Value>, kwargs: &Kwargs, place: usize, name: &str) -> Result<Option<Value>, Error> {
+    Ok(kwargs.get::<Option<Value>>(name)?.or_else(|| args.get(place).cloned()))
+}
+
+/// Methods of Python's strings, lists and dictionaries.
+fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        let one = || args.first().and_then(Value::as_str);
+        match (name, one()) {
+            ("removeprefix", Some(prefix)) => return Ok(text.strip_prefix(prefix).unwrap_or(text).into()),
+            ("removesuffix", Some(suffix)) => return Ok(text.strip_suffix(suffix).unwrap_or(text).into()),
+            ("partition", Some(mark)) => return Ok(parts(text.split_once(mark), mark, (text, "", ""))),
+            ("rpartition", Some(mark)) => return Ok(parts(text.rsplit_once(mark), mark, ("", "", text))),
+            ("rsplit", Some(mark)) if !mark.is_empty() => {
+                let limit = args.get(1).and_then(|limit| usize::try_from(limit.clone()).ok());
+                let mut found: Vec<&str> = match limit {
+                    Some(limit) => text.rsplitn(limit + 1, mark).collect(),
+                    None => text.rsplit(mark).collect(),
+                };
+                found.reverse();
+                return Ok(found.into_iter().map(Value::from).collect());
+            }
+            ("swapcase" | "format_map" | "encode", _) => return Err(Error::from(ErrorKind::UnknownMethod)),
+            _ => {}
+        }
+    }
+    pycompat::unknown_method_callback(state, value, name, args)
+}
+
+fn parts(found: Option<(&str, &str)>, mark: &str, none: (&str, &str, &str)) -> Value {
+    let (left, mark, right) = match found {
+        Some((left, right)) => (left, mark, right),
+        None => none,
+    };
+    [left, mark, right].into_iter().map(Value::from).collect()
+}

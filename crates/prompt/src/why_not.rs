@@ -1,0 +1,106 @@
+//! Why a prompt has no tokens here.
+
+/// Why a prompt was not turned into tokens, or not all of it. The words stay the same from release to release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum WhyNot {
+    /// The body is not a JSON object.
+    #[error("the body is not a JSON object")]
+    NotJson,
+    /// The body has no prompt, or one of a shape that no engine takes.
+    #[error("the body has no prompt of a known shape")]
+    NoPrompt,
+    /// The messages are not what an engine takes: no role, a content that is neither a string nor parts, ….
+    #[error("the messages are not of a known shape")]
+    BadMessages,
+    /// There is no tokenizer for this model here.
+    #[error("there is no tokenizer")]
+    NoTokenizer,
+    /// The model has no chat template here.
+    #[error("there is no chat template")]
+    NoTemplate,
+    /// The chat template refuses the messages, or fails for them.
+    #[error("the chat template refuses the messages")]
+    TemplateRefuses,
+    /// The request brings a chat template of its own.
+    #[error("the request has a chat template of its own")]
+    OwnTemplate,
+    /// Part of the prompt is an image, and the tokens end before the first of them.
+    #[error("the prompt has an image: tokens end there")]
+    Image,
+    /// Part of the prompt is sound, and the tokens end before the first of it.
+    #[error("the prompt has audio: tokens end there")]
+    Audio,
+    /// Part of the prompt is a video, and the tokens end before the first of them.
+    #[error("the prompt has a video: tokens end there")]
+    Video,
+    /// Part of the prompt is a file or another kind that is not text, and the tokens end before the first of it.
+    #[error("the prompt has a part that is not text: tokens end there")]
+    OtherPart,
+    /// The prompt is given as embeddings.
+    #[error("the prompt is given as embeddings")]
+    Embeds,
+    /// The prompt goes on from an answer that the engine keeps (`previous_response_id`, `conversation`).
+    #[error("the prompt goes on from an answer that an engine keeps")]
+    Stored,
+    /// It has items of a kind whose text is not known here.
+    #[error("the prompt has items of a kind whose text is not known here")]
+    OtherItem,
+    /// The prompt is longer than the option allows to be turned into tokens here.
+    #[error("the prompt is too long to be turned into tokens here")]
+    TooLong,
+}
+
+impl WhyNot {
+    /// All of them, in order, for metrics that begin at zero.
+    pub const ALL: [Self; 15] = [
+        Self::NotJson,
+        Self::NoPrompt,
+        Self::BadMessages,
+        Self::NoTokenizer,
+        Self::NoTemplate,
+        Self::TemplateRefuses,
+        Self::OwnTemplate,
+        Self::Image,
+        Self::Audio,
+        Self::Video,
+        Self::OtherPart,
+        Self::Embeds,
+        Self::Stored,
+        Self::OtherItem,
+        Self::TooLong,
+    ];
+
+    /// The word for it in metrics.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::NotJson => "not_json",
+            Self::NoPrompt => "no_prompt",
+            Self::BadMessages => "bad_messages",
+            Self::NoTokenizer => "no_tokenizer",
+            Self::NoTemplate => "no_template",
+            Self::TemplateRefuses => "template_refuses",
+            Self::OwnTemplate => "own_template",
+            Self::Image => "image",
+            Self::Audio => "audio",
+            Self::Video => "video",
+            Self::OtherPart => "other_part",
+            Self::Embeds => "embeds",
+            Self::Stored => "stored",
+            Self::OtherItem => "other_item",
+            Self::TooLong => "too_long",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_has_a_word_of_its_own() {
+        let words: std::collections::HashSet<_> = WhyNot::ALL.iter().map(|why| why.word()).collect();
+        assert_eq!(words.len(), WhyNot::ALL.len());
+    }
+}

@@ -1,0 +1,284 @@
+//! `kvatlas._native.RouterServer`: the router in this process. Calls wait detached from the interpreter.
+
+use std::time::Duration;
+
+use kvatlas_router::{Config, Router as Inner};
+use kvatlas_routing::Policy;
+use kvatlas_service::Service;
+use pyo3::prelude::*;
+
+use crate::errors;
+use crate::router_policy::{GuardedPolicy, learn_names};
+use crate::routing::Names;
+
+/// The router in this process, as kvatlas.router.Router uses it: settings, engines and answers are JSON.
+///
+/// What concerns events is done by the service that it embeds, if it does. Calls release the GIL while they wait.
+///
+/// Args:
+///     settings_json: The settings, a JSON object.
+///     policy: An object with choose(request, candidates) -> row; None for the policy that the settings name.
+///
+/// Raises:
+///     ServiceError: A setting is invalid, or the router cannot be started.
+///     PolicyError: There is no such policy, or it has no such option.
+#[pyclass(module = "kvatlas._native", frozen)]
+pub(crate) struct RouterServer {
+    inner: Inner,
+    names: Names,
+}
+
+impl RouterServer {
+    fn learn(&self) {
+        learn_names(&self.names, &self.inner.workers());
+    }
+
+    fn service(&self) -> PyResult<&Service> {
+        let none = || errors::router(&kvatlas_router::Error::config("this router follows no events itself"));
+        self.inner.service().ok_or_else(none)
+    }
+}
+
+#[pymethods]
+impl RouterServer {
+    #[new]
+    #[pyo3(signature = (settings_json, policy=None))]
+    fn new(py: Python<'_>, settings_json: &str, policy: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        let names = Names::default();
+        let own = policy.map(|policy| GuardedPolicy::new(&policy, names.clone())).transpose()?;
+        let start = || {
+            let config = Config::from_json(settings_json)?;
+            Inner::start_with(config, own.map(|policy| Box::new(policy) as Box<dyn Policy>))
+        };
+        let inner = py.detach(start).map_err(|error| errors::router(&error))?;
+        let made = Self { inner, names };
+        py.detach(|| made.learn());
+        Ok(made)
+    }
+
+    /// str: Where HTTP is served, "host:port".
+    #[getter]
+    fn address(&self) -> String {
+        self.inner.address().to_string()
+    }
+
+    /// str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else.
+    #[getter]
+    fn admin_address(&self) -> Option<String> {
+        self.inner.admin_address().map(|address| address.to_string())
+    }
+
+    /// bool: Whether it follows events itself.
+    #[getter]
+    fn follows(&self) -> bool {
+        self.inner.service().is_some()
+    }
+
+    /// Takes an engine in, in the place of the one of its name if there is one.
+    ///
+    /// Args:
+    ///     engine_json: The body of POST /engines.
+    ///
+    /// Raises:
+    ///     ServiceError: It cannot be used.
+    fn set_engine(&self, py: Python<'_>, engine_json: &str) -> PyResult<()> {
+        let set = || self.inner.set_engine(engine_json).map(|()| self.learn());
+        py.detach(set).map_err(|error| errors::router(&error))
+    }
+
+    /// Takes an engine out; what runs there goes on.
+    ///
+    /// Args:
+    ///     name: The engine's name.
+    ///
+    /// Raises:
+    ///     ServiceError: There is no such engine.
+    fn remove_engine(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| self.inner.remove_engine(name)).map_err(|error| errors::router(&error))
+    }
+
+    /// Sends an engine nothing new from now on, or again.
+    ///
+    /// Args:
+    ///     name: The engine's name.
+    ///     drained: Whether it is to get nothing new.
+    ///
+    /// Raises:
+    ///     ServiceError: There is no such engine.
+    fn drain_engine(&self, py: Python<'_>, name: &str, drained: bool) -> PyResult<()> {
+        py.detach(|| self.inner.drain_engine(name, drained)).map_err(|error| errors::router(&error))
+    }
+
+    /// The engines, and how they do.
+    ///
+    /// Returns:
+    ///     str: The answer of the router's GET /workers, JSON.
+    fn state(&self, py: Python<'_>) -> String {
+        py.detach(|| self.inner.workers().to_string())
+    }
+
+    /// The last decisions, the newest first.
+    ///
+    /// Args:
+    ///     limit: How many at most.
+    ///
+    /// Returns:
+    ///     str: The answer of GET /decisions, JSON.
+    fn decisions(&self, py: Python<'_>, limit: usize) -> String {
+        py.detach(|| self.inner.decisions(limit).to_string())
+    }
+
+    /// Registers a worker's stream of events.
+    ///
+    /// Args:
+    ///     registration_json: The body of the service's POST /register.
+    ///     announced_by: Host name or address of the engine that announced the stream; None means the configuration.
+    ///
+    /// Returns:
+    ///     bool: Whether the stream is new.
+    ///
+    /// Raises:
+    ///     ServiceError: The registration is refused.
+    #[pyo3(signature = (registration_json, announced_by=None))]
+    fn register(&self, py: Python<'_>, registration_json: &str, announced_by: Option<&str>) -> PyResult<bool> {
+        let service = self.service()?;
+        py.detach(|| service.register(registration_json, announced_by)).map_err(|error| errors::service(&error))
+    }
+
+    /// Checks that an endpoint may be connected to, by streams.allow.
+    ///
+    /// Args:
+    ///     endpoint: The endpoint, tcp://host:port or ipc://path.
+    ///     announced_by: Host name or address of the engine that announced it.
+    ///
+    /// Raises:
+    ///     ServiceError: It may not, or is not an endpoint.
+    fn check_allowed(&self, endpoint: &str, announced_by: &str) -> PyResult<()> {
+        self.service()?.check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
+    }
+
+    /// Ends the streams of a worker, and drops what it holds.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     rank: Data-parallel rank; None means all.
+    ///
+    /// Returns:
+    ///     int: How many streams ended.
+    ///
+    /// Raises:
+    ///     ServiceError: The worker is not registered, or has no such rank.
+    #[pyo3(signature = (worker, rank=None))]
+    fn unregister(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> PyResult<usize> {
+        let service = self.service()?;
+        py.detach(|| service.unregister(worker, rank)).map_err(|error| errors::service(&error))
+    }
+
+    /// Reads the keys and the certificate from their files again.
+    ///
+    /// Raises:
+    ///     ServiceError: A file cannot be read or is invalid. What was loaded before stays in use.
+    fn reload(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.inner.reload()).map_err(|error| errors::router(&error))
+    }
+
+    /// Reports how far discovery is with an engine, or with a configured stream.
+    ///
+    /// Args:
+    ///     report_json: JSON with worker, rank, url, state, code and reason.
+    ///
+    /// Raises:
+    ///     ServiceError: The report is invalid.
+    fn report_engine(&self, py: Python<'_>, report_json: &str) -> PyResult<()> {
+        let service = self.service()?;
+        py.detach(|| service.report_engine(report_json)).map_err(|error| errors::service(&error))
+    }
+
+    /// Stops reporting an engine, or a configured stream.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///     rank: Data-parallel rank of the stream; None means an engine.
+    ///
+    /// Returns:
+    ///     bool: Whether it was reported.
+    #[pyo3(signature = (worker, rank=None))]
+    fn forget_engine(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> PyResult<bool> {
+        let service = self.service()?;
+        Ok(py.detach(|| service.forget_engine(worker, rank)))
+    }
+
+    /// The engines and configured streams that discovery follows.
+    ///
+    /// Returns:
+    ///     str: The answer of the service's GET /engines, JSON; an empty list without one.
+    fn engines(&self, py: Python<'_>) -> String {
+        let engines = |service: &Service| py.detach(|| service.engines().to_string());
+        self.inner.service().map_or_else(|| "[]".to_owned(), engines)
+    }
+
+    /// The workers whose events are followed, and their streams.
+    ///
+    /// Returns:
+    ///     str: The answer of the service's GET /workers, JSON; an empty list without one.
+    fn workers(&self, py: Python<'_>) -> String {
+        let workers = |service: &Service| py.detach(|| service.workers().to_string());
+        self.inner.service().map_or_else(|| "[]".to_owned(), workers)
+    }
+
+    /// What is not ready yet.
+    ///
+    /// Returns:
+    ///     str or None: What the router waits for, JSON; None if it is ready.
+    fn ready(&self, py: Python<'_>) -> Option<String> {
+        py.detach(|| {
+            let router = self.inner.waiting();
+            let service = self.inner.service().and_then(Service::waiting);
+            router.or(service).map(|waiting| waiting.to_string())
+        })
+    }
+
+    /// Removes one reason for not being ready.
+    ///
+    /// Args:
+    ///     hold: The reason's name.
+    ///
+    /// Returns:
+    ///     bool: Whether it was waited for.
+    fn release(&self, hold: &str) -> bool {
+        self.inner.service().is_some_and(|service| service.fleet().release(hold))
+    }
+
+    /// Reports not ready from now on, while requests are still answered.
+    fn leave(&self) {
+        self.inner.leave();
+    }
+
+    /// Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.
+    ///
+    /// Draining again does nothing.
+    ///
+    /// Args:
+    ///     timeout: Time limit in seconds for open requests, at least 0.
+    ///     delay: Time in seconds before the listener closes, at least 0.
+    ///
+    /// Returns:
+    ///     bool: False if the time limit passed and requests were cut off.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: timeout or delay is negative or not a number.
+    #[pyo3(signature = (timeout, delay=0.0))]
+    fn drain(&self, py: Python<'_>, timeout: f64, delay: f64) -> PyResult<bool> {
+        let seconds = |name: &str, seconds| {
+            let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
+            Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
+        };
+        let (timeout, delay) = (seconds("timeout", timeout)?, seconds("delay", delay)?);
+        Ok(py.detach(|| self.inner.drain(timeout, delay)))
+    }
+
+    /// Closes at once. Closing again does nothing.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
+    }
+}

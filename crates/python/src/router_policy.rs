@@ -1,0 +1,86 @@
+//! A user's policy inside the router: a Python object, with somebody to fall back on.
+//!
+//! A policy that raises must not cost its requests: they go to whoever has the least to compute, and the failure is
+//! logged once for each kind of it.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvatlas_routing::{Candidates, Choice, Policy, Request};
+use pyo3::prelude::*;
+
+use crate::routing::{Failure, Names, PythonPolicy};
+
+/// Kinds of failures that are logged, at most.
+const MOST_TOLD: usize = 32;
+
+pub(crate) struct GuardedPolicy {
+    policy: PythonPolicy,
+    failure: Failure,
+    told: HashSet<String>,
+}
+
+impl GuardedPolicy {
+    /// `names`: name and rank of each worker by its number, as far as they are known.
+    pub(crate) fn new(policy: &Bound<'_, PyAny>, names: Names) -> PyResult<Self> {
+        let name = policy.get_type().name()?.to_string();
+        let failure: Failure = Arc::default();
+        Ok(Self { policy: PythonPolicy::new(&name, policy, failure.clone(), names)?, failure, told: HashSet::new() })
+    }
+
+    fn tell(&mut self, error: &PyErr) {
+        let words = error.to_string();
+        if self.told.len() < MOST_TOLD && self.told.insert(words.clone()) {
+            let message =
+                format!("policy {}: {words}; the engine with the least to compute is taken", self.policy.name());
+            Python::attach(|py| {
+                if let Err(error) = log(py, &message) {
+                    error.print(py);
+                }
+            });
+        }
+    }
+}
+
+fn log(py: Python<'_>, message: &str) -> PyResult<()> {
+    let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;
+    logger.call_method1("error", ("%s", message)).map(drop)
+}
+
+impl Policy for GuardedPolicy {
+    fn name(&self) -> &str {
+        self.policy.name()
+    }
+
+    fn uses_index(&self) -> bool {
+        self.policy.uses_index()
+    }
+
+    fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
+        let choice = self.policy.choose(request, candidates, now);
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(error) = failure else { return choice };
+        self.tell(&error);
+        let queued = &candidates.queued_tokens;
+        let least = (0..candidates.len()).min_by(|&one, &other| queued[one].total_cmp(&queued[other]));
+        Choice::Row(least.unwrap_or_default())
+    }
+}
+
+/// Names of workers by number, out of what the router says of its engines.
+pub(crate) fn learn_names(names: &Mutex<Vec<(String, u32)>>, workers: &serde_json::Value) {
+    let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+    for worker in workers.as_array().into_iter().flatten() {
+        let name = worker["name"].as_str().unwrap_or_default();
+        for (rank, row) in worker["ranks"].as_array().into_iter().flatten().enumerate() {
+            let (Some(number), Ok(rank)) = (row["number"].as_u64(), u32::try_from(rank)) else { continue };
+            let at = usize::try_from(number).unwrap_or(usize::MAX);
+            if at < 1 << 20 {
+                if names.len() <= at {
+                    names.resize(at + 1, (String::new(), 0));
+                }
+                names[at] = (name.to_owned(), rank);
+            }
+        }
+    }
+}

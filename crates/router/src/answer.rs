@@ -1,0 +1,69 @@
+//! The bodies of answers.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Response, StatusCode};
+
+use crate::proxy::Passing;
+
+/// Why a body ends before its end.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of an answer.
+pub(crate) enum Answer {
+    /// One that is here.
+    Full(Bytes),
+    /// An engine's, as it comes.
+    Passing(Box<Passing>),
+    /// Any other, as it comes.
+    Other(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match self.get_mut() {
+            Self::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Self::Passing(passing) => passing.poll(context).map(|data| data.map(|data| data.map(Frame::data))),
+            Self::Other(body) => body.as_mut().poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Full(bytes) => bytes.is_empty(),
+            Self::Passing(passing) => passing.is_over(),
+            Self::Other(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Self::Passing(passing) => passing.size_hint(),
+            Self::Other(body) => body.size_hint(),
+        }
+    }
+}
+
+/// An answer of a type.
+#[must_use]
+pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
+    let mut response = Response::new(Answer::Full(body.into()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// An answer in JSON.
+#[must_use]
+pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Answer> {
+    typed(status, "application/json", body)
+}

@@ -1,0 +1,30 @@
+//! What every request may need.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use kvatlas_service::Service;
+use kvatlas_service::gate::Gate;
+
+use crate::config::Config;
+use crate::counts::Counts;
+use crate::fleet::Fleet;
+use crate::place::Places;
+use crate::prompts::Prompts;
+use crate::remote::Remote;
+
+/// What every request may need.
+pub(crate) struct App {
+    pub(crate) config: Arc<Config>,
+    pub(crate) fleet: Fleet,
+    pub(crate) places: Places,
+    pub(crate) counts: Counts,
+    pub(crate) gate: Gate,
+    pub(crate) prompts: Prompts,
+    /// The service in this process, if there is one.
+    pub(crate) service: Option<Service>,
+    /// The index in another process, if that is asked.
+    pub(crate) remote: Option<Remote>,
+    /// Whether the router is about to end.
+    pub(crate) leaving: AtomicBool,
+}

@@ -1,0 +1,17 @@
+//! The time since the process began, as all parts of the router tell it.
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Seconds, never going back.
+#[must_use]
+pub(crate) fn seconds() -> f64 {
+    START.elapsed().as_secs_f64()
+}
+
+/// Whole milliseconds, from 1 on.
+pub(crate) fn millis() -> u64 {
+    START.elapsed().as_millis() as u64 + 1
+}

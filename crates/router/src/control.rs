@@ -1,0 +1,179 @@
+//! What the router does beside requests: asks engines how they do, which models they serve, and closes what nobody uses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvatlas_routing::Load;
+use serde_json::Value;
+
+use crate::app::App;
+use crate::engine::{Connection, Engine, Framing, Model, Models, loads};
+
+/// The longest answer of an engine to a question of the router's own.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// How often engines are looked at.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Looks after the engines for as long as the router lives.
+pub(crate) async fn run(app: Arc<App>) {
+    let mut minders: std::collections::HashMap<usize, tokio::task::JoinHandle<()>> = std::collections::HashMap::new();
+    loop {
+        let engines = app.fleet.engines().clone();
+        // One task for each engine: one that hangs holds up nobody else.
+        for engine in engines.iter() {
+            let key = Arc::as_ptr(engine) as usize;
+            minders.entry(key).or_insert_with(|| tokio::spawn(look_after(app.clone(), engine.clone())));
+        }
+        minders.retain(|key, task| {
+            let is_there = engines.iter().any(|engine| Arc::as_ptr(engine) as usize == *key);
+            if !is_there {
+                task.abort();
+            }
+            is_there
+        });
+        for engine in engines.iter() {
+            engine.pool.sweep();
+            let silence = app.config.health.silence;
+            let silent = !silence.is_zero() && engine.silence() > silence;
+            if engine.health.set_silent(silent) {
+                tracing::warn!(
+                    engine = &*engine.name,
+                    "it has requests and says nothing: it is left out until it does"
+                );
+            }
+        }
+        trust(&app, &engines);
+        tokio::time::sleep(TICK).await;
+    }
+}
+
+async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
+    tokio::join!(mind(app.clone(), engine.clone()), follow_load(app, engine));
+}
+
+/// Whether what the index says of each engine can be trusted.
+fn trust(app: &App, engines: &[Arc<Engine>]) {
+    let Some(service) = app.service.as_ref().filter(|_| app.places.wants().hashes) else { return };
+    let keyspaces = service.fleet().keyspaces();
+    for engine in engines {
+        let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty());
+        for rank in 0..engine.config.ranks {
+            let trusted = keyspace.is_some_and(|keyspace| keyspace.is_trusted(&engine.name, rank));
+            app.places.set_trusted(engine, rank as usize, trusted);
+        }
+        let Some(keyspace) = keyspace else { continue };
+        for rank in keyspace.index().ranks_of(&engine.name) {
+            let load = Load { held_blocks: Some(rank.device_blocks as f64), ..Load::default() };
+            app.places.report(engine, rank.rank as usize, &load);
+        }
+    }
+}
+
+/// Lets those who wait in the router go on as time passes.
+pub(crate) async fn tick(app: Arc<App>) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        app.places.tick();
+    }
+}
+
+/// Reads one engine's metrics, again and again, for as long as it has any.
+async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
+    let health = &app.config.health;
+    if health.load_interval.is_zero() {
+        return;
+    }
+    let mut pause = health.load_interval;
+    loop {
+        let asked = tokio::time::timeout(health.timeout, get(&engine, "/metrics")).await;
+        let loads = match &asked {
+            Ok(Ok((200, body))) => loads(&String::from_utf8_lossy(body)),
+            _ => Default::default(),
+        };
+        // One without metrics of a known kind is asked seldom.
+        pause = if loads.is_empty() { (pause * 2).min(Duration::from_secs(60)) } else { health.load_interval };
+        for (rank, load) in loads {
+            app.places.report(&engine, rank as usize, &load);
+        }
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Asks one engine, again and again.
+async fn mind(app: Arc<App>, engine: Arc<Engine>) {
+    let health = &app.config.health;
+    let mut knows_models = false;
+    loop {
+        let well = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
+            Ok(Ok((status, _))) => (200..300).contains(&status),
+            _ => false,
+        };
+        if !health.interval.is_zero() && engine.health.asked(well) {
+            let standing = engine.health.standing().name();
+            tracing::info!(engine = &*engine.name, standing, "an engine has changed");
+        }
+        if well && engine.config.models.is_empty() {
+            let asked = tokio::time::timeout(health.timeout, get(&engine, "/v1/models")).await;
+            if let Ok(Ok((200, body))) = asked
+                && let Some(models) = models(&body)
+            {
+                if engine.models.load().names != models.names {
+                    let names: Vec<_> = models.names.iter().map(|model| &*model.name).collect();
+                    tracing::info!(engine = &*engine.name, models = names.join(", "), "an engine's models");
+                    engine.models.store(Arc::new(models));
+                }
+                knows_models = true;
+            }
+        }
+        // An engine that is starting is asked more often, so that it is used as soon as it can be.
+        let pause = if health.interval.is_zero() { Duration::from_secs(5) } else { health.interval };
+        let soon = !well || (engine.config.models.is_empty() && !knows_models);
+        tokio::time::sleep(if soon { pause.min(Duration::from_secs(1)) } else { pause }).await;
+    }
+}
+
+fn models(body: &[u8]) -> Option<Models> {
+    let Value::Object(mut answer) = serde_json::from_slice(body).ok()? else { return None };
+    let Value::Array(cards) = answer.remove("data")? else { return None };
+    let model = |card: Value| {
+        let parent = card.get("parent").and_then(Value::as_str).map(str::to_owned);
+        Some(Model { name: card.get("id")?.as_str()?.to_owned(), parent, card })
+    };
+    Some(Models { names: cards.into_iter().filter_map(model).collect() })
+}
+
+/// The status and body of what an engine answers to a question of the router's own.
+pub(crate) async fn get(engine: &Engine, path: &str) -> Result<(u16, Vec<u8>), String> {
+    ask(engine, "GET", path, b"").await
+}
+
+/// The same for any method, with a body in JSON.
+pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>), String> {
+    let mut connection = engine.new_connection().await.map_err(|fault| fault.to_string())?;
+    let key = engine.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
+    let kind = if body.is_empty() { "" } else { "content-type: application/json\r\n" };
+    let head = format!(
+        "{method} {}{path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{key}{kind}content-length: {}\r\n\r\n",
+        engine.address.base,
+        engine.address.authority,
+        body.len()
+    );
+    connection.send(head.as_bytes(), body).await.map_err(|error| error.to_string())?;
+    let method = hyper::Method::from_bytes(method.as_bytes()).map_err(|error| error.to_string())?;
+    let answer = connection.head(&method).await.map_err(|fault| fault.to_string())?;
+    let (_, body) = whole(connection, answer.framing).await?;
+    Ok((answer.status.as_u16(), body))
+}
+
+/// All of a body, and the connection on which it came.
+pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> Result<(Connection, Vec<u8>), String> {
+    let mut body = Vec::new();
+    while let Some(data) = std::future::poll_fn(|context| connection.poll_data(context, &mut framing)).await {
+        body.extend_from_slice(&data.map_err(|fault| fault.to_string())?);
+        if body.len() > MAX_ANSWER {
+            return Err("its answer is too long".to_owned());
+        }
+    }
+    Ok((connection, body))
+}

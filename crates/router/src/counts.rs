@@ -1,0 +1,85 @@
+//! What is counted of the router as a whole.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Upper bounds of the buckets for times, in seconds.
+pub(crate) const SECONDS: [f64; 16] =
+    [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 16.0, 64.0];
+
+/// Upper bounds of the buckets for decisions, in seconds.
+pub(crate) const DECISION_SECONDS: [f64; 12] = [1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 5e-3, 5e-2];
+
+/// How often something took how long.
+#[derive(Debug)]
+pub(crate) struct Histogram<const N: usize> {
+    bounds: &'static [f64; N],
+    buckets: [AtomicU64; N],
+    beyond: AtomicU64,
+    micros: AtomicU64,
+}
+
+impl<const N: usize> Histogram<N> {
+    pub(crate) fn new(bounds: &'static [f64; N]) -> Self {
+        Self { bounds, buckets: [const { AtomicU64::new(0) }; N], beyond: AtomicU64::new(0), micros: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn add(&self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        let at = self.bounds.partition_point(|bound| *bound < seconds);
+        self.buckets.get(at).unwrap_or(&self.beyond).fetch_add(1, Relaxed);
+        self.micros.fetch_add(took.as_micros() as u64, Relaxed);
+    }
+
+    /// The counts by upper bound, and the sum in seconds.
+    pub(crate) fn read(&self) -> (Vec<(f64, u64)>, f64) {
+        let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
+        let counts = self.buckets.iter().chain([&self.beyond]).map(|count| count.load(Relaxed));
+        (bounds.zip(counts).collect(), self.micros.load(Relaxed) as f64 / 1e6)
+    }
+}
+
+/// What is counted of the router as a whole.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    /// Connections of clients that came, and that are over.
+    pub(crate) connections_begun: AtomicU64,
+    pub(crate) connections_ended: AtomicU64,
+    /// Requests that came, forwarded or not.
+    pub(crate) all_requests: AtomicU64,
+    /// Requests that the router refused itself, by the first digit of the status, from 4 on.
+    pub(crate) refused: [AtomicU64; 2],
+    /// Requests sent again, by why the one before failed.
+    pub(crate) retries: [AtomicU64; crate::engine::FAULTS.len()],
+    /// Requests that were taken apart, by what prefill came to.
+    pub(crate) handovers: [AtomicU64; 3],
+    /// From a request's arrival to the first piece of its answer's body.
+    pub(crate) first_byte: Histogram<16>,
+    /// What a decision took.
+    pub(crate) decision: Histogram<12>,
+    /// Bugs.
+    pub(crate) panics: AtomicU64,
+}
+
+impl Counts {
+    /// Open connections of clients.
+    pub(crate) fn connections(&self) -> u64 {
+        let ended = self.connections_ended.load(Relaxed);
+        self.connections_begun.load(Relaxed).saturating_sub(ended)
+    }
+
+    pub(crate) fn new() -> Self {
+        Self {
+            connections_begun: AtomicU64::new(0),
+            connections_ended: AtomicU64::new(0),
+            all_requests: AtomicU64::new(0),
+            refused: Default::default(),
+            retries: Default::default(),
+            handovers: Default::default(),
+            first_byte: Histogram::new(&SECONDS),
+            decision: Histogram::new(&DECISION_SECONDS),
+            panics: AtomicU64::new(0),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The last decisions, to be looked at.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvatlas_routing::Terms;
+use serde_json::{Value, json};
+
+use crate::clock::millis;
+use crate::lock;
+
+/// For how long after somebody looked the terms of decisions are kept too.
+const WATCHED: Duration = Duration::from_secs(10);
+
+/// One decision, and what became of the request.
+#[derive(Debug)]
+pub struct Record {
+    /// The decision core's number for the request.
+    pub number: u64,
+    /// Seconds since 1970.
+    pub at: f64,
+    /// The model, if the request named one.
+    pub model: Option<String>,
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Tokens of a block.
+    pub block_size: u32,
+    /// Content hashes of its blocks; empty if they are not known.
+    pub hashes: Arc<[u64]>,
+    /// The engine.
+    pub worker: Arc<str>,
+    /// Its data-parallel rank.
+    pub rank: u32,
+    /// Prompt tokens that were expected in its cache.
+    pub cached: u32,
+    /// Of those, the ones that the index did not know of.
+    pub predicted: u32,
+    /// Why there, in a word.
+    pub why: &'static str,
+    /// What the decision took.
+    pub micros: u32,
+    /// What was weighed, while somebody looks.
+    pub terms: Option<Explained>,
+    /// What became of it.
+    pub ended: OnceLock<Ended>,
+}
+
+/// What was weighed.
+#[derive(Debug, Clone)]
+pub struct Explained {
+    /// The candidates: name and rank.
+    pub workers: Vec<(Arc<str>, u32)>,
+    /// Prompt tokens that each was expected to have in its cache.
+    pub cached_tokens: Vec<u32>,
+    /// The policy's terms, if it has any.
+    pub terms: Option<Terms>,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy)]
+pub struct Ended {
+    /// `finished`, `failed` or `cancelled`.
+    pub how: &'static str,
+    /// Prompt tokens in its cache, as the engine says.
+    pub cached: Option<u32>,
+    /// Tokens generated.
+    pub output: Option<u32>,
+    /// Seconds from the decision to the first token of a stream.
+    pub first_token: Option<f64>,
+    /// Seconds from the decision to the end.
+    pub took: f64,
+}
+
+/// The last decisions.
+pub struct Decisions {
+    most: usize,
+    ring: Mutex<VecDeque<Arc<Record>>>,
+    watched_until: AtomicU64,
+}
+
+impl Decisions {
+    pub(crate) fn new(most: usize) -> Self {
+        Self { most, ring: Mutex::default(), watched_until: AtomicU64::new(0) }
+    }
+
+    /// Whether any are kept.
+    pub(crate) fn are_kept(&self) -> bool {
+        self.most > 0
+    }
+
+    /// Whether somebody has looked lately, so that terms are worth their making.
+    #[must_use]
+    pub fn are_watched(&self) -> bool {
+        self.watched_until.load(Relaxed) > millis()
+    }
+
+    pub(crate) fn push(&self, record: Arc<Record>) {
+        let mut ring = lock(&self.ring);
+        while ring.len() >= self.most {
+            ring.pop_front();
+        }
+        ring.push_back(record);
+    }
+
+    /// The last ones, the newest first; from now on for a while the terms are kept too.
+    #[must_use]
+    pub fn last(&self, most: usize) -> Vec<Arc<Record>> {
+        self.watched_until.store(millis() + WATCHED.as_millis() as u64, Relaxed);
+        lock(&self.ring).iter().rev().take(most).cloned().collect()
+    }
+}
+
+impl Record {
+    /// For programs and pages.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let ended = self.ended.get().map(|ended| {
+            json!({
+                "how": ended.how,
+                "cached_tokens": ended.cached,
+                "output_tokens": ended.output,
+                "first_token": ended.first_token,
+                "took": ended.took,
+            })
+        });
+        json!({
+            "number": self.number,
+            "at": self.at,
+            "model": self.model,
+            "tokens": self.tokens,
+            "worker": &*self.worker,
+            "rank": self.rank,
+            "cached_tokens": self.cached,
+            "predicted_tokens": self.predicted,
+            "why": self.why,
+            "decision_us": self.micros,
+            "candidates": self.terms.as_ref().map(Explained::to_json),
+            "ended": ended,
+        })
+    }
+}
+
+impl Explained {
+    /// A list with an object for each candidate, its terms by name.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let rows = self.workers.iter().zip(&self.cached_tokens).enumerate();
+        rows.map(|(row, ((worker, rank), cached))| {
+            let terms: serde_json::Map<String, Value> = self
+                .terms
+                .iter()
+                .flat_map(|terms| {
+                    let width = terms.names.len();
+                    let values = terms.values.get(row * width..(row + 1) * width).unwrap_or_default();
+                    terms.names.iter().zip(values).map(|(name, value)| ((*name).to_owned(), json!(value)))
+                })
+                .collect();
+            json!({ "worker": &**worker, "rank": rank, "cached_tokens": cached, "terms": terms })
+        })
+        .collect()
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}

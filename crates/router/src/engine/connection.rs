@@ -1,0 +1,432 @@
+//! A connection to an engine, on which one request runs at a time.
+//!
+//! It is read and written by whoever has the request, in the client's own task: no task of its own, no channel between
+//! the two, no wake-up but the socket's. Its buffer is the thread's, so that ten thousand open answers hold none.
+
+use std::cell::RefCell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::{Method, StatusCode, Version};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::address::Address;
+use super::chunked::Chunked;
+use super::fault::Fault;
+
+/// Bytes that are read at once.
+const READ: usize = 64 << 10;
+
+/// Bytes and lines of an answer's head at most.
+const MAX_HEAD: usize = 256 << 10;
+const FEW_HEADERS: usize = 32;
+const MAX_HEADERS: usize = 512;
+
+thread_local! {
+    static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into_boxed_slice());
+}
+
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// A connection to an engine.
+pub(crate) struct Connection {
+    stream: Stream,
+    /// What was read and not yet used.
+    rest: BytesMut,
+    /// Since when nothing runs on it.
+    pub(crate) idle_since: Instant,
+    /// Requests that ran on it.
+    pub(crate) served: u32,
+}
+
+/// The beginning of an answer.
+pub(crate) struct Head {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    /// Whether another request may follow on the connection.
+    pub(crate) keep: bool,
+    pub(crate) framing: Framing,
+}
+
+/// How the end of a body is known.
+#[derive(Debug)]
+pub(crate) enum Framing {
+    /// There is none, or it is over.
+    Done,
+    /// So many bytes are to come.
+    Length(u64),
+    /// By its chunks.
+    Chunked(Chunked),
+    /// When the connection ends.
+    UntilClose,
+}
+
+impl Connection {
+    /// Connects.
+    pub(crate) async fn connect(
+        address: &Address,
+        tls: Option<&Arc<tokio_rustls::rustls::ClientConfig>>,
+        timeout: Duration,
+    ) -> Result<Self, Fault> {
+        let connect = async {
+            let stream = TcpStream::connect((&*address.host, address.port)).await?;
+            stream.set_nodelay(true)?;
+            let stream = match tls.filter(|_| address.https) {
+                None => Stream::Plain(stream),
+                Some(tls) => {
+                    let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
+                    Stream::Tls(Box::new(TlsConnector::from(tls.clone()).connect(name, stream).await?))
+                }
+            };
+            Ok::<_, io::Error>(stream)
+        };
+        let stream = match tokio::time::timeout(timeout, connect).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(Fault::Connect(error.to_string())),
+            Err(_) => return Err(Fault::Connect("it took too long".to_owned())),
+        };
+        Ok(Self { stream, rest: BytesMut::new(), idle_since: Instant::now(), served: 0 })
+    }
+
+    /// Whether a connection on which nothing runs can take a request: nothing came, and it is not closed.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        if !self.rest.is_empty() {
+            return false;
+        }
+        let mut byte = [0];
+        let mut buffer = ReadBuf::new(&mut byte);
+        let context = &mut Context::from_waker(Waker::noop());
+        self.poll_read(context, &mut buffer).is_pending()
+    }
+
+    /// Writes a request.
+    pub(crate) async fn send(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
+        let (mut head, mut body) = (head, body);
+        while !head.is_empty() || !body.is_empty() {
+            let written = std::future::poll_fn(|context| self.poll_write(context, [head, body])).await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            let of_head = written.min(head.len());
+            head = &head[of_head..];
+            body = &body[written - of_head..];
+        }
+        if let Stream::Tls(stream) = &mut self.stream {
+            std::future::poll_fn(|context| Pin::new(&mut *stream).poll_flush(context)).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads the head of the answer to a request with this method.
+    pub(crate) async fn head(&mut self, method: &Method) -> Result<Head, Fault> {
+        loop {
+            if !self.rest.is_empty()
+                && let Some((head, is_interim)) = parse(&mut self.rest, method)?
+            {
+                if is_interim {
+                    continue;
+                }
+                self.served += 1;
+                return Ok(head);
+            }
+            if self.rest.len() > MAX_HEAD {
+                return Err(Fault::Malformed("its head is too long"));
+            }
+            match std::future::poll_fn(|context| self.poll_more(context)).await {
+                Ok(0) if self.rest.is_empty() => return Err(self.ended()),
+                Ok(0) => return Err(Fault::Malformed("its head ends too soon")),
+                Ok(_) => {}
+                Err(_) if self.rest.is_empty() => return Err(self.ended()),
+                Err(error) => return Err(Fault::Broken(error.to_string())),
+            }
+        }
+    }
+
+    fn ended(&self) -> Fault {
+        if self.served > 0 { Fault::Stale } else { Fault::Closed }
+    }
+
+    /// The next piece of a body; nothing after its end.
+    pub(crate) fn poll_data(
+        &mut self,
+        context: &mut Context<'_>,
+        framing: &mut Framing,
+    ) -> Poll<Option<Result<Bytes, Fault>>> {
+        loop {
+            if matches!(framing, Framing::Done | Framing::Length(0)) {
+                *framing = Framing::Done;
+                return Poll::Ready(None);
+            }
+            if !self.rest.is_empty() {
+                match take(framing, &mut self.rest) {
+                    Ok(data) if data.is_empty() => continue,
+                    Ok(data) => return Poll::Ready(Some(Ok(data))),
+                    Err(why) => return Poll::Ready(Some(Err(Fault::Malformed(why)))),
+                }
+            }
+            let found = SCRATCH.with_borrow_mut(|scratch| {
+                let mut buffer = ReadBuf::new(scratch);
+                ready!(self.poll_read(context, &mut buffer))?;
+                Poll::Ready(Ok::<_, io::Error>(take_from(framing, buffer.filled(), &mut self.rest)))
+            });
+            return Poll::Ready(match ready!(found) {
+                Ok(Ok(Taken::Data(data))) => Some(Ok(data)),
+                Ok(Ok(Taken::Nothing)) => continue,
+                Ok(Ok(Taken::End)) => match framing {
+                    Framing::UntilClose => {
+                        *framing = Framing::Done;
+                        None
+                    }
+                    _ => Some(Err(Fault::Broken("it was closed before the end of the answer".to_owned()))),
+                },
+                Ok(Err(why)) => Some(Err(Fault::Malformed(why))),
+                Err(error) => Some(Err(Fault::Broken(error.to_string()))),
+            });
+        }
+    }
+
+    /// Whether all that came was used.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(scratch);
+            ready!(self.poll_read(context, &mut buffer))?;
+            self.rest.extend_from_slice(buffer.filled());
+            Poll::Ready(Ok(buffer.filled().len()))
+        })
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+
+    fn poll_write(&mut self, context: &mut Context<'_>, pieces: [&[u8]; 2]) -> Poll<io::Result<usize>> {
+        let slices = pieces.map(IoSlice::new);
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, &slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, &slices),
+        }
+    }
+}
+
+enum Taken {
+    Data(Bytes),
+    Nothing,
+    End,
+}
+
+/// The body's part of `read`; what is behind its end goes to `rest`.
+fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<Taken, &'static str> {
+    if read.is_empty() {
+        return Ok(Taken::End);
+    }
+    let data = match framing {
+        Framing::Chunked(chunked) => {
+            let mut data = Vec::with_capacity(read.len());
+            let used = chunked.decode(read, &mut data)?;
+            rest.extend_from_slice(&read[used..]);
+            if chunked.is_done() {
+                *framing = Framing::Done;
+            }
+            Bytes::from(data)
+        }
+        Framing::Length(left) => {
+            let here = usize::try_from(*left).unwrap_or(usize::MAX).min(read.len());
+            *left -= here as u64;
+            rest.extend_from_slice(&read[here..]);
+            Bytes::copy_from_slice(&read[..here])
+        }
+        Framing::UntilClose => Bytes::copy_from_slice(read),
+        Framing::Done => return Ok(Taken::End),
+    };
+    Ok(if data.is_empty() { Taken::Nothing } else { Taken::Data(data) })
+}
+
+/// The same where it was read already.
+fn take(framing: &mut Framing, rest: &mut BytesMut) -> Result<Bytes, &'static str> {
+    let read = std::mem::take(rest);
+    Ok(match framing {
+        Framing::Length(left) => {
+            let here = usize::try_from(*left).unwrap_or(usize::MAX).min(read.len());
+            *left -= here as u64;
+            let mut read = read;
+            let data = read.split_to(here);
+            *rest = read;
+            data.freeze()
+        }
+        _ => match take_from(framing, &read, rest)? {
+            Taken::Data(data) => data,
+            Taken::Nothing | Taken::End => Bytes::new(),
+        },
+    })
+}
+
+/// The head at the beginning of `rest`, taken out of it, and whether another one follows it; None if it is not whole.
+fn parse(rest: &mut BytesMut, method: &Method) -> Result<Option<(Head, bool)>, Fault> {
+    let mut few = [httparse::EMPTY_HEADER; FEW_HEADERS];
+    let mut answer = httparse::Response::new(&mut few);
+    let length = match answer.parse(rest) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(httparse::Error::TooManyHeaders) => return parse_many(rest, method),
+        Err(_) => return Err(Fault::Malformed("its head cannot be read")),
+    };
+    let found = read(&answer, rest, length, method)?;
+    drop(rest.split_to(length));
+    Ok(Some(found))
+}
+
+fn parse_many(rest: &mut BytesMut, method: &Method) -> Result<Option<(Head, bool)>, Fault> {
+    let mut many = vec![httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut answer = httparse::Response::new(&mut many);
+    let length = match answer.parse(rest) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(_) => return Err(Fault::Malformed("its head cannot be read")),
+    };
+    let found = read(&answer, rest, length, method)?;
+    drop(rest.split_to(length));
+    Ok(Some(found))
+}
+
+fn read(
+    answer: &httparse::Response<'_, '_>,
+    from: &[u8],
+    length: usize,
+    method: &Method,
+) -> Result<(Head, bool), Fault> {
+    let malformed = |why| Fault::Malformed(why);
+    let status = answer.code.and_then(|code| StatusCode::from_u16(code).ok());
+    let status = status.ok_or_else(|| malformed("its status is no number from 100 on"))?;
+    // One copy of the head, which all values share.
+    let bytes = Bytes::copy_from_slice(&from[..length]);
+    let start = from.as_ptr() as usize;
+    let version = if answer.version == Some(1) { Version::HTTP_11 } else { Version::HTTP_10 };
+    let mut headers = HeaderMap::with_capacity(answer.headers.len() + 4);
+    let (mut of_length, mut chunked, mut coded): (Option<u64>, bool, bool) = (None, false, false);
+    let mut keep = version == Version::HTTP_11;
+    for header in answer.headers.iter() {
+        let at = header.value.as_ptr() as usize - start;
+        let value = HeaderValue::from_maybe_shared(bytes.slice(at..at + header.value.len()))
+            .map_err(|_| malformed("a header's value has forbidden characters"))?;
+        let name = header.name;
+        if name.eq_ignore_ascii_case("content-length") {
+            let text = std::str::from_utf8(header.value).unwrap_or_default();
+            let is_number = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+            let given = text.parse().ok().filter(|_| is_number);
+            let given = given.ok_or_else(|| malformed("its Content-Length is no number"))?;
+            if of_length.is_some_and(|before| before != given) {
+                return Err(malformed("it has several lengths"));
+            }
+            of_length = Some(given);
+            continue;
+        }
+        if name.eq_ignore_ascii_case("transfer-encoding") {
+            if coded || !header.value.eq_ignore_ascii_case(b"chunked") {
+                return Err(malformed("its transfer coding is not chunked"));
+            }
+            (coded, chunked) = (true, true);
+            continue;
+        }
+        if name.eq_ignore_ascii_case("connection") {
+            for word in header.value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+                if word.eq_ignore_ascii_case(b"close") {
+                    keep = false;
+                } else if word.eq_ignore_ascii_case(b"keep-alive") {
+                    keep = true;
+                }
+            }
+        }
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| malformed("a header's name is none"))?;
+        headers.append(name, value);
+    }
+    if status == StatusCode::SWITCHING_PROTOCOLS {
+        return Err(malformed("it switches protocols"));
+    }
+    let empty = status.is_informational()
+        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || *method == Method::HEAD;
+    let framing = match (empty, chunked, of_length) {
+        (true, ..) => Framing::Done,
+        // Both say something of the same: who is right cannot be known (RFC 9112, 6.3).
+        (false, true, Some(_)) => return Err(malformed("it has a length and chunks")),
+        (false, true, None) => Framing::Chunked(Chunked::new()),
+        (false, false, Some(length)) => Framing::Length(length),
+        (false, false, None) => {
+            keep = false;
+            Framing::UntilClose
+        }
+    };
+    if let Some(length) = of_length.filter(|_| !status.is_informational()) {
+        headers.insert(hyper::header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    Ok((Head { status, headers, keep, framing }, status.is_informational()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Option<(Head, bool)>, Fault> {
+        parse(&mut BytesMut::from(text), &Method::POST)
+    }
+
+    #[test]
+    fn heads() {
+        let (head, interim) =
+            parsed("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A:  b \r\n\r\nhello").expect("http").expect("whole");
+        assert!(!interim && head.keep && matches!(head.framing, Framing::Length(5)));
+        assert_eq!(head.headers["x-a"], "b");
+        let (head, _) = parsed("HTTP/1.0 200 OK\r\n\r\n").expect("http").expect("whole");
+        assert!(!head.keep && matches!(head.framing, Framing::UntilClose));
+        let (head, _) = parsed("HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\nconnection: x, Close\r\n\r\n")
+            .expect("http")
+            .expect("whole");
+        assert!(!head.keep && matches!(head.framing, Framing::Chunked(_)));
+        assert!(parsed("HTTP/1.1 100 Continue\r\n\r\n").expect("http").expect("whole").1);
+        assert!(parsed("HTTP/1.1 200 OK\r\nContent-").expect("http").is_none());
+        let many: String = (0..100).map(|at| format!("x-{at}: y\r\n")).collect();
+        let (head, _) =
+            parsed(&format!("HTTP/1.1 200 OK\r\n{many}content-length: 0\r\n\r\n")).expect("http").expect("whole");
+        assert_eq!(head.headers.len(), 101);
+    }
+
+    #[test]
+    fn what_could_mean_two_things_is_refused() {
+        for bad in [
+            "content-length: 1\r\ncontent-length: 2",
+            "content-length: 1, 1",
+            "content-length: +1",
+            "content-length: -1",
+            "content-length:",
+            "content-length: 1\r\ntransfer-encoding: chunked",
+            "transfer-encoding: gzip, chunked",
+            "transfer-encoding: chunked\r\ntransfer-encoding: chunked",
+            "transfer-encoding: identity",
+            "a b: c",
+        ] {
+            assert!(parsed(&format!("HTTP/1.1 200 OK\r\n{bad}\r\n\r\n")).is_err(), "{bad}");
+        }
+        for bad in ["garbage garbage\r\n\r\n", "HTTP/1.1 99 x\r\n\r\n", "HTTP/1.1 101 x\r\n\r\n", "SSH-2.0-x\r\n\r\n"] {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+}

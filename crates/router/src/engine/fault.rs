@@ -1,0 +1,76 @@
+//! What can go wrong between the router and an engine.
+
+use std::fmt;
+
+/// Why an engine gave no answer, or not all of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// There is no connection to be had.
+    Connect(String),
+    /// The connection ended before the answer began.
+    Closed,
+    /// A connection that had been open for a while was closed before the answer began: the engine may be well.
+    Stale,
+    /// The connection broke.
+    Broken(String),
+    /// What came is no HTTP.
+    Malformed(&'static str),
+    /// Nothing came in time.
+    FirstByte,
+    /// Nothing more came in time.
+    Stalled,
+    /// It answered that it cannot take requests now: with this status.
+    Busy(u16),
+    /// The engine that should have computed the prompt has failed.
+    Prefill,
+}
+
+impl Fault {
+    /// A name that stays the same, for metrics.
+    pub(crate) fn name(&self) -> &'static str {
+        NAMES[self.number()]
+    }
+
+    /// Its place among [`NAMES`].
+    pub(crate) fn number(&self) -> usize {
+        match self {
+            Self::Connect(_) => 0,
+            Self::Closed => 1,
+            Self::Stale => 2,
+            Self::Broken(_) => 3,
+            Self::Malformed(_) => 4,
+            Self::FirstByte => 5,
+            Self::Stalled => 6,
+            Self::Busy(_) => 7,
+            Self::Prefill => 8,
+        }
+    }
+}
+
+/// All, in order of their numbers.
+pub(crate) const NAMES: [&str; 9] = [
+    "connect",
+    "closed",
+    "stale_connection",
+    "broken",
+    "malformed",
+    "first_byte_timeout",
+    "stalled",
+    "busy",
+    "prefill",
+];
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Connect(why) => write!(f, "no connection to the engine: {why}"),
+            Self::Closed | Self::Stale => f.write_str("the engine closed the connection without an answer"),
+            Self::Broken(why) => write!(f, "the connection to the engine broke: {why}"),
+            Self::Malformed(why) => write!(f, "the engine's answer is not HTTP: {why}"),
+            Self::FirstByte => f.write_str("the engine did not answer in time"),
+            Self::Stalled => f.write_str("the engine stopped in the middle of its answer"),
+            Self::Prefill => f.write_str("the engine that should have computed the prompt has failed"),
+            Self::Busy(status) => write!(f, "the engine takes no requests now (status {status})"),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Connections kept for the next request: a stack for each thread that serves, as a socket belongs to the thread that
+//! waits for it.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use super::connection::Connection;
+use crate::lock;
+
+/// The idle connections to one engine.
+pub(crate) struct Pool {
+    shards: Box<[Mutex<VecDeque<Connection>>]>,
+    most: usize,
+    idle: Duration,
+}
+
+impl Pool {
+    pub(crate) fn new(shards: usize, most: usize, idle: Duration) -> Self {
+        Self { shards: (0..shards).map(|_| Mutex::default()).collect(), most, idle }
+    }
+
+    /// The connection that was used last, if it still can be.
+    pub(crate) fn take(&self, shard: usize) -> Option<Connection> {
+        let mut connections = lock(self.shards.get(shard)?);
+        while let Some(mut connection) = connections.pop_back() {
+            if connection.idle_since.elapsed() > self.idle {
+                // Those below are older.
+                connections.clear();
+                return None;
+            }
+            if connection.is_quiet() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Keeps a connection on which nothing runs.
+    pub(crate) fn put(&self, shard: usize, mut connection: Connection) {
+        let Some(shard) = self.shards.get(shard) else { return };
+        connection.idle_since = Instant::now();
+        let mut connections = lock(shard);
+        if connections.len() < self.most {
+            connections.push_back(connection);
+        }
+    }
+
+    /// Closes those that have waited too long. Returns how many are left.
+    pub(crate) fn sweep(&self) -> usize {
+        self.shards
+            .iter()
+            .map(|shard| {
+                let mut connections = lock(shard);
+                while connections.front().is_some_and(|first| first.idle_since.elapsed() > self.idle) {
+                    connections.pop_front();
+                }
+                connections.len()
+            })
+            .sum()
+    }
+
+    /// Closes those of a thread.
+    pub(crate) fn clear_shard(&self, shard: usize) {
+        if let Some(shard) = self.shards.get(shard) {
+            lock(shard).clear();
+        }
+    }
+
+    /// Closes all.
+    pub(crate) fn clear(&self) {
+        self.shards.iter().for_each(|shard| lock(shard).clear());
+    }
+}

@@ -1,0 +1,65 @@
+//! What can go wrong when a router starts or its fleet is changed.
+
+/// A refusal: what was wrong, and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A setting that cannot be used.
+    #[error("{message}")]
+    Config {
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The router cannot be started.
+    #[error("{message}")]
+    Start {
+        /// Why.
+        message: String,
+    },
+    /// There is no such engine.
+    #[error("no engine is called {name:?}")]
+    Unknown {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// The router has ended.
+    #[error("the router has ended")]
+    Closed,
+}
+
+impl Error {
+    /// A setting that cannot be used.
+    pub fn config(message: impl Into<String>) -> Self {
+        Self::Config { message: message.into() }
+    }
+
+    /// Why the router cannot be started.
+    pub fn start(message: impl Into<String>) -> Self {
+        Self::Start { message: message.into() }
+    }
+
+    /// Stable, for programs.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Config { .. } => "invalid_config",
+            Self::Start { .. } => "cannot_start",
+            Self::Unknown { .. } => "unknown_engine",
+            Self::Closed => "closed",
+        }
+    }
+}
+
+impl From<kvatlas_routing::Error> for Error {
+    fn from(error: kvatlas_routing::Error) -> Self {
+        Self::config(error.to_string())
+    }
+}
+
+impl From<kvatlas_service::Error> for Error {
+    fn from(error: kvatlas_service::Error) -> Self {
+        match error {
+            kvatlas_service::Error::Config { message } => Self::Config { message },
+            other => Self::start(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! `/metrics`, as Prometheus reads it. The names are listed in `docs/reference/metrics.md`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvatlas_prompt::WhyNot;
+use kvatlas_routing::Why;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::app::App;
+use crate::counts::Histogram;
+use crate::engine::{Engine, FAULTS, Standing};
+use crate::place::{OFF_BY, OFF_WHY};
+use crate::proxy::PREPARED;
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+const STANDINGS: [Standing; 6] =
+    [Standing::Up, Standing::Down, Standing::Failing, Standing::Silent, Standing::Busy, Standing::Draining];
+
+/// The text that Prometheus reads.
+pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("kvatlas_router");
+    registry.register_collector(Box::new(Scrape(app.clone())));
+    let mut out = String::with_capacity(16 << 10);
+    encode_registry(&mut out, &registry)?;
+    encode_eof(&mut out)?;
+    Ok(out)
+}
+
+struct Scrape(Arc<App>);
+
+impl std::fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+type Done = Result<(), std::fmt::Error>;
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
+        self.requests(&mut encoder)?;
+        self.decisions(&mut encoder)?;
+        self.engines(&mut encoder)
+    }
+}
+
+impl Scrape {
+    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let counts = &self.0.counts;
+        counter(encoder, "requests", "Requests that came", counts.all_requests.load(Relaxed))?;
+        let help = "Requests that the router refused itself";
+        let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
+        for (class, count) in ["4xx", "5xx"].iter().zip(&counts.refused) {
+            one(&mut family, &[("status", *class)], count.load(Relaxed))?;
+        }
+        let mut family = describe(encoder, "retries", "Requests sent again", MetricType::Counter)?;
+        for (reason, count) in FAULTS.iter().zip(&counts.retries) {
+            one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+        }
+        let help = "Requests taken apart: prefill came first, meanwhile, or not at all";
+        let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
+        for (how, count) in PREPARED.iter().zip(&counts.handovers) {
+            one(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
+        }
+        if let Some(remote) = &self.0.remote {
+            let mut family = describe(encoder, "index_questions", "Questions to the index", MetricType::Counter)?;
+            for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
+                one(&mut family, &[("result", result)], count.load(Relaxed))?;
+            }
+        }
+        counter(encoder, "panics", "Requests that met an internal error: a bug", counts.panics.load(Relaxed))?;
+        gauge(encoder, "connections", "Open connections of clients", counts.connections())?;
+        let help = "Seconds from a request's arrival to the first piece of its answer's body";
+        histogram(encoder, "first_byte_seconds", help, &counts.first_byte)?;
+        histogram(encoder, "decision_seconds", "Seconds that a decision took", &counts.decision)?;
+        let help = "Prompts that were not turned into tokens, or not all of them";
+        let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
+        for (why, count) in WhyNot::ALL.iter().zip(&self.0.prompts.why_not) {
+            one(&mut family, &[("reason", why.word())], count.load(Relaxed))?;
+        }
+        Ok(())
+    }
+
+    fn decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let places = &self.0.places;
+        let summary = places.summary();
+        let mut family = describe(encoder, "decisions", "Requests placed, by policy and reason", MetricType::Counter)?;
+        for (why, count) in Why::ALL.iter().zip(summary.counts.why) {
+            one(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
+        }
+        let mut family = describe(encoder, "decisions_refused", "Requests placed nowhere", MetricType::Counter)?;
+        for (why, count) in ["no_worker", "queue_full", "queue_timeout"].iter().zip(summary.counts.refused) {
+            one(&mut family, &[("reason", *why)], count)?;
+        }
+        counter(encoder, "decisions_waited", "Requests that waited in the router first", summary.counts.waited)?;
+        counter(encoder, "requests_expired", "Requests given up as nothing was heard of them", summary.counts.expired)?;
+        counter(
+            encoder,
+            "expected_cached_tokens",
+            "Prompt tokens expected in caches, where engines said how many were",
+            summary.counts.expected_cached,
+        )?;
+        counter(
+            encoder,
+            "reported_cached_tokens",
+            "Prompt tokens that were in caches, of the same requests",
+            summary.counts.reported_cached,
+        )?;
+        if let Some(recorder) = &places.recorder {
+            let help = "Decisions written to the record, dropped because too many waited, or lost to a file's errors";
+            let mut family = describe(encoder, "recorded_decisions", help, MetricType::Counter)?;
+            let counts = recorder.counts();
+            for (result, count) in
+                [("written", &counts.written), ("dropped", &counts.dropped), ("failed", &counts.failed)]
+            {
+                one(&mut family, &[("result", result)], count.load(Relaxed))?;
+            }
+        }
+        gauge(encoder, "queue", "Requests that wait in the router", summary.waiting as u64)?;
+        gauge(
+            encoder,
+            "predicted_blocks",
+            "Blocks of prompts on their way that are kept in mind",
+            summary.predicted_blocks as u64,
+        )?;
+        gauge(encoder, "sessions", "Sessions that are kept in mind", summary.sessions as u64)?;
+        let help = "Tokens by which what an engine had cached differs from what was expected";
+        let mut family = describe(encoder, "cached_tokens_off", help, MetricType::Histogram)?;
+        for (reason, counts) in OFF_WHY.iter().zip(&places.off) {
+            let bounds = OFF_BY.iter().map(|bound| f64::from(*bound)).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().map(|count| count.load(Relaxed))).collect();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let least = buckets.iter().zip([0.0].iter().chain(buckets.iter().map(|(bound, _)| bound)));
+            let sum = least.map(|((_, count), below)| *count as f64 * below).sum();
+            family.encode_family(&[("reason", *reason)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+
+    fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let engines = self.0.fleet.engines();
+        let mut family = describe(encoder, "engine_answers", "Answers of engines", MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (class, count) in CLASSES.iter().zip(&engine.counts.answers) {
+                one(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
+            }
+        }
+        let help = "Requests to which an engine gave no answer, or not all of it";
+        let mut family = describe(encoder, "engine_faults", help, MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
+                one(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
+            }
+        }
+        let mut family = describe(encoder, "engine_standing", "1 for how an engine stands", MetricType::Gauge)?;
+        for engine in engines.iter() {
+            let now = engine.health.standing();
+            for standing in STANDINGS {
+                let labels = [("engine", &*engine.name), ("standing", standing.name())];
+                family.encode_family(&labels)?.encode_gauge(&i64::from(now == standing))?;
+            }
+        }
+        type Read = fn(&Engine) -> u64;
+        let gauges: [(&str, &str, Read); 2] = [
+            ("engine_requests_in_flight", "Requests at an engine", |engine| {
+                engine.counts.in_flight.load(Relaxed) as u64
+            }),
+            ("engine_requests_waiting", "Of those, the ones without a byte of an answer's body", |engine| {
+                engine.counts.waiting.load(Relaxed) as u64
+            }),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for engine in engines.iter() {
+                let labels = [("engine", &*engine.name)];
+                family.encode_family(&labels)?.encode_gauge(&i64::try_from(read(engine)).unwrap_or(i64::MAX))?;
+            }
+        }
+        let counters: [(&str, &str, Read); 7] = [
+            ("engine_broken_answers", "Answers that broke off", |engine| engine.counts.broken.load(Relaxed)),
+            ("engine_cancelled", "Requests that clients gave up", |engine| engine.counts.cancelled.load(Relaxed)),
+            ("engine_connections", "Connections made to an engine", |engine| engine.counts.connections.load(Relaxed)),
+            ("engine_left_alone", "How often an engine was left alone for its failures", |engine| {
+                engine.counts.opened.load(Relaxed)
+            }),
+            ("engine_cached_tokens", "Prompt tokens that an engine says it had cached", |engine| {
+                engine.counts.cached_tokens.load(Relaxed)
+            }),
+            ("engine_prompt_tokens", "Prompt tokens of the requests of which an engine said that", |engine| {
+                engine.counts.prompt_tokens.load(Relaxed)
+            }),
+            ("engine_output_tokens", "Tokens that an engine has generated", |engine| {
+                engine.counts.output_tokens.load(Relaxed)
+            }),
+        ];
+        for (name, help, read) in counters {
+            let mut family = describe(encoder, name, help, MetricType::Counter)?;
+            for engine in engines.iter() {
+                one(&mut family, &[("engine", &*engine.name)], read(engine))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn describe<'a>(
+    encoder: &'a mut DescriptorEncoder<'_>,
+    name: &'a str,
+    help: &'a str,
+    kind: MetricType,
+) -> Result<MetricEncoder<'a>, std::fmt::Error> {
+    encoder.encode_descriptor(name, help, None, kind)
+}
+
+fn one<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], count: u64) -> Done {
+    family.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
+}
+
+fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: u64) -> Done {
+    let encoder = describe(encoder, name, help, MetricType::Counter)?;
+    ConstCounter::new(count).encode(encoder)
+}
+
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Done {
+    let encoder = describe(encoder, name, help, MetricType::Gauge)?;
+    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder)
+}
+
+fn histogram<const N: usize>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    histogram: &Histogram<N>,
+) -> Done {
+    let (buckets, sum) = histogram.read();
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    let mut encoder = describe(encoder, name, help, MetricType::Histogram)?;
+    encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+}

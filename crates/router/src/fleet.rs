@@ -1,0 +1,128 @@
+//! The engines that there are.
+
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex};
+
+use arc_swap::{ArcSwap, Guard};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::config::{Config, EngineConfig, Role};
+use crate::engine::{Engine, Standing};
+use crate::error::Error;
+use crate::lock;
+
+/// The engines that there are, in order of their names.
+pub(crate) struct Fleet {
+    engines: ArcSwap<Vec<Arc<Engine>>>,
+    changes: Mutex<()>,
+    config: Arc<Config>,
+    shards: usize,
+    tls: Arc<ClientConfig>,
+}
+
+/// What a change of the fleet did.
+pub(crate) struct Changed {
+    pub(crate) added: Arc<Engine>,
+    /// The engine of that name that it replaces.
+    pub(crate) replaced: Option<Arc<Engine>>,
+}
+
+impl Fleet {
+    pub(crate) fn new(config: Arc<Config>, shards: usize) -> Result<Self, Error> {
+        let tls = Arc::new(client_tls(config.upstream.ca.as_deref())?);
+        Ok(Self { engines: ArcSwap::default(), changes: Mutex::default(), config, shards, tls })
+    }
+
+    /// All engines.
+    #[must_use]
+    pub(crate) fn engines(&self) -> Guard<Arc<Vec<Arc<Engine>>>> {
+        self.engines.load()
+    }
+
+    /// The engine of a name.
+    #[must_use]
+    pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
+        self.engines.load().iter().find(|engine| *engine.name == *name).cloned()
+    }
+
+    /// An engine that serves a model and is up: the one with the fewest requests.
+    pub(crate) fn one_for(&self, model: Option<&str>) -> Option<Arc<Engine>> {
+        let engines = self.engines.load();
+        let serving = engines.iter().filter(|engine| {
+            engine.health.standing() == Standing::Up && model.is_none_or(|model| engine.models.load().serves(model))
+        });
+        serving.min_by_key(|engine| engine.counts.in_flight.load(Relaxed)).cloned()
+    }
+
+    /// Whether prefill has engines of its own.
+    pub(crate) fn is_split(&self) -> bool {
+        self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
+    }
+
+    /// Whether a request could be sent anywhere.
+    #[must_use]
+    pub(crate) fn has_any_up(&self) -> bool {
+        self.engines.load().iter().any(|engine| engine.health.standing() == Standing::Up)
+    }
+
+    /// Adds an engine, in the place of the one of its name if there is one.
+    pub(crate) fn set(&self, config: EngineConfig) -> Result<Changed, Error> {
+        let tls = config.url.starts_with("https").then(|| self.tls.clone());
+        let engine = Arc::new(Engine::new(config, &self.config, self.shards, tls)?);
+        let _lock = lock(&self.changes);
+        let mut engines = Vec::clone(&self.engines.load());
+        let replaced = match engines.binary_search_by(|other| other.name.cmp(&engine.name)) {
+            Ok(at) => Some(std::mem::replace(&mut engines[at], engine.clone())),
+            Err(at) => {
+                engines.insert(at, engine.clone());
+                None
+            }
+        };
+        self.engines.store(Arc::new(engines));
+        Ok(Changed { added: engine, replaced })
+    }
+
+    /// Takes an engine out. What runs there goes on.
+    pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
+        let _lock = lock(&self.changes);
+        let mut engines = Vec::clone(&self.engines.load());
+        let at = engines.iter().position(|engine| *engine.name == *name);
+        let at = at.ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
+        let engine = engines.remove(at);
+        self.engines.store(Arc::new(engines));
+        engine.pool.clear();
+        Ok(engine)
+    }
+}
+
+/// What checks the certificates of engines.
+fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
+    let mut roots = RootCertStore::empty();
+    // Where the systems that we run on keep the authorities that they trust.
+    const SYSTEM: [&str; 3] =
+        ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+    let path = ca.or_else(|| SYSTEM.iter().map(Path::new).find(|path| path.exists()));
+    if let Some(path) = path {
+        let failed = |why: &dyn std::fmt::Display| {
+            Error::start(format!("upstream.ca: the authorities in {} cannot be read: {why}", path.display()))
+        };
+        for root in CertificateDer::pem_file_iter(path).map_err(|error| failed(&error))? {
+            let added = roots.add(root.map_err(|error| failed(&error))?);
+            // A system has authorities of all kinds; those that an operator names must be usable.
+            if let (Some(_), Err(error)) = (ca, added) {
+                return Err(failed(&error));
+            }
+        }
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::start(format!("TLS towards engines: {error}")))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}

@@ -1,0 +1,189 @@
+//! From a request's body to what the decision core asks for: model, tokens, content hashes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use kvatlas_index::hash::content_hashes;
+use kvatlas_prompt::{Endpoint, Options, Prompter, Request, TOKENIZE_PATH, WhyNot, tokenize_answer, tokenize_body};
+use kvatlas_service::Service;
+use kvatlas_service::state::Keyspace;
+
+use crate::config::Config;
+use crate::control::ask;
+use crate::engine::Engine;
+use crate::error::Error;
+
+/// What a configuration names instead of a tokenizer to have engines asked.
+const ENGINE: &str = "engine";
+
+/// Within which an engine must say what a prompt's tokens are: a request does not wait longer to be placed well.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// The prompters of all models.
+pub(crate) struct Prompts {
+    /// For models that have none of their own.
+    any: Arc<Prompter>,
+    by_model: HashMap<String, Arc<Prompter>>,
+    /// Whether engines are asked for the tokens of prompts.
+    asks_engines: bool,
+    /// What the policy looks at.
+    wants: Wants,
+    block_size: u32,
+    routing_group: String,
+    /// Prompts without tokens, by [`WhyNot::ALL`].
+    pub(crate) why_not: [AtomicU64; WhyNot::ALL.len()],
+}
+
+/// What a policy looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Wants {
+    /// Content hashes.
+    pub(crate) hashes: bool,
+    /// The prompt as text.
+    pub(crate) text: bool,
+}
+
+/// What is known of a request before it is placed.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// The model, if the request names one.
+    pub(crate) model: Option<String>,
+    pub(crate) tokens: u32,
+    pub(crate) block_size: u32,
+    pub(crate) hashes: Arc<[u64]>,
+    pub(crate) text: Option<String>,
+    pub(crate) session: Option<u64>,
+    pub(crate) max_tokens: Option<u32>,
+    pub(crate) priority: i32,
+    pub(crate) answers: u32,
+    adapter: Option<Arc<str>>,
+    salt: Option<String>,
+    /// Where the index has the model's blocks.
+    pub(crate) keyspace: Option<Arc<Keyspace>>,
+}
+
+impl Prompts {
+    /// Reads the tokenizers that the configuration names.
+    pub(crate) fn new(config: &Config, wants: Wants) -> Result<Self, Error> {
+        let options = Options { text: wants.text, ..Options::default() };
+        let failed = |path: &str, error: kvatlas_prompt::Error| Error::config(format!("tokenizer {path}: {error}"));
+        let without = || Prompter::without_tokenizer(options.clone()).map_err(|error| failed("none", error));
+        let load = |path: &str| -> Result<Arc<Prompter>, Error> {
+            let prompter = Prompter::open(path, options.clone()).map_err(|error| failed(path, error))?;
+            prompter.notes().iter().for_each(|note| tracing::warn!(path, "{note}"));
+            Ok(Arc::new(prompter))
+        };
+        let any = match &config.tokenizer {
+            Some(path) if (wants.hashes || wants.text) && path != ENGINE => load(path)?,
+            _ => Arc::new(without()?),
+        };
+        let mut by_model = HashMap::new();
+        for (model, path) in &config.tokenizers {
+            let path = path.as_str().ok_or_else(|| Error::config(format!("tokenizers.{model} must be a path")))?;
+            by_model.insert(model.clone(), load(path)?);
+        }
+        Ok(Self {
+            any,
+            by_model,
+            asks_engines: config.tokenizer.as_deref() == Some(ENGINE) && wants.hashes,
+            wants,
+            block_size: config.block_size,
+            routing_group: config.routing_group.clone(),
+            why_not: Default::default(),
+        })
+    }
+
+    /// What a body says. Of one that cannot be read nothing is known, and the engine says what is wrong with it.
+    pub(crate) fn read(&self, service: Option<&Service>, endpoint: Endpoint, body: &[u8]) -> Known {
+        let request = match Request::parse(endpoint, body) {
+            Ok(request) => request,
+            Err(why_not) => {
+                self.count(why_not);
+                return Known { tokens: estimate(body), block_size: self.block_size, answers: 1, ..Known::default() };
+            }
+        };
+        let mut known = Known {
+            model: request.model.as_deref().map(str::to_owned),
+            tokens: estimate(body),
+            block_size: self.block_size,
+            session: request.session.as_deref().map(session),
+            max_tokens: request.max_tokens,
+            priority: request.priority,
+            answers: request.answers,
+            ..Known::default()
+        };
+        if !self.wants.hashes && !self.wants.text {
+            return known;
+        }
+        let model = known.model.as_deref().unwrap_or_default();
+        let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
+        let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
+        let prompter = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
+        let prompted = prompter.prompt(&request);
+        if let Some(why_not) = prompted.why_not {
+            self.count(why_not);
+        }
+        known.tokens = prompted.prompt_tokens.max(u32::try_from(prompted.tokens().len()).unwrap_or(u32::MAX));
+        if let Some(found) = &found {
+            known.block_size = found.keyspace.block_size;
+        }
+        known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
+        known.salt = request.cache_salt.as_deref().map(str::to_owned);
+        if self.wants.hashes && !prompted.tokens().is_empty() {
+            known.hash(prompted.tokens());
+        }
+        known.keyspace = found.map(|found| found.keyspace);
+        if self.wants.text && !prompted.text.is_empty() {
+            known.text = Some(prompted.text);
+        }
+        known
+    }
+
+    /// Asks an engine for the tokens of a prompt, if engines are to be asked.
+    pub(crate) async fn ask(&self, engine: Option<&Engine>, endpoint: Endpoint, body: &[u8], known: &mut Known) {
+        if !self.asks_engines || !known.hashes.is_empty() {
+            return;
+        }
+        let Some(engine) = engine else { return };
+        let question =
+            Request::parse(endpoint, body).and_then(|request| tokenize_body(&request, known.model.as_deref()));
+        let Ok(question) = question else { return };
+        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, &question)).await;
+        if let Ok(Ok((200, answer))) = asked
+            && let Some(tokens) = tokenize_answer(&answer)
+        {
+            known.tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+            known.hash(&tokens);
+        }
+    }
+
+    /// Whether engines are asked for the tokens of prompts.
+    pub(crate) fn asks_engines(&self) -> bool {
+        self.asks_engines
+    }
+
+    fn count(&self, why_not: WhyNot) {
+        if let Some(at) = WhyNot::ALL.iter().position(|other| *other == why_not) {
+            self.why_not[at].fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Known {
+    fn hash(&mut self, tokens: &[u32]) {
+        let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
+        self.hashes = content_hashes(tokens, self.block_size as usize, adapter, salt).into();
+    }
+}
+
+/// What a session's name stands for.
+pub(crate) fn session(name: &str) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(name.as_bytes())
+}
+
+/// Tokens that a body may be, where they cannot be counted.
+fn estimate(body: &[u8]) -> u32 {
+    u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,149 @@
+//! A request at an engine, from when it is sent there until it has ended, however it ends: what is counted when.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use crate::app::App;
+use crate::engine::{Engine, Fault};
+use crate::observe::{Seen, Usage};
+use crate::place::Placement;
+
+/// Tokens of a stream after which the decision core is told of them.
+const PROGRESS: u32 = 32;
+
+/// A request at an engine. If it is dropped before it has ended, the client gave it up.
+pub(crate) struct Flight {
+    app: Arc<App>,
+    placement: Placement,
+    /// Whether the engine refused the request.
+    refused: bool,
+    arrived: Instant,
+    has_byte: bool,
+    ended: bool,
+    /// Events that the decision core knows of.
+    told: u32,
+}
+
+impl Flight {
+    /// `arrived`: when the request came to the router.
+    pub(crate) fn new(app: Arc<App>, placement: Placement, arrived: Instant) -> Self {
+        placement.engine.sent();
+        Self { app, placement, refused: false, arrived, has_byte: false, ended: false, told: 0 }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.placement.engine
+    }
+
+    pub(crate) fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// A piece of the answer's body came.
+    pub(crate) fn heard(&mut self, now: Instant, streams: bool) {
+        self.placement.engine.heard();
+        if !self.has_byte {
+            self.has_byte = true;
+            self.placement.engine.counts.waiting.fetch_sub(1, Relaxed);
+            // What comes as a whole has its first token nobody knows when.
+            if streams {
+                self.app.counts.first_byte.add(now.duration_since(self.arrived));
+                self.app.places.first_token(&self.placement);
+            }
+        }
+    }
+
+    /// So many tokens have come, as far as can be seen.
+    pub(crate) fn progress(&mut self, events: u32) {
+        if events >= self.told + PROGRESS {
+            self.app.places.progress(&self.placement, events - self.told);
+            self.told = events;
+        }
+    }
+
+    /// The head of an answer came, with this status.
+    pub(crate) fn answered(&mut self, status: u16) {
+        self.refused = status >= 400;
+        let class = usize::from(status / 100).clamp(1, 5) - 1;
+        self.engine().counts.answers[class].fetch_add(1, Relaxed);
+        self.engine().heard();
+        if status < 500 {
+            self.engine().health.worked();
+        }
+    }
+
+    /// The answer is whole.
+    pub(crate) fn done(&mut self, seen: Seen) {
+        if self.end() {
+            let Usage { prompt, cached, output } = seen.usage;
+            let counts = &self.placement.engine.counts;
+            if let (Some(prompt), Some(cached)) = (prompt, cached) {
+                counts.prompt_tokens.fetch_add(u64::from(prompt), Relaxed);
+                counts.cached_tokens.fetch_add(u64::from(cached), Relaxed);
+            }
+            counts.output_tokens.fetch_add(u64::from(output.unwrap_or(seen.events)), Relaxed);
+            if self.refused {
+                self.app.places.fail(&self.placement);
+            } else {
+                self.app.places.finish(&self.placement, seen);
+            }
+        }
+    }
+
+    /// The answer broke off.
+    pub(crate) fn broke(&mut self, fault: &Fault, _seen: Seen) {
+        if self.end() {
+            self.engine().counts.broken.fetch_add(1, Relaxed);
+            self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
+            self.blame();
+            self.app.places.fail(&self.placement);
+            tracing::warn!(engine = &*self.engine().name, reason = fault.name(), "an answer broke off: {fault}");
+        }
+    }
+
+    /// There is no answer. `blamed`: whether that speaks against the engine.
+    pub(crate) fn failed(&mut self, fault: &Fault, blamed: bool) {
+        if self.end() {
+            self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
+            if blamed {
+                self.blame();
+            } else {
+                self.engine().health.unknown();
+            }
+            self.app.places.fail(&self.placement);
+            tracing::debug!(engine = &*self.engine().name, reason = fault.name(), "a request failed: {fault}");
+        }
+    }
+
+    fn blame(&self) {
+        if self.engine().health.failed() {
+            self.engine().counts.opened.fetch_add(1, Relaxed);
+            tracing::warn!(engine = &*self.engine().name, "requests fail in a row: it is left alone for a while");
+        }
+    }
+
+    /// True the first time.
+    fn end(&mut self) -> bool {
+        if self.ended {
+            return false;
+        }
+        self.ended = true;
+        let counts = &self.placement.engine.counts;
+        if !self.has_byte {
+            counts.waiting.fetch_sub(1, Relaxed);
+        }
+        counts.in_flight.fetch_sub(1, Relaxed);
+        true
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if self.end() {
+            self.engine().counts.cancelled.fetch_add(1, Relaxed);
+            self.engine().health.unknown();
+            self.app.places.cancel(&self.placement);
+        }
+    }
+}

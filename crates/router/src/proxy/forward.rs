@@ -1,0 +1,245 @@
+//! One request, from the client's head to the head of the answer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER, TRANSFER_ENCODING};
+use hyper::{Request, Response, StatusCode};
+use kvatlas_prompt::Endpoint;
+
+use super::exchange::exchange;
+use super::flight::Flight;
+use super::handover::{self, Prepared};
+use super::headers::{Outgoing, REQUEST_ID, strip};
+use super::passing::Passing;
+use crate::answer::Answer;
+use crate::app::App;
+use crate::config::Role;
+use crate::engine::{Connection, Engine, Fault, Head};
+use crate::names;
+use crate::observe::Observer;
+use crate::prompts::{Known, session};
+use crate::refusal::Refusal;
+
+/// The longest that an engine is left alone because it asks for it.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+
+/// Passes a request on, and its answer back. `endpoint`: what the body is, where it has a prompt.
+pub(crate) async fn forward(
+    app: &Arc<App>,
+    shard: usize,
+    request: Request<Incoming>,
+    endpoint: Option<Endpoint>,
+    until: Instant,
+    arrived: Instant,
+) -> Result<Response<Answer>, Refusal> {
+    let (head, body) = request.into_parts();
+    if head.headers.contains_key(TRANSFER_ENCODING) && head.headers.contains_key(CONTENT_LENGTH) {
+        let message = "a request has a length or a transfer coding, not both";
+        return Err(Refusal::bad("ambiguous_framing", message).closing());
+    }
+    let body = read(body, app.config.http.max_body, until).await?;
+    let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
+    let outgoing = Outgoing {
+        method: &head.method,
+        uri: &head.uri,
+        headers: &head.headers,
+        id: new_id.as_ref(),
+        hides_key: app.gate.asks_for_key(),
+        plain: endpoint.is_some(),
+    };
+    let mut known = match endpoint {
+        Some(endpoint) => app.prompts.read(app.service.as_ref(), endpoint, &body),
+        None => Known::default(),
+    };
+    hints(app, &head.headers, &mut known);
+    if let Some(endpoint) = endpoint.filter(|_| app.prompts.asks_engines()) {
+        let engine = app.fleet.one_for(known.model.as_deref());
+        app.prompts.ask(engine.as_deref(), endpoint, &body, &mut known).await;
+    }
+
+    // Only what generates is worth to be taken apart.
+    let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
+    let mut tried: Vec<Arc<Engine>> = Vec::new();
+    let mut last: Option<Refusal> = None;
+    loop {
+        let role = if split { Role::Decode } else { Role::Both };
+        let placement = match app.places.choose(app, shard, &known, role, &tried).await {
+            Ok(placement) => placement,
+            // Why the last one failed says more than that there is no other.
+            Err(refusal) => return Err(last.unwrap_or(refusal)),
+        };
+        let (engine, rank) = (placement.engine.clone(), placement.rank);
+        let mut flight = Flight::new(app.clone(), placement, arrived);
+        let retries_left = (tried.len() as u32) < app.config.upstream.retries;
+        let prepared = if split && flight.placement().uncached(&known) > app.config.decode_alone {
+            let prepared = handover::prepare(app, shard, &outgoing, &body, &known, &engine, arrived).await;
+            app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
+            prepared
+        } else {
+            Prepared::Alone
+        };
+        let (asked, prefill) = match prepared {
+            Prepared::Alone => (body.clone(), None),
+            Prepared::Body(body) => (body, None),
+            Prepared::Meanwhile(body, prefill) => (body, Some(prefill)),
+        };
+        let mut bytes = Vec::new();
+        outgoing.write(&engine, rank, asked.len(), &mut bytes);
+        let answered = exchange(app, &engine, shard, &bytes, &asked, &head.method);
+        let answered = match prefill {
+            None => answered.await,
+            Some(prefill) => handover::beside_prefill(answered, prefill).await,
+        };
+        let fault = match answered {
+            Ok((connection, answer)) => {
+                flight.answered(answer.status.as_u16());
+                let pause = pause_wanted(&answer);
+                if let Some(pause) = pause {
+                    engine.health.set_busy(pause);
+                }
+                if is_worth_another(answer.status) && retries_left && has_other(app, &engine, &tried) {
+                    let fault = Fault::Busy(answer.status.as_u16());
+                    flight.failed(&fault, answer.status == StatusCode::BAD_GATEWAY);
+                    fault
+                } else {
+                    return Ok(respond(app, shard, connection, answer, flight, new_id, &head.headers));
+                }
+            }
+            Err(fault) => {
+                // What goes wrong at a prefill engine is not the decode engine's fault.
+                flight.failed(&fault, fault != Fault::Prefill);
+                fault
+            }
+        };
+        let refusal = failed(&engine, &fault);
+        if !retries_left {
+            return Err(refusal);
+        }
+        last = Some(refusal);
+        tried.push(engine);
+        app.counts.retries[fault.number()].fetch_add(1, Relaxed);
+    }
+}
+
+/// What headers say of where a request should go, and when.
+fn hints(app: &App, headers: &hyper::HeaderMap, known: &mut Known) {
+    let config = &app.config;
+    let text = |name: &str| (!name.is_empty()).then(|| headers.get(name)?.to_str().ok()).flatten();
+    if let Some(name) = text(&config.session_header) {
+        known.session = Some(session(name));
+    }
+    if let Some(priority) = text(&config.priority_header).and_then(|text| text.trim().parse().ok()) {
+        known.priority = priority;
+    }
+}
+
+/// Whether somebody else could take the request.
+fn has_other(app: &App, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
+    let known = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
+    app.fleet.engines().iter().any(|other| !known(other))
+}
+
+/// An answer that says nothing of the request, only that this engine does not take it.
+fn is_worth_another(status: StatusCode) -> bool {
+    matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
+}
+
+/// How long an engine asks to be left alone.
+fn pause_wanted(answer: &Head) -> Option<Duration> {
+    if !matches!(answer.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        return None;
+    }
+    let seconds: u64 = answer.headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds).min(MAX_PAUSE))
+}
+
+fn respond(
+    app: &Arc<App>,
+    shard: usize,
+    connection: Connection,
+    answer: Head,
+    flight: Flight,
+    new_id: Option<HeaderValue>,
+    asked: &hyper::HeaderMap,
+) -> Response<Answer> {
+    let Head { status, mut headers, keep, framing } = answer;
+    strip(&mut headers);
+    let observer = if headers.contains_key(CONTENT_ENCODING) {
+        Observer::of(None)
+    } else {
+        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes))
+    };
+    if let Some(id) = new_id.or_else(|| asked.get(REQUEST_ID).cloned()) {
+        headers.insert(REQUEST_ID, id);
+    }
+    if app.config.response_headers {
+        flight.placement().tell(&mut headers);
+    }
+    let stall = app.config.upstream.stall_timeout;
+    let passing = Passing::new(connection, framing, keep, shard, observer, flight, stall);
+    let mut response = Response::new(Answer::Passing(Box::new(passing)));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// What a client is told when nobody answered.
+fn failed(engine: &Engine, fault: &Fault) -> Refusal {
+    let message = format!("engine {}: {fault}", engine.name);
+    match fault {
+        Fault::FirstByte => Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message),
+        Fault::Busy(_) => {
+            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "engine_busy", message).again_after(engine.health.busy_for())
+        }
+        _ => Refusal::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+    }
+}
+
+/// The whole body.
+async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refusal> {
+    let too_long = || {
+        let message = format!("the body is longer than {most} bytes, which http.max_body allows");
+        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message).closing()
+    };
+    if body.is_end_stream() {
+        return Ok(Bytes::new());
+    }
+    let expected = body.size_hint().exact();
+    if body.size_hint().lower() > most as u64 {
+        return Err(too_long());
+    }
+    let reading = async {
+        let mut body = body;
+        let (mut first, mut all) = (Bytes::new(), BytesMut::new());
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                Refusal::bad("incomplete_body", format!("the body cannot be read: {error}")).closing()
+            })?;
+            let Ok(data) = frame.into_data() else { continue };
+            if first.is_empty() && all.is_empty() {
+                first = data;
+            } else {
+                if !first.is_empty() {
+                    // What a client says of its length is not believed beyond some.
+                    let room = expected.unwrap_or(0).min(1 << 20) as usize;
+                    all.reserve(room.max(first.len() + data.len()));
+                    all.extend_from_slice(&std::mem::take(&mut first));
+                }
+                all.extend_from_slice(&data);
+            }
+            if first.len() + all.len() > most {
+                return Err(too_long());
+            }
+        }
+        Ok(if all.is_empty() { first } else { all.freeze() })
+    };
+    tokio::time::timeout_at(until.into(), reading).await.unwrap_or_else(|_| {
+        let message = "the body did not come within http.request_timeout";
+        Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing())
+    })
+}

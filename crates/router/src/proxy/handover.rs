@@ -1,0 +1,250 @@
+//! Prompts that one engine computes and another goes on from: what each is asked, in vLLM's way and in SGLang's.
+//!
+//! vLLM: the prefill engine is asked first, for one token; what its answer says of its blocks goes to the decode engine.
+//! SGLang: both are asked at once, with a room in which they meet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::exchange::exchange;
+use super::flight::Flight;
+use super::headers::Outgoing;
+use crate::app::App;
+use crate::config::{Handover, Role};
+use crate::control::whole;
+use crate::engine::{Engine, Fault};
+use crate::names;
+use crate::observe::Observer;
+use crate::prompts::Known;
+
+/// What prefill has come to before decode is asked.
+pub(crate) enum Prepared {
+    /// The decode engine gets this.
+    Body(Bytes),
+    /// The same, while the prefill engine is at work: if that fails, so does the request there.
+    Meanwhile(Bytes, tokio::task::JoinHandle<Result<(), Fault>>),
+    /// No prefill engine has done it: the decode engine computes the prompt itself.
+    Alone,
+}
+
+type Fields<'a> = BTreeMap<String, &'a RawValue>;
+
+/// Has a prompt computed by a prefill engine, as the decode engine wants it.
+pub(crate) async fn prepare(
+    app: &Arc<App>,
+    shard: usize,
+    outgoing: &Outgoing<'_>,
+    body: &Bytes,
+    known: &Known,
+    decode: &Engine,
+    arrived: Instant,
+) -> Prepared {
+    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return Prepared::Alone };
+    let mut tried: Vec<Arc<Engine>> = Vec::new();
+    while tried.len() <= app.config.upstream.retries as usize {
+        let Ok(placement) = app.places.choose(app, shard, known, Role::Prefill, &tried).await else { break };
+        let engine = placement.engine.clone();
+        let rank = placement.rank;
+        if engine.config.role != Role::Prefill {
+            // One that does both can do it when it is asked to decode.
+            app.places.fail(&placement);
+            break;
+        }
+        let flight = Flight::new(app.clone(), placement, arrived);
+        match decode.config.handover {
+            Handover::Vllm => {
+                let Some(asked) = vllm_prefill(&fields) else { return Prepared::Alone };
+                match first(app, shard, outgoing, &engine, rank, asked, flight).await {
+                    Ok(answer) => {
+                        let Some(parameters) = answer.get("kv_transfer_params").filter(|it| !it.is_null()) else {
+                            tracing::warn!(
+                                engine = &*engine.name,
+                                "a prefill engine hands nothing over: has it a KV connector?"
+                            );
+                            break;
+                        };
+                        return with(&fields, [("kv_transfer_params", parameters.clone())])
+                            .map_or(Prepared::Alone, Prepared::Body);
+                    }
+                    Err(_) => tried.push(engine),
+                }
+            }
+            Handover::Sglang => {
+                let room = names::number() >> 1;
+                let fields = with(
+                    &fields,
+                    [
+                        ("bootstrap_host", json!(engine.address.host)),
+                        ("bootstrap_port", json!(engine.config.bootstrap_port)),
+                        ("bootstrap_room", json!(room)),
+                    ],
+                );
+                let Some(both) = fields else { return Prepared::Alone };
+                let mut head = Vec::new();
+                outgoing.write(&engine, rank, both.len(), &mut head);
+                let leg = beside(app.clone(), shard, engine, head, both.clone(), flight);
+                return Prepared::Meanwhile(both, tokio::spawn(leg));
+            }
+        }
+    }
+    Prepared::Alone
+}
+
+/// The head of a decode engine's answer, unless the prefill engine that it waits for fails first.
+pub(crate) async fn beside_prefill<T>(
+    answered: impl Future<Output = Result<T, Fault>>,
+    mut prefill: tokio::task::JoinHandle<Result<(), Fault>>,
+) -> Result<T, Fault> {
+    let mut answered = std::pin::pin!(answered);
+    tokio::select! {
+        biased;
+        answer = answered.as_mut() => {
+            if answer.is_err() {
+                prefill.abort();
+            }
+            answer
+        }
+        done = &mut prefill => match done {
+            Ok(Ok(())) => answered.await,
+            _ => Err(Fault::Prefill),
+        },
+    }
+}
+
+impl Prepared {
+    /// Its place among [`PREPARED`].
+    pub(crate) fn number(&self) -> usize {
+        match self {
+            Self::Body(_) => 0,
+            Self::Meanwhile(..) => 1,
+            Self::Alone => 2,
+        }
+    }
+}
+
+/// What prefill can come to, in order of its numbers.
+pub(crate) const PREPARED: [&str; 3] = ["first", "meanwhile", "alone"];
+
+/// The body with some fields set.
+fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
+    let set: Vec<(&str, Box<RawValue>)> = set
+        .into_iter()
+        .map(|(name, value)| Some((name, serde_json::value::to_raw_value(&value).ok()?)))
+        .collect::<Option<_>>()?;
+    let mut fields: BTreeMap<&str, &RawValue> = fields.iter().map(|(name, value)| (&**name, *value)).collect();
+    fields.extend(set.iter().map(|(name, value)| (*name, &**value)));
+    serde_json::to_vec(&fields).ok().map(Bytes::from)
+}
+
+/// What a prefill engine of vLLM's is asked: the prompt, one token, as a whole, its blocks kept for another.
+fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
+    let mut fields = fields.clone();
+    for name in ["stream_options", "min_tokens", "max_completion_tokens"] {
+        fields.remove(name);
+    }
+    let parameters = json!({
+        "do_remote_decode": true,
+        "do_remote_prefill": false,
+        "remote_engine_id": null,
+        "remote_block_ids": null,
+        "remote_host": null,
+        "remote_port": null,
+    });
+    with(&fields, [("max_tokens", json!(1)), ("stream", json!(false)), ("kv_transfer_params", parameters)])
+}
+
+/// Asks a prefill engine, and waits for its whole answer.
+async fn first(
+    app: &App,
+    shard: usize,
+    outgoing: &Outgoing<'_>,
+    engine: &Engine,
+    rank: Option<u32>,
+    body: Bytes,
+    mut flight: Flight,
+) -> Result<Value, Fault> {
+    let mut head = Vec::new();
+    outgoing.write(engine, rank, body.len(), &mut head);
+    let answer = legwork(app, shard, engine, &head, &body, &mut flight).await;
+    let parsed = answer
+        .and_then(|body| serde_json::from_slice(&body).map_err(|_| Fault::Malformed("what should be JSON is not")));
+    if let Err(fault) = &parsed {
+        flight.failed(fault, true);
+    }
+    parsed
+}
+
+/// Asks a prefill engine whose answer nobody reads.
+async fn beside(
+    app: Arc<App>,
+    shard: usize,
+    engine: Arc<Engine>,
+    head: Vec<u8>,
+    body: Bytes,
+    mut flight: Flight,
+) -> Result<(), Fault> {
+    match legwork(&app, shard, &engine, &head, &body, &mut flight).await {
+        Ok(_) => Ok(()),
+        Err(fault) => {
+            flight.failed(&fault, true);
+            Err(fault)
+        }
+    }
+}
+
+async fn legwork(
+    app: &App,
+    shard: usize,
+    engine: &Engine,
+    head: &[u8],
+    body: &[u8],
+    flight: &mut Flight,
+) -> Result<Vec<u8>, Fault> {
+    let (connection, answer) = exchange(app, engine, shard, head, body, &hyper::Method::POST).await?;
+    flight.answered(answer.status.as_u16());
+    let (keep, status) = (answer.keep, answer.status);
+    let (connection, body) = whole(connection, answer.framing).await.map_err(Fault::Broken)?;
+    if keep && connection.is_clean() {
+        engine.pool.put(shard, connection);
+    }
+    if !status.is_success() {
+        return Err(Fault::Busy(status.as_u16()));
+    }
+    flight.heard(Instant::now(), true);
+    let mut observer = Observer::of(Some(b"application/json"));
+    observer.pass(Bytes::from(body.clone()));
+    flight.done(observer.seen());
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_keep_what_is_not_changed() {
+        let body = br#"{"model":"m","prompt":"a\u00e9","n":1.50,"max_tokens":7,"stream":true,"stream_options":{},"seed":12345678901234567890123}"#;
+        let fields: Fields<'_> = serde_json::from_slice(body).expect("an object");
+        let asked = vllm_prefill(&fields).expect("a body");
+        let text = String::from_utf8(asked.to_vec()).expect("utf-8");
+        for part in [
+            r#""prompt":"a\u00e9""#,
+            r#""n":1.50"#,
+            r#""seed":12345678901234567890123"#,
+            r#""max_tokens":1,"#,
+            r#""stream":false"#,
+            r#""do_remote_decode":true"#,
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(!text.contains("stream_options"));
+        let decode = with(&fields, [("kv_transfer_params", json!({ "remote_port": 1 }))]).expect("a body");
+        let text = String::from_utf8(decode.to_vec()).expect("utf-8");
+        assert!(text.contains(r#""max_tokens":7"#) && text.contains(r#""kv_transfer_params":{"remote_port":1}"#));
+    }
+}

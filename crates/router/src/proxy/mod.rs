@@ -1,0 +1,18 @@
+//! Requests that are passed on: to which engine, in which words, how often, and what comes back.
+//!
+//! ```text
+//! forward (reads the body, asks `place`, tries again) ──▶ headers (what an engine gets) ──▶ engine
+//!                                                     ◀── passing (the answer on its way) ── flight (what is counted)
+//! ```
+
+mod exchange;
+mod flight;
+mod forward;
+mod handover;
+mod headers;
+mod passing;
+
+pub(crate) use self::forward::forward;
+pub(crate) use self::handover::PREPARED;
+pub(crate) use self::headers::REQUEST_ID;
+pub(crate) use self::passing::Passing;

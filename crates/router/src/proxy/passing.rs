@@ -1,0 +1,164 @@
+//! An answer on its way from the engine to the client.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::SizeHint;
+use tokio::time::{Sleep, sleep};
+
+use super::flight::Flight;
+use crate::answer::BodyError;
+use crate::engine::{Connection, Fault, Framing};
+use crate::observe::Observer;
+
+/// An answer on its way. If it is dropped before its end, so is the connection to the engine, which ends the request
+/// there.
+pub(crate) struct Passing {
+    connection: Option<Connection>,
+    framing: Framing,
+    /// Whether the connection can be used again after this.
+    keep: bool,
+    shard: usize,
+    observer: Observer,
+    flight: Flight,
+    stall: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+    heard: Instant,
+    /// What has still to go out when the engine's part is over.
+    last: Option<Bytes>,
+}
+
+impl Passing {
+    pub(crate) fn new(
+        connection: Connection,
+        framing: Framing,
+        keep: bool,
+        shard: usize,
+        observer: Observer,
+        flight: Flight,
+        stall: Duration,
+    ) -> Self {
+        let connection = Some(connection);
+        let mut passing = Self {
+            connection,
+            framing,
+            keep,
+            shard,
+            observer,
+            flight,
+            stall,
+            timer: None,
+            heard: Instant::now(),
+            last: None,
+        };
+        if matches!(passing.framing, Framing::Done | Framing::Length(0)) {
+            passing.whole();
+        }
+        passing
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.connection.is_none() && self.last.is_none()
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        match (&self.connection, &self.framing) {
+            (None, _) => SizeHint::with_exact(self.last.as_ref().map_or(0, |last| last.len() as u64)),
+            (Some(_), Framing::Length(left)) => SizeHint::with_exact(*left),
+            _ => SizeHint::default(),
+        }
+    }
+
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        loop {
+            let Some(connection) = &mut self.connection else {
+                return Poll::Ready(self.last.take().map(Ok));
+            };
+            match connection.poll_data(context, &mut self.framing) {
+                Poll::Ready(Some(Ok(data))) => {
+                    self.heard = Instant::now();
+                    let data = self.observer.pass(data);
+                    let events = match &self.observer {
+                        Observer::Events(events) => Some(events.seen.events),
+                        _ => None,
+                    };
+                    self.flight.heard(self.heard, events.is_some());
+                    self.flight.progress(events.unwrap_or(0));
+                    if matches!(self.framing, Framing::Done | Framing::Length(0)) {
+                        self.whole();
+                    }
+                    if !data.is_empty() {
+                        return Poll::Ready(Some(Ok(data)));
+                    }
+                }
+                Poll::Ready(None) => self.whole(),
+                Poll::Ready(Some(Err(fault))) => {
+                    if let Some(error) = self.broke(&fault) {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
+                Poll::Pending => {
+                    if self.stalls(context) {
+                        if let Some(error) = self.broke(&Fault::Stalled) {
+                            return Poll::Ready(Some(Err(error)));
+                        }
+                        continue;
+                    }
+                    return Poll::Pending;
+                }
+            }
+        }
+    }
+
+    /// Whether nothing came for too long.
+    fn stalls(&mut self, context: &mut Context<'_>) -> bool {
+        if self.stall.is_zero() {
+            return false;
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.stall)));
+        while timer.as_mut().poll(context).is_ready() {
+            let until = self.heard + self.stall;
+            if until <= Instant::now() {
+                return true;
+            }
+            timer.as_mut().reset(until.into());
+        }
+        false
+    }
+
+    /// The answer is whole.
+    fn whole(&mut self) {
+        let Some(connection) = self.connection.take() else { return };
+        let rest = self.observer.rest();
+        self.last = (!rest.is_empty()).then_some(rest);
+        self.timer = None;
+        if self.keep && connection.is_clean() {
+            self.flight.engine().pool.put(self.shard, connection);
+        }
+        self.flight.done(self.observer.seen());
+    }
+
+    /// The answer broke off. None if the client is told in the answer itself.
+    fn broke(&mut self, fault: &Fault) -> Option<BodyError> {
+        self.connection = None;
+        self.timer = None;
+        let seen = self.observer.seen();
+        if seen.over && matches!(self.observer, Observer::Events(_)) {
+            // All was said; only the end of the transfer is missing.
+            self.last = Some(self.observer.rest()).filter(|rest| !rest.is_empty());
+            self.flight.done(seen);
+            return None;
+        }
+        self.flight.broke(fault, seen);
+        let message = format!("engine {}: {fault}", self.flight.engine().name);
+        match self.observer.last_words(&message, "engine_failed") {
+            Some(last) => {
+                self.last = Some(last);
+                None
+            }
+            None => Some(message.into()),
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Requests that the router refuses itself: in the form in which engines refuse theirs, so that clients' libraries
+//! understand it.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use hyper::header::{CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::{Response, StatusCode};
+use kvatlas_service::gate::Denied;
+
+use crate::answer::{Answer, json};
+
+/// What was wrong and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    /// A name for it that stays.
+    pub(crate) code: &'static str,
+    pub(crate) message: Cow<'static, str>,
+    /// When it is worth to try again.
+    pub(crate) retry_after: Option<Duration>,
+    /// Whether the connection cannot be used any more.
+    pub(crate) closes: bool,
+}
+
+impl Refusal {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, message: message.into(), retry_after: None, closes: false }
+    }
+
+    pub(crate) fn bad(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// The same, and the connection is closed.
+    pub(crate) fn closing(self) -> Self {
+        Self { closes: true, ..self }
+    }
+
+    /// The same, and worth to be tried again after a while.
+    pub(crate) fn again_after(self, pause: Duration) -> Self {
+        Self { retry_after: Some(pause), ..self }
+    }
+
+    pub(crate) fn response(&self) -> Response<Answer> {
+        let kind = match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        };
+        let body = serde_json::json!({
+            "error": { "message": self.message, "type": kind, "param": null, "code": self.code }
+        });
+        let mut response = json(self.status, body.to_string());
+        let headers = response.headers_mut();
+        if let Some(pause) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(pause.as_secs_f64().ceil().max(1.0) as u64));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if self.closes {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+impl From<Denied> for Refusal {
+    fn from(denied: Denied) -> Self {
+        Self::new(denied.status, denied.code, denied.message)
+    }
+}

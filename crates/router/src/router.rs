@@ -1,0 +1,230 @@
+//! [`Router`]: everything started, and stopped again in order.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use kvatlas_routing::Policy;
+use kvatlas_service::Service;
+use kvatlas_service::gate::Gate;
+use kvatlas_service::log;
+use serde_json::Value;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::app::App;
+use crate::config::{Config, EngineConfig};
+use crate::control;
+use crate::counts::Counts;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::fleet::Fleet;
+use crate::lock;
+use crate::place::Places;
+use crate::prompts::Prompts;
+use crate::remote::Remote;
+use crate::server::Server;
+use crate::state;
+
+/// How long threads may take to end.
+const END: Duration = Duration::from_secs(2);
+
+/// A running router. Its methods wait, so they are not for calls from inside an async runtime.
+pub struct Router {
+    app: Arc<App>,
+    address: SocketAddr,
+    admin_address: Option<SocketAddr>,
+    running: Mutex<Option<Running>>,
+}
+
+struct Running {
+    server: Server,
+    control: Runtime,
+}
+
+impl Router {
+    /// Starts to listen.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a setting cannot be used, [`Error::Start`] if the address cannot be listened at, the
+    /// certificate cannot be read, or there are no threads to be had.
+    pub fn start(config: Config) -> Result<Self, Error> {
+        Self::start_with(config, None)
+    }
+
+    /// The same, with a policy of the caller's own if there is one.
+    ///
+    /// # Errors
+    /// As [`Router::start`].
+    pub fn start_with(config: Config, policy: Option<Box<dyn Policy>>) -> Result<Self, Error> {
+        log::start(config.log);
+        let config = Arc::new(config);
+        let threads = match config.http.threads {
+            0 => available_parallelism().map_or(1, Into::into),
+            threads => threads,
+        };
+        let gate = Gate::new(&config.http.trust(), &["h2", "http/1.1"])?;
+        let fleet = Fleet::new(config.clone(), threads)?;
+        let places = Places::new(&config, policy)?;
+        let remote = config.index.as_deref().map(|url| Remote::new(url, &config, threads)).transpose()?;
+        let service = match &config.service {
+            Some(service) => Some(Service::start(kvatlas_service::Config::from_json(&service.to_string())?)?),
+            None => None,
+        };
+        let app = Arc::new(App {
+            fleet,
+            prompts: Prompts::new(&config, places.wants())?,
+            places,
+            service,
+            remote,
+            counts: Counts::new(),
+            gate,
+            leaving: AtomicBool::new(false),
+            config,
+        });
+        for engine in &app.config.engines {
+            app.set_engine(engine.clone())?;
+        }
+        let control = Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("kvatlas-control")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
+        let server = Server::start(&app, threads)?;
+        control.spawn(control::run(app.clone()));
+        control.spawn(control::tick(app.clone()));
+        let watching = app.clone();
+        control.spawn(async move { watching.gate.watch().await });
+        let (address, admin_address) = (server.address(), server.admin_address());
+        let (tls, key) = (app.gate.tls().is_some(), app.gate.asks_for_key());
+        tracing::info!(%address, tls, key, threads, policy = app.config.policy, "routing");
+        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, control })) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The service in this process, which follows the engines' events; none if there is none.
+    #[must_use]
+    pub fn service(&self) -> Option<&Service> {
+        self.app.service.as_ref()
+    }
+
+    /// The last decisions, the newest first.
+    #[must_use]
+    pub fn decisions(&self, most: usize) -> Value {
+        self.app.places.decisions.last(most).iter().map(|record| record.to_json()).collect()
+    }
+
+    /// Where it listens for administrators, if it does.
+    #[must_use]
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin_address
+    }
+
+    /// Takes an engine in, in the place of the one of its name if there is one: an [`EngineConfig`] in JSON.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is none, or cannot be used.
+    pub fn set_engine(&self, engine: &str) -> Result<(), Error> {
+        let engine: EngineConfig = serde_json::from_str(engine).map_err(|error| Error::config(error.to_string()))?;
+        self.app.set_engine(engine).map(drop)
+    }
+
+    /// Takes an engine out. What runs there goes on.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if there is none of that name.
+    pub fn remove_engine(&self, name: &str) -> Result<(), Error> {
+        self.app.remove_engine(name).map(drop)
+    }
+
+    /// Sends an engine nothing new from now on, or again.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if there is none of that name.
+    pub fn drain_engine(&self, name: &str, drain: bool) -> Result<(), Error> {
+        self.app.drain_engine(name, drain).map(drop)
+    }
+
+    /// What `/workers` says.
+    #[must_use]
+    pub fn workers(&self) -> Value {
+        state::workers(&self.app)
+    }
+
+    /// What requests wait for, as `/ready` says it; nothing if they can come.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Value> {
+        let (leaving, any) = (self.app.leaving.load(Relaxed), self.app.fleet.has_any_up());
+        (leaving || !any).then(|| serde_json::json!({ "ready": false, "leaving": leaving, "engines_up": any }))
+    }
+
+    /// Reads the keys and certificates from their files again.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if one of them cannot be used: all stays as it was.
+    pub fn reload(&self) -> Result<(), Error> {
+        Ok(self.app.gate.reload()?)
+    }
+
+    /// Says from now on that it is not ready, and closes connections with the next answer. All else goes on.
+    pub fn leave(&self) {
+        self.app.leaving.store(true, Relaxed);
+    }
+
+    /// Says that it is not ready, goes on for `delay`, so that whoever looks at readiness stops asking; then accepts no
+    /// more connections, answers what was asked, ends all threads.
+    ///
+    /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
+    pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
+        let Some(Running { server, control }) = lock(&self.running).take() else { return true };
+        self.leave();
+        std::thread::sleep(delay);
+        let in_time = control.block_on(server.drain(timeout));
+        server.end();
+        control.shutdown_timeout(END);
+        if let Some(service) = &self.app.service {
+            service.drain(END, Duration::ZERO);
+        }
+        tracing::info!(in_time, "ended");
+        in_time
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        self.drain(Duration::ZERO, Duration::ZERO);
+    }
+}
+
+impl App {
+    pub(crate) fn set_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, Error> {
+        let changed = self.fleet.set(config)?;
+        if let Some(replaced) = changed.replaced {
+            self.places.remove(&replaced);
+            replaced.pool.clear();
+        }
+        self.places.add(&changed.added);
+        Ok(changed.added)
+    }
+
+    pub(crate) fn remove_engine(&self, name: &str) -> Result<Arc<Engine>, Error> {
+        let removed = self.fleet.remove(name)?;
+        self.places.remove(&removed);
+        Ok(removed)
+    }
+
+    pub(crate) fn drain_engine(&self, name: &str, drain: bool) -> Result<Arc<Engine>, Error> {
+        let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
+        engine.health.set_draining(drain);
+        self.places.drain(&engine, drain);
+        tracing::info!(engine = name, drain, "an operator drains an engine, or ends that");
+        Ok(engine)
+    }
+}

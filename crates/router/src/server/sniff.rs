@@ -1,0 +1,45 @@
+//! Which HTTP a client begins to speak without TLS: HTTP/2 is known by its first bytes (RFC 9113, 3.4).
+
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::connection::Protocol;
+
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
+
+/// How often, and at what intervals, to look again where too few bytes have come to tell.
+const LOOKS: usize = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// None if the client said nothing in time, or left, or the router ends first.
+pub(super) async fn protocol(
+    stream: &TcpStream,
+    first_byte: Duration,
+    mut stop: watch::Receiver<bool>,
+) -> Option<Protocol> {
+    let mut start = [0; HTTP2.len()];
+    let first = async {
+        let peeked = tokio::select! {
+            biased;
+            peeked = stream.peek(&mut start) => peeked,
+            // Whoever has said nothing has asked nothing; but a request may be on its way.
+            _ = async { let _ = stop.wait_for(|stop| *stop).await; sleep(PAUSE * 20).await } => return None,
+        };
+        peeked.ok().filter(|length| *length > 0)
+    };
+    let mut length = timeout(first_byte, first).await.ok()??;
+    for _ in 0..LOOKS {
+        if start[..length] != HTTP2[..length] {
+            return Some(Protocol::Http1);
+        }
+        if length == HTTP2.len() {
+            return Some(Protocol::Http2);
+        }
+        sleep(PAUSE).await;
+        length = stream.peek(&mut start).await.ok()?;
+    }
+    Some(Protocol::Http1)
+}

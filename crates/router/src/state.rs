@@ -1,0 +1,66 @@
+//! What the router says of itself and its engines, as values for answers and pages.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::engine::Engine;
+
+/// The engines, and how they do.
+pub(crate) fn workers(app: &App) -> Value {
+    app.fleet.engines().iter().map(|engine| worker(app, engine)).collect()
+}
+
+/// One of them.
+pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
+    let counts = &engine.counts;
+    let models = engine.models.load();
+    json!({
+        "name": &*engine.name,
+        "url": &engine.config.url,
+        "role": engine.config.role.name(),
+        "standing": engine.health.standing().name(),
+        "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
+        "weight": engine.config.weight,
+        "ranks": app.places.rows_of(engine),
+        "in_flight": counts.in_flight.load(Relaxed),
+        "waiting": counts.waiting.load(Relaxed),
+        "answers": counts.answers.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "faults": counts.faults.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "broken": counts.broken.load(Relaxed),
+        "cancelled": counts.cancelled.load(Relaxed),
+        "cached_tokens": counts.cached_tokens.load(Relaxed),
+        "prompt_tokens": counts.prompt_tokens.load(Relaxed),
+        "output_tokens": counts.output_tokens.load(Relaxed),
+    })
+}
+
+/// The router itself.
+pub(crate) fn router(app: &App) -> Value {
+    let counts = &app.counts;
+    let places = app.places.summary();
+    json!({
+        "policy": places.policy,
+        "in_flight": places.in_flight,
+        "queued": places.waiting,
+        "requests": counts.all_requests.load(Relaxed),
+        "connections": counts.connections(),
+        "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "expected_cached_tokens": places.counts.expected_cached,
+        "reported_cached_tokens": places.counts.reported_cached,
+        "placed": places.counts.placed,
+    })
+}
+
+/// The models of all engines, each once, in the form in which one engine lists its own.
+pub(crate) fn models(app: &App) -> Value {
+    let mut seen = BTreeMap::new();
+    for engine in app.fleet.engines().iter() {
+        for model in &engine.models.load().names {
+            seen.entry(model.name.clone()).or_insert_with(|| model.card.clone());
+        }
+    }
+    json!({ "object": "list", "data": seen.into_values().collect::<Vec<_>>() })
+}

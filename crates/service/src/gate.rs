@@ -1,0 +1,102 @@
+//! The service's checks of clients, for other servers in the same process: keys, certificates, and names of hosts.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use hyper::{Request, StatusCode};
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::HttpConfig;
+use crate::error::Error;
+use crate::http::{Access, Trust, check_host};
+
+/// What a request wants to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wants {
+    /// What everybody may.
+    Anything,
+    /// To ask, for which the key is needed, if there is one.
+    ToAsk,
+    /// To change something, for which the admin key is needed, if there is one.
+    ToChange,
+}
+
+/// A request that is not let in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denied {
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// A name for the reason that stays.
+    pub code: &'static str,
+    /// What would be right.
+    pub message: Cow<'static, str>,
+}
+
+/// Lets clients in, or not, as a configuration says.
+pub struct Gate {
+    trust: Arc<Trust>,
+    config: HttpConfig,
+}
+
+impl Gate {
+    /// Reads keys and certificates. `alpn`: the protocols that TLS may agree on, the preferred one first.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if a file cannot be used.
+    pub fn new(config: &HttpConfig, alpn: &[&str]) -> Result<Self, Error> {
+        Ok(Self { trust: Arc::new(Trust::new(config, alpn)?), config: config.clone() })
+    }
+
+    /// Whether clients need a key.
+    #[must_use]
+    pub fn asks_for_key(&self) -> bool {
+        self.trust.keys().asked_for()
+    }
+
+    /// Whether changes need a key.
+    #[must_use]
+    pub fn asks_for_key_to_change(&self) -> bool {
+        self.trust.keys().asked_for_changes()
+    }
+
+    /// Whether a request may do what it wants. True if it showed a key. A server on loopback without a key lets in
+    /// only requests that name this machine.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn check<B>(&self, request: &Request<B>, wants: Wants) -> Result<bool, Denied> {
+        let denied = |refusal: crate::http::Refusal| Denied {
+            status: refusal.status,
+            code: refusal.code,
+            message: refusal.message,
+        };
+        if self.config.bind.ip().is_loopback() && !self.asks_for_key() {
+            check_host(request, &self.config.hosts).map_err(denied)?;
+        }
+        let access = match wants {
+            Wants::Anything => Access::Open,
+            Wants::ToAsk => Access::Ask,
+            Wants::ToChange => Access::Admin,
+        };
+        self.trust.keys().check(request, access).map_err(denied)
+    }
+
+    /// What speaks TLS, if the configuration has a certificate.
+    #[must_use]
+    pub fn tls(&self) -> Option<Arc<TlsAcceptor>> {
+        self.trust.tls()
+    }
+
+    /// Reads keys and certificates again.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if one cannot be used: all stays as it was.
+    pub fn reload(&self) -> Result<(), Error> {
+        self.trust.reload()
+    }
+
+    /// Reads the files again whenever they have changed. To be run for as long as the server lives.
+    pub async fn watch(&self) {
+        self.trust.clone().watch().await;
+    }
+}

@@ -1,0 +1,69 @@
+"""`kvatlas router`: run the router until it is stopped, or check the way through each engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
+from kvatlas.errors import KvatlasError
+from kvatlas.router.config import ROUTER, read_router_config, show_router_config
+
+_ENGINES = {
+    "engine": "HTTP address of a vLLM or SGLang server, such as http://host:8000. Requests are sent there, and its "
+    "event sockets are discovered. Repeatable.",
+    "prefill": "An engine that only computes prompts, for --decode engines. Repeatable.",
+    "decode": "An engine that only answers prompts which a --prefill engine has computed. Repeatable.",
+}
+
+
+def _engines(command: Any) -> Any:
+    for name, text in reversed(_ENGINES.items()):
+        command = click.option(f"--{name}", multiple=True, metavar="[NAME=]URL", help=text)(command)
+    return command
+
+
+@click.command(short_help="Send requests to the engines that hold most of their prompts.")
+@_engines
+@click.option(
+    "--stream",
+    multiple=True,
+    metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
+    help="Event stream to follow without discovery, as for `kvatlas serve`; WORKER is an engine's name. Repeatable.",
+)
+@config_option
+@print_config_option
+@click.option("--check", is_flag=True, help="Test one round trip through each engine, say what is wrong, and exit.")
+@setting_flags(ROUTER)
+def router(config: Path | None, print_config: bool, check: bool, **options: Any) -> None:
+    """Route requests of OpenAI clients to vLLM and SGLang engines, by what each has cached and what it has to do.
+
+    One process: it follows the engines' KV events like `kvatlas serve`, and sends each request to the engine where it
+    does the least harm. Point clients at http://HOST:8080/v1.
+
+    Every setting is a flag, an environment variable (--queue-timeout is KVATLAS_QUEUE_TIMEOUT) and a key of the
+    configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.
+
+    SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off,
+    the router could not start, or --check found something wrong; 2 if an argument or setting is invalid.
+    """
+    try:
+        resolved = read_router_config(given(ROUTER, options), file=config)
+        if print_config:
+            click.echo(show_router_config(resolved), nl=False)
+            return
+        if check:
+            from kvatlas.cli.router_check import report  # noqa: PLC0415 - not needed to run
+
+            status = report(resolved.config)
+        else:
+            from kvatlas.router.run import run  # noqa: PLC0415 - not needed to check
+
+            status = run(resolved.config)
+    except KvatlasError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2 if isinstance(error, ValueError) else 1)
+    sys.exit(status)

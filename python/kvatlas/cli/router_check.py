@@ -1,0 +1,53 @@
+"""`kvatlas router --check`: what the check found, for people."""
+
+from __future__ import annotations
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvatlas._text import counted
+from kvatlas.cli.console import console
+from kvatlas.router.check import EngineReport, check
+from kvatlas.router.config import RouterConfig
+
+_MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
+
+
+def report(config: RouterConfig) -> int:
+    """Check, and print what was found. Returns the exit status."""
+    out = console()
+    reports = check(config)
+    if not reports:
+        click.echo("Error: there are no engines to check: give --engine URL", err=True)
+        return 2
+    for one in reports:
+        _print(out, one)
+    bad = [one for one in reports if one.problems]
+    if not bad:
+        out.print(f"All is well with {counted(len(reports), 'engine')}.", highlight=False)
+        return 0
+    problems = sum(len(one.problems) for one in bad)
+    out.print(
+        f"{counted(problems, 'problem')} at {len(bad)} of {counted(len(reports), 'engine')}.",
+        style="bold",
+        highlight=False,
+    )
+    return 1
+
+
+def _print(out: Console, one: EngineReport) -> None:
+    role = "" if one.role == "both" else f" ({one.role})"
+    out.print(Text(f"{one.worker}{role}", "bold"), Text("" if one.worker in one.url else one.url, "dim"))
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
+    for _column in range(3):
+        table.add_column(overflow="fold")
+    for finding in one.findings:
+        mark, style = _MARKS[finding.level]
+        words = Text(finding.words)
+        if finding.change:
+            words.append(f"\n→ {finding.change}", "cyan")
+        table.add_row(Text(mark, style), finding.what, words)
+    out.print(table, highlight=False)
+    out.print()

@@ -1,0 +1,265 @@
+"""What `kvatlas top` shows: a line about the router, a table of engines, the last decisions; as wide as fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvatlas._text import counted, milliseconds, nanoseconds, percent, seconds, short
+
+_STANDINGS = {"up": "green", "busy": "yellow", "draining": "yellow"}
+_STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow"}
+_ROWS = 64  # engines shown
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a router said at one moment: the answers of its routes."""
+
+    url: str
+    at: float  # seconds
+    router: dict[str, Any]
+    workers: list[dict[str, Any]]
+    streams: list[dict[str, Any]]
+    decisions: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its title, what is in a cell, and how soon it gives way (higher: sooner)."""
+
+    title: str
+    cell: Callable[[Any], Text]
+    gives_way: int = 0
+    left: bool = False
+
+
+@dataclass(slots=True)
+class View:
+    """Makes the picture. Rates are those since the look before."""
+
+    decisions: int
+    _first: Look | None = field(default=None)
+    _before: Look | None = field(default=None)
+
+    def show(self, look: Look, out: Console) -> RenderableType:
+        """The picture of this moment."""
+        first, before = self._first or look, self._before or look
+        self._first, self._before = first, look
+        parts: list[RenderableType] = [_summary(look, first, before)]
+        rows = [_Engine(worker, look, first, before) for worker in look.workers]
+        rows.sort(key=lambda row: (row.standing == "up" and row.is_followed, row.name))  # what needs a look comes first
+        if rows:
+            parts.append(_table(_ENGINES, rows[:_ROWS], out))
+            if len(rows) > _ROWS:
+                parts.append(Text(f"and {len(rows) - _ROWS} more", "dim"))
+        else:
+            parts.append(Text("There are no engines yet.", "yellow"))
+        if self.decisions:
+            parts.append(Text())
+            if look.decisions:
+                parts.append(_table(_DECISIONS, look.decisions, out))
+            else:
+                parts.append(Text("No decisions yet.", "dim"))
+        return Group(*parts)
+
+
+def _summary(look: Look, first: Look, before: Look) -> Text:
+    now, router = look.router, look.router
+    words = [f"{look.url}", f"policy {now['policy']}", f"{counted(int(now['in_flight']), 'request')} in flight"]
+    if (span := look.at - before.at) > 0:
+        words.insert(2, f"{(now['requests'] - before.router['requests']) / span:,.1f} requests/s")
+    else:
+        words.insert(2, counted(int(now["requests"]), "request"))
+    if router["queued"]:
+        words.append(f"{router['queued']:,} waiting here")
+    if router["retries"]:
+        words.append("1 retry" if router["retries"] == 1 else f"{router['retries']:,} retries")
+    hits = _hits(look, first)
+    if hits is not None:
+        words.append(f"hits {percent(hits)}")
+    expected = _since(look, first, "expected_cached_tokens")
+    reported = _since(look, first, "reported_cached_tokens")
+    if expected:
+        words.append(f"{percent(reported / expected)} of what was expected")
+    return Text("; ".join(words), "bold")
+
+
+def _since(look: Look, first: Look, name: str) -> float:
+    """A count since the first look; all of it if that is this one."""
+    return float(look.router[name] - (first.router[name] if look is not first else 0))
+
+
+def _hits(look: Look, first: Look) -> float | None:
+    """The share of prompt tokens found in caches."""
+    engines = [_Engine(worker, look, first, first) for worker in look.workers]
+    prompt = sum(engine.prompt_tokens for engine in engines)
+    return sum(engine.cached_tokens for engine in engines) / prompt if prompt else None
+
+
+class _Engine:
+    """An engine's row."""
+
+    def __init__(self, worker: dict[str, Any], look: Look, first: Look, before: Look) -> None:
+        self.worker = worker
+        self.name = str(worker["name"])
+        self.standing = str(worker["standing"])
+        ranks = worker.get("ranks")
+        self.ranks: list[dict[str, Any]] = ranks if isinstance(ranks, list) else []
+        self.streams = [
+            stream
+            for each in look.streams
+            if each.get("instance_id", each.get("worker")) == self.name
+            for stream in each.get("streams", each.get("endpoints", []))
+        ]
+        self._now, self._first = worker, _named(first, self.name) if first is not look else None
+        past = _named(before, self.name) if before is not look else None
+        span = look.at - before.at
+        self.rate = (worker["answers"] - past["answers"]) / span if past and span > 0 else None
+        self.made = (worker["output_tokens"] - past["output_tokens"]) / span if past and span > 0 else None
+
+    @property
+    def is_followed(self) -> bool:
+        return all(rank.get("trusted", True) for rank in self.ranks)
+
+    @property
+    def prompt_tokens(self) -> float:
+        return self._since("prompt_tokens")
+
+    @property
+    def cached_tokens(self) -> float:
+        return self._since("cached_tokens")
+
+    def sum(self, name: str) -> float | None:
+        """Of all ranks; None if none of them knows."""
+        known = [float(rank[name]) for rank in self.ranks if _is_number(rank.get(name))]
+        return sum(known) if known else None
+
+    def most(self, name: str) -> float | None:
+        known = [float(rank[name]) for rank in self.ranks if _is_number(rank.get(name))]
+        return max(known) if known else None
+
+    def _since(self, name: str) -> float:
+        return float(self._now[name] - (self._first[name] if self._first else 0))
+
+
+def _named(look: Look, name: str) -> dict[str, Any] | None:
+    return next((worker for worker in look.workers if worker["name"] == name), None)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number(value: float | None) -> Text:
+    return Text("") if value is None else Text(short(value))
+
+
+def _stream(engine: _Engine) -> Text:
+    if not engine.streams:
+        return Text("" if engine.is_followed else "untrusted", "yellow")
+    states = [str(stream.get("state")) for stream in engine.streams]
+    worst = next((state for state in states if state != "live"), "live")
+    return Text(worst, _STREAMS.get(worst, "red"))
+
+
+def _lag(engine: _Engine) -> Text:
+    lags = [float(stream["lag_ms"]) for stream in engine.streams if _is_number(stream.get("lag_ms"))]
+    return Text(milliseconds(max(lags))) if lags else Text("")
+
+
+def _kv(engine: _Engine) -> Text:
+    used = engine.most("reported_kv_usage")
+    if used is None:
+        return Text("")
+    return Text(f"{used * 100:.0f} %", "red" if used > 0.95 else "yellow" if used > 0.85 else "")
+
+
+def _work(engine: _Engine) -> Text:
+    waiting, running = engine.sum("waiting") or 0, engine.sum("requests") or 0
+    return Text(f"{waiting:,.0f} / {running - waiting:,.0f}")
+
+
+def _share(engine: _Engine) -> Text:
+    return Text(percent(engine.cached_tokens / engine.prompt_tokens)) if engine.prompt_tokens else Text("")
+
+
+_ENGINES = (
+    Column("engine", lambda engine: Text(engine.name), left=True),
+    Column("", lambda engine: Text(engine.standing, _STANDINGS.get(engine.standing, "red")), left=True),
+    Column("stream", _stream, 1, left=True),
+    Column("lag", _lag, 4),
+    Column("waits / runs", _work),
+    Column("queued tokens", lambda engine: _number(engine.sum("queued_tokens")), 2),
+    Column("kv", _kv, 3),
+    Column("hits", _share, 1),
+    Column("blocks", lambda engine: _number(engine.sum("held_blocks")), 6),
+    Column("requests/s", lambda engine: Text("" if engine.rate is None else f"{engine.rate:,.1f}"), 5),
+    Column("tokens/s", lambda engine: _number(engine.made), 7),
+    Column("faults", lambda engine: Text(f"{engine.worker['faults']:,}", "red" if engine.worker["faults"] else ""), 8),
+)
+
+
+def _time(record: dict[str, Any]) -> Text:
+    return Text(datetime.fromtimestamp(record["at"]).astimezone().strftime("%H:%M:%S"), "dim")
+
+
+def _ended(record: dict[str, Any], name: str) -> Any:
+    return (record.get("ended") or {}).get(name)
+
+
+def _found(record: dict[str, Any]) -> Text:
+    expected, found = int(record["cached_tokens"]), _ended(record, "cached_tokens")
+    if found is None:
+        how = _ended(record, "how")
+        return Text("…" if how is None else "" if how == "finished" else how, "" if how == "finished" else "dim")
+    return Text(f"{found:,}", "yellow" if found < expected else "")
+
+
+def _first_token(record: dict[str, Any]) -> Text:
+    took = _ended(record, "first_token")
+    return Text("") if took is None else Text(milliseconds(took * 1e3) if took < 1 else seconds(took))
+
+
+_DECISIONS = (
+    Column("time", _time, 4, left=True),
+    Column("engine", lambda record: Text(_place(record)), left=True),
+    Column("tokens", lambda record: Text(f"{record['tokens']:,}")),
+    Column("expected", lambda record: Text(f"{record['cached_tokens']:,}")),
+    Column("found", _found),
+    Column("why", lambda record: Text(str(record["why"])), 2, left=True),
+    Column("decided in", lambda record: Text(nanoseconds(record["decision_us"] * 1e3)), 3),
+    Column("first token", _first_token, 1),
+)
+
+
+def _place(record: dict[str, Any]) -> str:
+    return f"{record['worker']}" + (f" rank {record['rank']}" if record.get("rank") else "")
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Any], out: Console) -> Table:
+    """The table with as many of the columns as there is room for."""
+    order = sorted({column.gives_way for column in columns}, reverse=True)
+    made = _made(columns, rows)
+    for most in order:
+        if out.measure(made, options=out.options.update(max_width=1_000)).maximum <= out.width or most == 0:
+            break
+        made = _made([column for column in columns if column.gives_way < most], rows)
+    return made
+
+
+def _made(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        folds = column.title == "engine"  # long names take more lines
+        table.add_column(column.title, justify="left" if column.left else "right", no_wrap=not folds, overflow="fold")
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in columns))
+    return table

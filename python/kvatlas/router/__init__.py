@@ -1,0 +1,28 @@
+"""The router: stands in front of engines, and sends each request where it does the least harm.
+
+`Router` runs it in this process, `run` until a signal ends it, as `kvatlas router` does. `RouterConfig` has its
+settings; `read_router_config` puts them together from flags, the environment and a file. `check` tests the way through
+each engine, and says what is wrong.
+"""
+
+from kvatlas.router.config import (
+    HealthConfig,
+    RouterConfig,
+    RouterHttpConfig,
+    RouterSection,
+    UpstreamConfig,
+    read_router_config,
+)
+from kvatlas.router.router import Router
+from kvatlas.router.run import run
+
+__all__ = [
+    "HealthConfig",
+    "Router",
+    "RouterConfig",
+    "RouterHttpConfig",
+    "RouterSection",
+    "UpstreamConfig",
+    "read_router_config",
+    "run",
+]

@@ -1,0 +1,14 @@
+"""Tests the way through each engine, and says in words what is wrong and what to change.
+
+`check` asks each engine what the router relies on: that it answers, which models it has, where its events are, whether
+prompts become the same tokens here and there. Then it sends one small prompt twice, and looks whether the index knows
+it and the engine found it in its cache: if both agree, all between them does.
+
+`findings` has what is reported, `ask` the questions, `tokens` the comparison, `round_trip` the prompt's
+way, `handover` that from a prefill to a decode engine.
+"""
+
+from kvatlas.router.check.check import check
+from kvatlas.router.check.findings import EngineReport, Finding
+
+__all__ = ["EngineReport", "Finding", "check"]

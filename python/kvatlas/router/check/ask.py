@@ -1,0 +1,107 @@
+"""Questions to one engine over HTTP, as clients and the router ask them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Self
+
+import httpx
+
+from kvatlas._http import authorization, failure
+
+ANSWER = 120.0
+"""Seconds that a one-token answer may take: a model may be compiled for its first request."""
+
+
+class AskError(Exception):
+    """No answer, or not the one that was wanted. Its text says why; `status` is that of HTTP, if there is one."""
+
+    def __init__(self, words: str, status: int | None = None) -> None:
+        super().__init__(words)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A generated answer.
+
+    Attributes:
+        prompt_tokens: Tokens of the prompt, by the engine; None if it does not say.
+        cached_tokens: Of those, found in its cache; None if it does not say.
+        seconds: How long it took.
+        body: All of it.
+    """
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    seconds: float
+    body: dict[str, Any]
+
+
+class Engine:
+    """One engine, asked within `async with`."""
+
+    def __init__(self, url: str, key: str | None, timeout: float) -> None:
+        self._http = httpx.AsyncClient(
+            base_url=url, timeout=timeout, headers=authorization(key), trust_env=False, follow_redirects=False
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_about: object) -> None:
+        await self._http.aclose()
+
+    async def get(self, path: str) -> tuple[int, float]:
+        """The status, and the seconds until it came over an open connection."""
+        await self._send("GET", path)
+        began = time.monotonic()
+        response = await self._send("GET", path)
+        return response.status_code, time.monotonic() - began
+
+    async def json(self, method: str, path: str, body: object = None, *, timeout: float | None = None) -> Any:
+        """An answer with status 200, in JSON."""
+        response = await self._send(method, path, body, timeout)
+        if response.status_code != httpx.codes.OK:
+            raise AskError(
+                f"{method} {path} returned status {response.status_code}{_reason(response)}", response.status_code
+            )
+        try:
+            return response.json()
+        except ValueError:
+            raise AskError(f"{method} {path} did not return JSON: is this an engine?") from None
+
+    async def generate(self, path: str, body: dict[str, Any]) -> Answer:
+        """An answer of one token or so."""
+        began = time.monotonic()
+        found = await self.json("POST", path, body, timeout=ANSWER)
+        usage = found.get("usage") if isinstance(found, dict) else None
+        if not isinstance(usage, dict):
+            raise AskError(f"POST {path} returned no usage: is this an engine?")
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        return Answer(_number(usage.get("prompt_tokens")), _number(cached), time.monotonic() - began, found)
+
+    async def _send(self, method: str, path: str, body: object = None, timeout: float | None = None) -> httpx.Response:
+        try:
+            return await self._http.request(
+                method, path, json=body, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+            )
+        except (httpx.HTTPError, OSError) as error:
+            raise AskError(f"it {failure(error)[1]}") from error
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _reason(response: httpx.Response) -> str:
+    """What the engine says is wrong, in a line."""
+    try:
+        said = response.json()
+    except ValueError:
+        return ""
+    error = said.get("error", said) if isinstance(said, dict) else None
+    words = error.get("message") if isinstance(error, dict) else error
+    return f": {' '.join(words.split())[:300]}" if isinstance(words, str) else ""

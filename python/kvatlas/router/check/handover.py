@@ -1,0 +1,92 @@
+"""A prompt handed from a prefill engine to a decode engine, as the router hands it over."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from kvatlas.router.check.ask import Answer, AskError, Engine
+from kvatlas.router.config import RouterConfig
+
+if TYPE_CHECKING:
+    from kvatlas.router.check.check import Looked
+
+_BOOTSTRAP_PORT = 8998  # SGLang's own default
+_GIVE = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+async def hand_over(config: RouterConfig, looked: Sequence[Looked]) -> None:
+    """Try each prefill engine with a decode engine, and each decode engine with a prefill engine."""
+    prefill = [one for one in looked if one.report.role == "prefill"]
+    decode = [one for one in looked if one.report.role == "decode"]
+    if not prefill or not decode:
+        return
+    for number in range(max(len(prefill), len(decode))):
+        giver, taker = prefill[number % len(prefill)], decode[number % len(decode)]
+        where = f"{giver.report.worker} to {taker.report.worker}"
+        try:
+            answer = await _pair(config, giver, taker)
+        except AskError as error:
+            giver.report.add(
+                "handover",
+                "problem",
+                f"{where}: {error}",
+                "vLLM: start both with a KV connector (--kv-transfer-config); SGLang: with --disaggregation-mode; each "
+                "must reach the other's ports",
+            )
+            continue
+        cached = "" if answer.cached_tokens is None else f", {answer.cached_tokens} tokens taken over"
+        taker.report.add("handover", "ok", f"{where}: answered in {answer.seconds:.2f} s{cached}")
+
+
+async def _pair(config: RouterConfig, giver: Looked, taker: Looked) -> Answer:
+    body: dict[str, Any] = {
+        "model": giver.model,
+        "prompt": f"Check {secrets.token_hex(8)}: " + "hand this over, please. " * 40,
+        "max_tokens": 2,
+        "temperature": 0,
+    }
+    key, timeout = config.discovery.bearer(), config.discovery.request_timeout
+    async with Engine(giver.entry.url, key, timeout) as first, Engine(taker.entry.url, key, timeout) as second:
+        info = await _info(first)
+        if info is not None:
+            return await _sglang(first, second, body, giver, info)
+        given = await first.generate("/v1/completions", {**body, "max_tokens": 1, "kv_transfer_params": _GIVE})
+        params = given.body.get("kv_transfer_params")
+        if not isinstance(params, dict):
+            raise AskError("the prefill engine's answer has no kv_transfer_params: it has no KV connector")
+        return await second.generate("/v1/completions", {**body, "kv_transfer_params": params})
+
+
+async def _info(engine: Engine) -> dict[str, Any] | None:
+    """What SGLang says of itself; None from another engine."""
+    try:
+        info = await engine.json("GET", "/server_info")
+    except AskError as error:
+        if error.status in (404, 405):
+            return None
+        raise
+    return info if isinstance(info, dict) and "disaggregation_mode" in info else None
+
+
+async def _sglang(first: Engine, second: Engine, body: dict[str, Any], giver: Looked, info: dict[str, Any]) -> Answer:
+    if info["disaggregation_mode"] != "prefill":
+        raise AskError(f"the prefill engine's disaggregation_mode is {info['disaggregation_mode']!r}")
+    room = {
+        "bootstrap_host": urlsplit(giver.entry.url).hostname,
+        "bootstrap_port": info.get("disaggregation_bootstrap_port") or _BOOTSTRAP_PORT,
+        "bootstrap_room": secrets.randbits(63),
+    }
+    both = (engine.generate("/v1/completions", {**body, **room}) for engine in (first, second))
+    _given, taken = await asyncio.gather(*both)
+    return taken

@@ -1,0 +1,212 @@
+"""One prompt through an engine: is it in the index afterwards, and does the engine find it again?
+
+If the index has all blocks of it, then events arrive, and tokens, template and block size are the same here and there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvatlas.client import AsyncClient, StreamStatus
+from kvatlas.errors import KvatlasError, ServiceError
+from kvatlas.router.check.ask import Answer, AskError, Engine
+from kvatlas.router.check.tokens import tokens_of
+from kvatlas.router.config import RouterConfig
+from kvatlas.router.tokenizers import NONE
+from kvatlas.service import Config, HttpConfig, Service
+from kvatlas.tokenize import LocalTokenizer
+
+if TYPE_CHECKING:
+    from kvatlas.router.check.check import Looked
+
+_EVENTS = 10.0  # seconds for events to arrive; SGLang holds them back for a while
+_MORE = 1.0  # seconds for more of them, once there are some
+_SETTLE = 20.0  # seconds for streams to be live
+_BLOCK = 16
+_WORDS = ("blue", "stone", "river", "seven", "lamp", "cloud", "paper", "north")
+
+
+class RoundTrip:
+    """Sends the prompts, with a service that follows the engines meanwhile."""
+
+    def __init__(self, config: RouterConfig, tokenizer: LocalTokenizer | None) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+
+    async def run(self, looked: Sequence[Looked]) -> None:
+        """All of them. What is found goes to their reports."""
+        followed = [one for one in looked if one.found is not None]
+        if not followed:
+            for one in looked:
+                await self._through(one, None)
+            return
+        config = self._config
+        plain = Config(
+            http=HttpConfig(bind="127.0.0.1:0"),
+            streams=config.streams,
+            discovery=config.discovery,
+            model=config.model,
+            block_size=config.block_size,
+            routing_group=config.routing_group,
+        )
+        try:
+            service = Service(engines=[one.entry for one in followed], config=plain)
+        except ServiceError as error:
+            for one in followed:
+                one.report.add("index", "problem", str(error))
+            return
+        async with service, service.async_client() as client:
+            with contextlib.suppress(ServiceError):  # each stream's state says it
+                await service.wait_ready_async(_SETTLE)
+            for one in looked:
+                await self._through(one, client if one.found is not None else None)
+
+    async def _through(self, one: Looked, client: AsyncClient | None) -> None:
+        config, report = self._config, one.report
+        if report.role != "both" and one.found is not None and one.found.engine == "sglang":
+            report.add("answers", "note", "not asked alone: SGLang's prefill and decode engines answer in pairs")
+            return
+        if client is not None and not await self._live(one, client):
+            client = None
+        size = one.found.block_size if one.found is not None else config.block_size or _BLOCK
+        before = {} if client is None else {stream.rank: stream.seq for stream in await self._streams(one, client)}
+        text = _prompt(size)
+        async with Engine(one.entry.url, config.discovery.bearer(), config.discovery.request_timeout) as engine:
+            try:
+                first, messages = await self._ask(engine, one.model, text)
+                again, _ = await self._ask(engine, one.model, text, chat=messages is not None)
+            except AskError as error:
+                report.add("answers", "problem", str(error), "look at the engine's log")
+                return
+            report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
+            tokens: list[int] | None = None
+            if config.router.tokenizer != NONE:
+                try:
+                    tokens = await tokens_of(engine, one.model, messages, text, self._tokenizer)
+                except (AskError, KvatlasError) as error:
+                    report.add("index", "problem", f"the prompt has no tokens here: {error}")
+        self._cached(one, again, size)
+        if tokens is None:
+            return
+        if first.prompt_tokens not in (None, len(tokens)):
+            report.add(
+                "template",
+                "problem",
+                f"the engine counts {first.prompt_tokens} prompt tokens, the router {len(tokens)}",
+                "give the router the tokenizer and chat template that the engine uses",
+            )
+        if client is not None:
+            await self._indexed(one, client, tokens, size, before)
+
+    async def _ask(
+        self, engine: Engine, model: str, text: str, *, chat: bool | None = None
+    ) -> tuple[Answer, list[dict[str, Any]] | None]:
+        """An answer to a chat; to a completion if the engine has no chats."""
+        messages = [{"role": "user", "content": text}]
+        body = {"model": model, "max_tokens": 1, "temperature": 0}
+        if chat is not False:
+            try:
+                return await engine.generate("/v1/chat/completions", {**body, "messages": messages}), messages
+            except AskError as error:
+                if chat or error.status not in (400, 404, 405):
+                    raise
+        return await engine.generate("/v1/completions", {**body, "prompt": text}), None
+
+    async def _live(self, one: Looked, client: AsyncClient) -> bool:
+        streams = await self._streams(one, client)
+        if not streams:
+            why = [engine.reason for engine in (await client.ready()).engines if engine.worker == one.report.worker]
+            words = (why[0] if why else None) or "it could not be registered"
+            one.report.add("stream", "problem", words)
+            return False
+        bad = [stream for stream in streams if not stream.trusted]
+        if not bad:
+            held = sum(stream.blocks for stream in streams)
+            one.report.add("stream", "ok", f"live, {held:,} blocks known")
+            return True
+        stream = bad[0]
+        change = "is the port open from here, and not a port that the engine connects to (an endpoint without a *)?"
+        words = f"rank {stream.rank} is {stream.state}"
+        one.report.add("stream", "problem", f"{words}: {stream.last_error}" if stream.last_error else words, change)
+        return False
+
+    async def _streams(self, one: Looked, client: AsyncClient) -> list[StreamStatus]:
+        name = one.report.worker
+        return [stream for worker in await client.workers() if worker.worker == name for stream in worker.streams]
+
+    async def _indexed(
+        self, one: Looked, client: AsyncClient, tokens: list[int], size: int, before: dict[int, int | None]
+    ) -> None:
+        """Wait until the index has the prompt, and say what is wrong if it has not."""
+        assert one.found is not None  # noqa: S101 - said by the caller's condition
+        report, wanted, depth = one.report, (len(tokens) - 1) // size, 0
+        clock = asyncio.get_running_loop().time
+        deadline, heard = clock() + _EVENTS, False
+        while depth < wanted and clock() < deadline:
+            await asyncio.sleep(0.02)
+            answer = await client.query(tokens=tokens, model=one.found.model, routing_group=self._group(one))
+            depth = max(depth, answer.scores().get(report.worker, 0))
+            streams = await self._streams(one, client)
+            if not heard and any(stream.seq != before.get(stream.rank) for stream in streams):
+                heard, deadline = True, min(deadline, clock() + _MORE)
+        streams = await self._streams(one, client)
+        if depth >= wanted:
+            lags = [stream.lag_ms for stream in streams if stream.lag_ms is not None]
+            lag = f", events visible after {max(lags):.1f} ms" if lags else ""
+            report.add("index", "ok", f"all {wanted} usable blocks of the prompt were found{lag}")
+            return
+        if depth:
+            report.add(
+                "index",
+                "problem",
+                f"the first {depth} of {wanted} blocks were found: tokens differ after that",
+                "give the router the tokenizer and chat template that the engine uses",
+            )
+        elif heard:
+            report.add(
+                "index",
+                "problem",
+                "the engine announces blocks, but none of this prompt: its tokens differ from the first block on",
+                "give the router the tokenizer and chat template that the engine uses",
+            )
+        else:
+            report.add(
+                "index",
+                "problem",
+                f"the engine announced nothing within {_EVENTS:.0f} s of its answer",
+                "is prefix caching on? vLLM: without --no-enable-prefix-caching; SGLang: without --disable-radix-cache",
+            )
+
+    def _group(self, one: Looked) -> str:
+        return one.entry.routing_group or self._config.routing_group
+
+    def _cached(self, one: Looked, again: Answer, size: int) -> None:
+        report = one.report
+        if again.cached_tokens is None:
+            report.add(
+                "cache",
+                "note",
+                "the engine does not say how many prompt tokens it found in its cache: predictions cannot be checked",
+                "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report",
+            )
+        elif again.prompt_tokens is not None and again.cached_tokens < (again.prompt_tokens - 1) // size * size:
+            usable = (again.prompt_tokens - 1) // size * size
+            report.add(
+                "cache",
+                "warning",
+                f"asked again, it found {again.cached_tokens} of {usable} tokens in its cache",
+                "" if again.cached_tokens else "is prefix caching on?",
+            )
+        else:
+            report.add("cache", "ok", f"asked again, it found {again.cached_tokens} tokens in its cache")
+
+
+def _prompt(block_size: int) -> str:
+    """A text that nobody has sent before, of three blocks or more."""
+    start = f"Check {secrets.token_hex(8)}."
+    count = 3 * block_size + 8
+    return " ".join([start, *(_WORDS[(i * 5) % len(_WORDS)] for i in range(count))])

@@ -1,0 +1,467 @@
+"""All settings of the router: those of the service, which it embeds, and its own.
+
+Declared like the service's, field by field, so that the command line, the environment, the file, the printed
+configuration and the documentation are made from one list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from kvatlas._http import checked_url
+from kvatlas.errors import ConfigError
+from kvatlas.service.config import Config, Engine, HttpConfig, ResolvedConfig
+from kvatlas.service.config.kinds import (
+    Address,
+    Choice,
+    Duration,
+    File,
+    Integer,
+    Pairs,
+    Size,
+    Switch,
+    Text,
+    Texts,
+    shown,
+)
+from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
+from kvatlas.service.config.schema import SECTIONS, Section, about, one_key, read_secret
+
+_ABOVE_0 = Duration()
+_FROM_0 = Duration(zero=True)
+_COUNT = Integer(1, 1 << 30)
+DEFAULT_BLOCK_SIZE = 16
+
+
+class _AnyText(Text):
+    """A string, or none: an empty one."""
+
+    wanted = "a string"
+
+    def convert(self, value: object) -> str:
+        if isinstance(value, str):
+            return value.strip()
+        raise self.bad(value)
+
+
+@dataclass(frozen=True)
+class RouterHttpConfig(HttpConfig):
+    """The router's HTTP server."""
+
+    bind: str = field(
+        default="127.0.0.1:8080",
+        metadata=about(Address(), "--bind", "Address to listen on. Port 0 picks a free port."),
+    )
+    max_body: int = field(default=64 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
+    max_connections: int = field(
+        default=65_536,
+        metadata=about(Integer(1, 1_000_000), "--max-connections", "Maximum number of open connections."),
+    )
+    request_timeout: float = field(
+        default=60.0,
+        metadata=about(_ABOVE_0, "--request-timeout", "Time within which a request must arrive as a whole."),
+    )
+    # What the embedded service does with untrusted workers is the router's affair: they are chosen by load.
+    untrusted: Literal["leave-out", "flag"] = "leave-out"
+    max_head: int = field(
+        default=64 << 10, metadata=about(Size(), "--max-head", "Maximum size of a request's header lines.")
+    )
+    max_headers: int = field(
+        default=128, metadata=about(Integer(16, 10_000), "--max-headers", "Maximum number of a request's header lines.")
+    )
+    write_timeout: float = field(
+        default=60.0,
+        metadata=about(
+            _ABOVE_0, "--write-timeout", "Time after which a client that reads nothing of its answer is disconnected."
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class RouterSection(Section):
+    """How requests are placed. `index_key` is the key of the service at `index` itself, for programs."""
+
+    section: ClassVar[str] = "router"
+
+    policy: str = field(
+        default="kvatlas",
+        metadata=about(Text(), "--policy", "Routing policy by name, or your own class as module:Class."),
+    )
+    policy_options: tuple[tuple[str, bool | float | str], ...] = field(
+        default=(), metadata=about(Pairs(), "--policy-option", "Setting of the policy. Repeatable.")
+    )
+    seed: int = field(default=0, metadata=about(Integer(0, (1 << 63) - 1), "--seed", "Seed of all random choices."))
+    tokenizer: str = field(
+        default="engine",
+        metadata=about(
+            Text(),
+            "--tokenizer",
+            "How prompts become tokens: a tokenizer.json, a directory with one, a name on the Hugging Face hub, "
+            "`engine` to ask an engine's /tokenize for each prompt, or `none`.",
+        ),
+    )
+    tokenizers: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=about(Pairs(plain=True), "--model-tokenizer", "Tokenizer of one model, as MODEL=PATH. Repeatable."),
+    )
+    no_events: bool = field(
+        default=False,
+        metadata=about(
+            Switch(), "--no-events", "Follow no events: predict what engines hold from what was sent to them."
+        ),
+    )
+    index: str | None = field(
+        default=None,
+        metadata=about(
+            Text(), "--index", "URL of a kvatlas service that follows the engines, instead of following them here."
+        ),
+    )
+    index_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(), "--index-key-file", "File with the key of that service. Alternatively, set KVATLAS_INDEX_KEY."
+        ),
+    )
+    session_header: str = field(
+        default="x-session-id",
+        metadata=about(_AnyText(), "--session-header", "Request header that names a session; empty for none."),
+    )
+    session_ttl: float = field(
+        default=0.0,
+        metadata=about(
+            _FROM_0,
+            "--session-ttl",
+            "Time for which a session stays with its engine after its last request. 0 means that it does not.",
+        ),
+    )
+    priority_header: str = field(
+        default="",
+        metadata=about(
+            _AnyText(),
+            "--priority-header",
+            "Request header with a priority, an integer, higher first, for requests that wait; empty for none.",
+        ),
+    )
+    queue: int = field(
+        default=4096,
+        metadata=about(
+            Integer(0, 1 << 24), "--queue", "Requests that may wait in the router when all engines are busy."
+        ),
+    )
+    queue_timeout: float = field(
+        default=60.0, metadata=about(_ABOVE_0, "--queue-timeout", "Time that one may wait before it is refused.")
+    )
+    response_headers: Literal["on", "off"] = field(
+        default="on",
+        metadata=about(
+            Choice("on", "off"), "--response-headers", "Say in headers of an answer which engine gave it, and why."
+        ),
+    )
+    forward_tokens: bool = field(
+        default=False,
+        metadata=about(Switch(), "--forward-tokens", "Send token ids instead of text to engines that take them."),
+    )
+    decode_alone: int = field(
+        default=256,
+        metadata=about(
+            Integer(0, 1 << 30),
+            "--decode-alone",
+            "With prefill and decode engines: uncached prompt tokens up to which a decode engine computes them itself.",
+        ),
+    )
+    forward: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Texts(), "--forward", "Further paths to forward to engines: a path, or a beginning that ends in *."
+        ),
+    )
+    record: Path | None = field(
+        default=None, metadata=about(File(), "--record", "File to append each decision to, without prompts' text.")
+    )
+    decisions: int = field(
+        default=256,
+        metadata=about(Integer(0, 1 << 20), "--decisions", "Number of the last decisions kept for GET /decisions."),
+    )
+    index_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_key("router.index_key", self.index_key, self.index_key_file)
+        if self.index is None:
+            if self.index_key is not None or self.index_key_file is not None:
+                raise ConfigError("router.index_key is for the service at router.index, which is not set")
+            return
+        try:
+            object.__setattr__(self, "index", checked_url(self.index))
+        except ValueError as error:
+            raise ConfigError(f"router.index must be http://HOST:PORT, but {error}") from None
+        if self.no_events:
+            raise ConfigError("router.index and router.no_events are both set: set one of them")
+
+    def index_bearer(self) -> str | None:
+        """The key of the service at `index`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        if self.index_key_file is None:
+            return self.index_key
+        return read_secret(self.index_key_file, "router.index_key_file")
+
+    @property
+    def is_own_policy(self) -> bool:
+        """Whether the policy is a Python class of the user's."""
+        return ":" in self.policy
+
+
+@dataclass(frozen=True)
+class UpstreamConfig(Section):
+    """How engines are spoken to."""
+
+    section: ClassVar[str] = "upstream"
+
+    connect_timeout: float = field(
+        default=2.0, metadata=about(_ABOVE_0, "--connect-timeout", "Time within which a connection must be there.")
+    )
+    first_byte_timeout: float = field(
+        default=600.0,
+        metadata=about(_ABOVE_0, "--first-byte-timeout", "Time within which an engine must begin to answer."),
+    )
+    stall_timeout: float = field(
+        default=300.0,
+        metadata=about(_ABOVE_0, "--stall-timeout", "Longest time between two pieces of an engine's answer."),
+    )
+    retries: int = field(
+        default=2,
+        metadata=about(
+            Integer(0, 100), "--retries", "Times that a request is tried again, before anything of it was answered."
+        ),
+    )
+    idle_connections: int = field(
+        default=256,
+        metadata=about(_COUNT, "--upstream-connections", "Idle connections kept per engine and thread."),
+    )
+    idle_timeout: float = field(
+        default=4.0,
+        metadata=about(
+            _ABOVE_0, "--upstream-idle-timeout", "Time for which they are kept. vLLM closes them after 5 s."
+        ),
+    )
+    ca: Path | None = field(
+        default=None,
+        metadata=about(File(), "--upstream-ca", "Certificate authorities in PEM, for engines with https."),
+    )
+
+
+@dataclass(frozen=True)
+class HealthConfig(Section):
+    """How it is known whether an engine works."""
+
+    section: ClassVar[str] = "health"
+
+    path: str = field(default="/health", metadata=about(Text(), "--health-path", "Path that engines are asked at."))
+    interval: float = field(
+        default=5.0,
+        metadata=about(_FROM_0, "--health-interval", "Time between two questions. 0 means that none are asked."),
+    )
+    timeout: float = field(
+        default=2.0, metadata=about(_ABOVE_0, "--health-timeout", "Time within which one must be answered.")
+    )
+    failures: int = field(
+        default=3,
+        metadata=about(
+            Integer(1, 1000),
+            "--health-failures",
+            "Failures in a row, of questions or requests, that rule an engine out.",
+        ),
+    )
+    open: float = field(
+        default=1.0,
+        metadata=about(
+            _ABOVE_0, "--health-open", "Time for which it is left out at first. It doubles with each further failure."
+        ),
+    )
+    open_max: float = field(
+        default=30.0, metadata=about(_ABOVE_0, "--health-open-max", "Longest time for which it is left out.")
+    )
+    silence: float = field(
+        default=60.0,
+        metadata=about(
+            _FROM_0,
+            "--health-silence",
+            "Time without a byte after which an engine that has requests is left out. 0 means never.",
+        ),
+    )
+    load_interval: float = field(
+        default=1.0,
+        metadata=about(_FROM_0, "--load-interval", "Time between two looks at an engine's metrics. 0 means none."),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.path.startswith("/"):
+            raise ConfigError(f"health.path must begin with /, got {shown(self.path)}")
+        if self.open > self.open_max:
+            raise ConfigError(f"health.open ({self.open:g} s) must not be above health.open_max ({self.open_max:g} s)")
+
+
+@dataclass(frozen=True)
+class RouterConfig(Config):
+    """The whole configuration of a router. Durations are in seconds, sizes in bytes.
+
+    Raises:
+        ConfigError: A value has the wrong type or is out of range. The message names it and says what is allowed.
+    """
+
+    drain_timeout: float = field(
+        default=60.0,
+        metadata=about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the router stops."),
+    )
+    http: RouterHttpConfig = field(default_factory=RouterHttpConfig)
+    router: RouterSection = field(default_factory=RouterSection)
+    upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+
+    def __post_init__(self) -> None:
+        for name, kind in ROUTER_SECTIONS.items():
+            if name and not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
+        super().__post_init__()
+        roles = {engine.role or "both" for engine in self.engines}
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            if role in roles and not roles & {other, "both"} and self.engines_file is None:
+                raise ConfigError(f"there are {role} engines but none for {other}: add --{other} URL")
+
+    @property
+    def follows_events(self) -> bool:
+        """Whether the engines' events are followed here."""
+        return self.router.index is None and not self.router.no_events
+
+    def engine_for_native(self, engine: Engine) -> dict[str, Any]:
+        """An engine as the native router takes it."""
+        about_it = {
+            "name": engine.worker,
+            "url": engine.url,
+            "role": engine.role or "both",
+            "weight": engine.weight,
+            "model": engine.model or self.model,
+            "models": [name for name in (engine.model, *(engine.aliases or ()), *(engine.adapters or ())) if name],
+            "block_size": engine.block_size or self.block_size,
+            "ranks": engine.ranks,
+        }
+        if not engine.model:
+            about_it["models"] = []  # it is asked, all of it
+        return {name: value for name, value in about_it.items() if value is not None}
+
+    def router_for_native(
+        self, tokenizer: str | None, tokenizers: Mapping[str, str], holds: tuple[str, ...] = (), *, log: bool = False
+    ) -> dict[str, Any]:
+        """The configuration of the native router: JSON types, durations in seconds, files by their path.
+
+        Args:
+            tokenizer: `router.tokenizer` as a path, `engine`, or None.
+            tokenizers: `router.tokenizers` likewise.
+            holds: What the embedded service waits for before it says that it is ready.
+            log: Whether the native part writes its log.
+        """
+        service = self.for_native(holds, log=log)
+        own, http = self.router, service.pop("http")
+        del http["untrusted"]
+        http |= {name: getattr(self.http, name) for name in ("max_head", "max_headers", "write_timeout")}
+        service["http"] = {"bind": "127.0.0.1:0"}
+        upstream = dataclasses.asdict(self.upstream) | {
+            "ca": None if self.upstream.ca is None else str(self.upstream.ca),
+            "key": self.discovery.bearer(),
+        }
+        return {
+            "http": http,
+            "engines": [self.engine_for_native(engine) for engine in self.engines],
+            "upstream": upstream,
+            "health": dataclasses.asdict(self.health),
+            "service": service if self.follows_events else None,
+            "index": own.index,
+            "index_key": own.index_bearer(),
+            "routing_group": self.routing_group,
+            "policy": own.policy,
+            "policy_options": dict(own.policy_options),
+            "seed": own.seed,
+            "routing": {"queue": own.queue, "queue_timeout": own.queue_timeout},
+            "no_events": own.no_events,
+            "tokenizer": tokenizer,
+            "tokenizers": dict(tokenizers),
+            "block_size": self.block_size or DEFAULT_BLOCK_SIZE,
+            "session_header": own.session_header,
+            "session_ttl": own.session_ttl,
+            "priority_header": own.priority_header,
+            "response_headers": own.response_headers == "on",
+            "forward_tokens": own.forward_tokens,
+            "decode_alone": own.decode_alone,
+            "record": None if own.record is None else str(own.record),
+            "decisions": own.decisions,
+            "forward": list(own.forward),
+            "log": service["log"],
+        }
+
+
+class _InRole:
+    """Reads engines of one role."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def of(self, value: Any, /) -> Engine:
+        engine = Engine.of(value)
+        if engine.role not in (None, self._role):
+            raise ConfigError(
+                f"engine {shown(engine.shown_url)}: role is {engine.role!r}, but it is given as {self._role}"
+            )
+        return dataclasses.replace(engine, role=self._role)
+
+
+ROUTER_SECTIONS: dict[str, type[Section]] = {
+    "": RouterConfig,
+    "http": RouterHttpConfig,
+    "router": RouterSection,
+    "upstream": UpstreamConfig,
+    "health": HealthConfig,
+    **{name: section for name, section in SECTIONS.items() if name not in ("", "http")},
+}
+ROUTER_LISTS: dict[str, tuple[str, str, EntryKind]] = {
+    **LISTS,
+    "prefill": ("--prefill", "KVATLAS_PREFILL", _InRole("prefill")),
+    "decode": ("--decode", "KVATLAS_DECODE", _InRole("decode")),
+}
+ROUTER_SECRETS = SECRETS | {"router.index_key": ("KVATLAS_INDEX_KEY", "router.index_key_file")}
+ROUTER = Schema(
+    RouterConfig,
+    ROUTER_SECTIONS,
+    ROUTER_LISTS,
+    {"engine": "engines", "prefill": "engines", "decode": "engines", "stream": "static_streams"},
+    ROUTER_SECRETS,
+)
+"""The settings of `kvatlas router`."""
+
+
+def read_router_config(
+    flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, file: Path | str | None = None
+) -> ResolvedConfig[RouterConfig]:
+    """Put a router's configuration together, as `kvatlas.service.read_config` does for a service.
+
+    Args:
+        flags: Texts of flags by the settings' paths; lists for "engine", "prefill", "decode" and "stream".
+        env: The environment; that of the process if not given.
+        file: The configuration file; else the one that KVATLAS_CONFIG names. Without either, no file is read.
+
+    Raises:
+        ConfigError: Something is unknown or wrong; the message says what, where, and what would be right.
+    """
+    return read_as(ROUTER, flags, env, file)
+
+
+def show_router_config(resolved: ResolvedConfig[RouterConfig]) -> str:
+    """The settings in force as TOML, each with where it came from; bearer keys are left out."""
+    return show_config(resolved, ROUTER)

@@ -1,0 +1,133 @@
+"""The native router, as the rest of this package sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any, Protocol
+
+from kvatlas.errors import ServiceError
+from kvatlas.router.config import RouterConfig
+from kvatlas.service.config import Engine
+from kvatlas.service.discovery.probe import Found, Prober
+from kvatlas.service.native import Native
+
+
+class NativeRouter(Native, Protocol):
+    """What `kvatlas._native.RouterServer` does. Every call may be made from any thread."""
+
+    @property
+    def follows(self) -> bool: ...
+    def set_engine(self, engine: str, /) -> None: ...
+    def remove_engine(self, name: str, /) -> None: ...
+    def drain_engine(self, name: str, drained: bool, /) -> None: ...
+    def state(self) -> str: ...
+    def decisions(self, limit: int, /) -> str: ...
+
+
+def start(config: dict[str, Any], policy: object | None = None) -> NativeRouter:
+    """Start it.
+
+    Args:
+        config: What `RouterConfig.router_for_native` gives.
+        policy: An object with `choose(request, candidates)`, instead of a policy by name.
+
+    Raises:
+        ServiceError: It cannot listen, a certificate or a tokenizer cannot be used, or this build has no router.
+        PolicyError: There is no such policy, or it has no such option.
+    """
+    try:
+        from kvatlas._native import RouterServer  # noqa: PLC0415 - the command line works without
+    except ImportError as error:
+        raise ServiceError("this build of kvatlas has no router", "not_started") from error
+    made: NativeRouter = RouterServer(json.dumps(config), policy)
+    return made
+
+
+class Unfollowed:
+    """The native router for discovery where no events are followed here: it is told of engines only."""
+
+    def __init__(self, native: NativeRouter) -> None:
+        self._native = native
+        self.address, self.admin_address = native.address, native.admin_address
+
+    def register(self, registration: str, announced_by: str | None = None, /) -> bool:
+        return False
+
+    def check_allowed(self, endpoint: str, announced_by: str, /) -> None:
+        return None
+
+    def unregister(self, worker: str, rank: int | None = None, /) -> int:
+        return 0
+
+    def report_engine(self, report: str, /) -> None:
+        return None
+
+    def forget_engine(self, worker: str, rank: int | None = None, /) -> bool:
+        return False
+
+    def release(self, hold: str, /) -> bool:
+        return False
+
+    def reload(self) -> None:
+        self._native.reload()
+
+    def engines(self) -> str:
+        return self._native.engines()
+
+    def workers(self) -> str:
+        return self._native.workers()
+
+    def ready(self) -> str | None:
+        return self._native.ready()
+
+    def leave(self) -> None:
+        self._native.leave()
+
+    def drain(self, timeout: float, delay: float = 0.0, /) -> bool:
+        return self._native.drain(timeout, delay)
+
+    def close(self) -> None:
+        self._native.close()
+
+
+class Engines:
+    """Keeps the native router's engines as discovery finds them."""
+
+    def __init__(self, native: NativeRouter, config: RouterConfig) -> None:
+        self._native = native
+        self._config = config
+        self._told: dict[str, dict[str, Any]] = {}
+
+    def listed(self, engine: Engine, /) -> None:
+        """An engine is in the list: send it requests, unless it is there already as it is."""
+        self._tell(engine.worker, self._config.engine_for_native(engine))
+
+    def found(self, engine: Engine, found: Found | None, prober: Prober, /) -> None:
+        """It was asked: now its ranks, its block size and its kind are known."""
+        about = dict(self._config.engine_for_native(engine))
+        if found is not None:
+            about["ranks"] = len(found.sources)
+            about["block_size"] = found.block_size
+            about.setdefault("model", found.model)
+        if prober.kind == "sglang":
+            about["handover"] = "sglang"
+            if prober.bootstrap_port is not None:
+                about["bootstrap_port"] = prober.bootstrap_port
+        elif found is None and engine.worker in self._told:
+            return  # nothing new
+        self._tell(engine.worker, about)
+
+    def left(self, engine: Engine, /) -> None:
+        """It is not in the list any more."""
+        self._told.pop(engine.worker, None)
+        with contextlib.suppress(ServiceError):  # somebody else may have
+            self._native.remove_engine(engine.worker)
+
+    def _tell(self, name: str, about: dict[str, Any]) -> None:
+        before = self._told.get(name)
+        # What was found once stays, until something else is found.
+        about = {**(before or {}), **about}
+        if about != before:
+            self._told[name] = about
+            self._native.set_engine(json.dumps(about))

@@ -1,0 +1,77 @@
+"""`kvatlas router`: run a router until it is stopped."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from kvatlas._native import __version__
+from kvatlas._text import counted
+from kvatlas.router.config import RouterConfig
+from kvatlas.router.router import Router
+from kvatlas.service.serve import run_until_stopped
+
+logger = logging.getLogger("kvatlas.router")
+
+
+def run(config: RouterConfig | None = None) -> int:
+    """Run a router until SIGTERM or SIGINT, then drain it. To be called in the main thread.
+
+    SIGHUP makes it read its keys and certificates again.
+
+    Returns:
+        The exit status: 0 if all requests were finished, 1 if some were cut off.
+
+    Raises:
+        ConfigError: Something given cannot be used.
+        PolicyError: There is no such policy, or it has no such option.
+        ServiceError: The router cannot be started.
+        TokenizerError: A tokenizer cannot be read.
+    """
+    chosen = config or RouterConfig()
+    return run_until_stopped(chosen.log, lambda: Router(config=chosen, log=True), _greet, _ready)
+
+
+def _greet(router: Router) -> None:
+    config = router.config
+    if config.log.format == "json":
+        logger.info("listening on %s, %s", router.address, counted(len(router.entries), "engine"))
+    else:
+        entries = [entry.show() for entry in router.entries]
+        more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
+        from_whom = ", ".join(entries[:8]) + more or "none yet: POST /engines, or start with --engine URL"
+        print(f"kvatlas {__version__} routes at {router.url}/v1", file=sys.stderr)
+        print(f"watch it at {router.url}/ui, or with `kvatlas top --url {router.url}`", file=sys.stderr)
+        if router.admin_address:
+            print(f"health, readiness and metrics also at http://{router.admin_address}", file=sys.stderr)
+        print(f"engines: {from_whom}", file=sys.stderr)
+        print(f"policy: {config.router.policy}; {_knows(config)}", file=sys.stderr, flush=True)
+    if not config.http.is_loopback() and config.http.bearer() is None:
+        logger.warning(
+            "listening on %s without a key: anyone who can connect can use the engines and change what is registered; "
+            "set KVATLAS_KEY or --key-file",
+            router.address,
+        )
+
+
+def _knows(config: RouterConfig) -> str:
+    """How it knows what engines hold."""
+    own = config.router
+    if own.no_events:
+        return "what engines hold is predicted from what was sent to them (--no-events)"
+    tokens = {"engine": "engines tokenize prompts", "none": "prompts are not tokenized"}.get(
+        own.tokenizer, f"tokenizer {own.tokenizer}"
+    )
+    return f"index at {own.index}; {tokens}" if own.index else f"engines' events are followed; {tokens}"
+
+
+def _ready(router: Router) -> None:
+    if not router.config.follows_events:
+        logger.info("ready")
+        return
+    workers = router.workers()
+    streams = sum(len(worker.streams) for worker in workers)
+    left = [f"{engine.worker} ({engine.state})" for engine in router.engines() if not engine.is_registered]
+    more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+    without = f"; without events, so chosen by load only: {', '.join(left[:8])}{more}" if left else ""
+    logger.info("ready: %s, %s%s", counted(len(workers), "worker"), counted(streams, "stream"), without)

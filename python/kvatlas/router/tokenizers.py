@@ -1,0 +1,30 @@
+"""Where a tokenizer is: a path as it stands, or the files of a model on the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvatlas.errors import TokenizerError
+from kvatlas.tokenize import LocalTokenizer
+
+ENGINE = "engine"
+NONE = "none"
+
+
+def resolve(tokenizer: str) -> str | None:
+    """What the native router takes: a path, `engine`, or None to go without tokens.
+
+    Raises:
+        TokenizerError: There is no such file, and the hub has no such model, or cannot be reached.
+        MissingExtraError: It is a name on the hub, and the package tokenizers is not installed.
+    """
+    if tokenizer == NONE:
+        return None
+    if tokenizer == ENGINE:
+        return ENGINE
+    path = Path(tokenizer).expanduser()
+    if path.exists():
+        return str(path.resolve())
+    if tokenizer.startswith(("/", "./", "../", "~")) or path.suffix == ".json":
+        raise TokenizerError(f"there is no {tokenizer}: a tokenizer is a tokenizer.json, or a directory that has one")
+    return str(LocalTokenizer.from_hub(tokenizer).path.parent)
