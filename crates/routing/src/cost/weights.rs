@@ -61,7 +61,7 @@ impl Default for Weights {
             chunk: 8_192.0,
             crowd: 0.0,
             later: 0.6,
-            later_waiting: 0.3,
+            later_waiting: 0.1,
             later_most: 6.0,
             evict: 0.0,
             cold: 0.1,
