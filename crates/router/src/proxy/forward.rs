@@ -25,6 +25,10 @@ use crate::observe::Observer;
 use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
 
+/// Bytes of a body beyond which its prompt is turned into tokens on a thread beside those that serve: the streams of a
+/// whole thread would wait for one that was never seen before.
+const LONG: usize = 32 << 10;
+
 /// The longest that an engine is left alone because it asks for it.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
@@ -49,6 +53,14 @@ pub(crate) async fn forward(
         plain: endpoint.is_some(),
     };
     let mut known = match endpoint {
+        Some(endpoint) if body.len() > LONG && app.places.wants().hashes => {
+            let (app, body) = (app.clone(), body.clone());
+            let reading = tokio::task::spawn_blocking(move || app.prompts.read(app.service.as_ref(), endpoint, &body));
+            reading.await.map_err(|_| {
+                let message = "internal error; the router's log has the details";
+                Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+            })?
+        }
         Some(endpoint) => app.prompts.read(app.service.as_ref(), endpoint, &body),
         None => Known::default(),
     };
