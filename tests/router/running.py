@@ -62,6 +62,10 @@ class Router:
     def wait_ready(self) -> None:
         wait_until(lambda: self.get("/ready")[0] == 200, "the router is ready")
 
+    def wait_followed(self) -> None:
+        """Until all engines' events are followed; its log says so."""
+        wait_until(lambda: "ready: " in self.log, "the engines' events are followed")
+
     def __enter__(self) -> Self:
         return self
 
