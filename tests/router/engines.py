@@ -230,6 +230,11 @@ class Engine:
         """Requests for generation so far."""
         return sum(1 for one in self.received if one.method == "POST")
 
+    @property
+    def last(self) -> Received:
+        """The last request for generation."""
+        return [one for one in self.received if one.method == "POST"][-1]
+
     def passed_on(self) -> int:
         """Requests so far that are not the router's own questions."""
         own = ("/health", "/metrics", "/v1/models", "/kv_event_sources", "/server_info", "/get_server_info")

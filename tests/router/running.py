@@ -35,6 +35,7 @@ class Router:
         for name, engine in self.engines.items():
             command += ["--engine", f"{name}={engine.url}"]
         self.log = ""
+        self._opened: list[http.client.HTTPConnection] = []
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
             self.port = self._address()
@@ -70,6 +71,8 @@ class Router:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for connection in self._opened:
+            connection.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -125,6 +128,7 @@ class Router:
         asked = {"model": MODEL, "messages": MESSAGES, "stream": True, **more} if body is None else body
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
         connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"content-type": "application/json"})
+        self._opened.append(connection)
         answer = connection.getresponse()
         answer.connection = connection  # type: ignore[attr-defined]  # kept alive with the answer
         return answer

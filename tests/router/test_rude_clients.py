@@ -108,7 +108,7 @@ def test_a_body_that_comes_in_pieces_is_passed_on_whole(plain: tuple[Router, Eng
         for byte in request(BODY, "connection: close"):
             made.sendall(bytes([byte]))
         assert status_of(read_rest(made)) == 200
-    assert engine.received[-1].body == BODY
+    assert engine.last.body == BODY
 
 
 def test_a_chunked_body_is_passed_on_whole(plain: tuple[Router, Engine]) -> None:
@@ -116,7 +116,7 @@ def test_a_chunked_body_is_passed_on_whole(plain: tuple[Router, Engine]) -> None
     pieces = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:5], BODY[5:6], BODY[6:])) + b"0\r\n\r\n"
     fields = b"host: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
     assert status_of(router.talk(b"POST /v1/chat/completions HTTP/1.1\r\n" + fields + pieces)) == 200
-    assert engine.received[-1].body == BODY
+    assert engine.last.body == BODY
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -159,7 +159,7 @@ def test_10_000_headers_are_refused(plain: tuple[Router, Engine]) -> None:
 def test_100_headers_are_passed_on(plain: tuple[Router, Engine]) -> None:
     router, engine = plain
     assert router.ask(headers={f"x-{number}": str(number) for number in range(100)}).status == 200
-    assert engine.received[-1].headers["x-99"] == "99"
+    assert engine.last.headers["x-99"] == "99"
 
 
 def test_many_requests_sent_at_once_on_one_connection_are_answered_in_order(plain: tuple[Router, Engine]) -> None:
