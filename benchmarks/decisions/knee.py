@@ -16,7 +16,7 @@ from benchmarks.decisions.cells import Cell, kept, run_and_keep
 
 TTFT = 4.0
 BETWEEN = 0.1
-SEARCHED = (plan.OURS, "dynamo-kv", "vllm-router-kv-aware", plan.BASE, "shared-cache")
+SEARCHED = (plan.OURS, "dynamo-kv", "vllm-router-kv-aware", "llm-d-scorers", "smg-spill", plan.BASE, "shared-cache")
 """Those that held most at fixed speeds; the others' tables say that they hold less."""
 
 _LOW, _HIGH, _FINE = 1.5, 4.0, 0.05

@@ -88,7 +88,7 @@ def generate_bursts(config: BurstConfig | None = None) -> Trace:
     single = config.singles * size / (config.singles * size + 1 - config.singles) if config.singles < 1 else 1.0
     between = (single + (1 - single) * size) / config.request_rate
     rows: list[tuple[float, int, int, tuple[int, ...]]] = []
-    now, bursts = 0.0, 0
+    now, bursts, singles = 0.0, 0, 0
     while len(rows) < config.requests:
         now += float(random.exponential(between))
         system = systems[int(random.integers(config.apps))]
@@ -96,6 +96,7 @@ def generate_bursts(config: BurstConfig | None = None) -> Trace:
         if random.random() >= single:
             siblings = round(config.fewest * math.exp(float(random.random()) * spread))
             bursts += 1
+        singles += siblings == 1
         shared = length(config.shared)
         common = system + ids(shared // TRACE_BLOCK)
         for _ in range(min(siblings, config.requests - len(rows))):
@@ -105,4 +106,6 @@ def generate_bursts(config: BurstConfig | None = None) -> Trace:
             rows.append((at, tokens, length(config.output), common + ids(blocks - len(common))))
     rows.sort(key=lambda row: row[0])
     requests = [TraceRequest(round(at * 1000), tokens, output, names) for at, tokens, output, names in rows]
-    return Trace(requests, name=f"bursts (seed {config.seed})", facts={"bursts": float(bursts)})
+    return Trace(
+        requests, name=f"bursts (seed {config.seed})", facts={"bursts": float(bursts), "singles": float(singles)}
+    )
