@@ -64,6 +64,8 @@ class InvalidArgumentError(KvatlasError, ValueError):
     Lab: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
     "invalid_group_size", "invalid_sparse_step", "plan", "plan_file", "irregular_array", "options", "index".
 
+    Routing: "unknown_worker".
+
     Simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
     """
 
