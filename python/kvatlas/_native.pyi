@@ -4,7 +4,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self, SupportsIndex,
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Buffer
+from typing_extensions import Buffer, disjoint_base
 
 from kvatlas.events import Event, Store
 from kvatlas.types import (
@@ -2798,6 +2798,7 @@ _Found: TypeAlias = _Scores | Mapping[str, int] | Mapping[tuple[str, int], int]
 class _Policy(Protocol):
     def choose(self, request: RoutedRequest, candidates: Candidates, /) -> int | None: ...
 
+@disjoint_base
 class Router:
     """Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each one is.
 

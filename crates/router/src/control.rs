@@ -1,6 +1,7 @@
 //! What the router does beside requests: asks engines how they do, which models they serve, and closes what nobody uses.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use kvatlas_routing::Load;
@@ -130,6 +131,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                 knows_models = true;
             }
         }
+        engine.is_known.store(true, Relaxed);
         // An engine that is starting is asked more often, so that it is used as soon as it can be.
         let pause = if health.interval.is_zero() { Duration::from_secs(5) } else { health.interval };
         let soon = !well || (engine.config.models.is_empty() && !knows_models);

@@ -65,10 +65,11 @@ impl Fleet {
         self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
     }
 
-    /// Whether a request could be sent anywhere.
+    /// Whether a request could be sent anywhere, and it is known for which models.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
-        self.engines.load().iter().any(|engine| engine.health.standing() == Standing::Up)
+        let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && engine.health.standing() == Standing::Up;
+        self.engines.load().iter().any(is_up)
     }
 
     /// Adds an engine, in the place of the one of its name if there is one.
@@ -78,7 +79,15 @@ impl Fleet {
         let _lock = lock(&self.changes);
         let mut engines = Vec::clone(&self.engines.load());
         let replaced = match engines.binary_search_by(|other| other.name.cmp(&engine.name)) {
-            Ok(at) => Some(std::mem::replace(&mut engines[at], engine.clone())),
+            Ok(at) => {
+                let old = std::mem::replace(&mut engines[at], engine.clone());
+                if old.config.url == engine.config.url && engine.config.models.is_empty() {
+                    // The same server: it is asked again soon, and serves what it served meanwhile.
+                    engine.models.store(old.models.load_full());
+                    engine.is_known.store(old.is_known.load(Relaxed), Relaxed);
+                }
+                Some(old)
+            }
             Err(at) => {
                 engines.insert(at, engine.clone());
                 None

@@ -9,7 +9,7 @@ mod pool;
 mod reported;
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub struct Engine {
     pub config: EngineConfig,
     /// What it serves.
     pub models: ArcSwap<Models>,
+    /// Whether it has been asked what it serves, whatever came of it, or that was said of it.
+    pub(crate) is_known: AtomicBool,
     pub(crate) health: Health,
     pub(crate) counts: Counts,
     pub(crate) pool: Pool,
@@ -138,11 +140,13 @@ impl Engine {
             parent: None,
             card: json!({ "id": name, "object": "model", "owned_by": "kvatlas" }),
         };
+        let is_known = AtomicBool::new(!config.models.is_empty());
         let models = Models { names: config.models.iter().map(card).collect() };
         let key = config.key.as_ref().or(all.upstream.key.as_ref());
         Ok(Self {
             address,
             models: ArcSwap::from_pointee(models),
+            is_known,
             health: Health::new(&all.health),
             counts: Counts::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
