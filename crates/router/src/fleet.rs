@@ -71,12 +71,23 @@ impl Fleet {
         self.engines.load().iter().any(|engine| engine.health.standing() == Standing::Up)
     }
 
-    /// Adds an engine, in the place of the one of its name if there is one.
-    pub(crate) fn set(&self, config: EngineConfig) -> Result<Changed, Error> {
+    /// Adds an engine, in the place of the one of its name if there is one. `before` is called with both, while requests
+    /// still find the old one.
+    pub(crate) fn set(
+        &self,
+        config: EngineConfig,
+        before: impl FnOnce(Option<&Engine>, &Arc<Engine>),
+    ) -> Result<Changed, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
-        let engine = Arc::new(Engine::new(config, &self.config, self.shards, tls)?);
+        let mut engine = Engine::new(config, &self.config, self.shards, tls)?;
         let _lock = lock(&self.changes);
         let mut engines = Vec::clone(&self.engines.load());
+        let old = engines.iter().find(|other| other.name == engine.name).cloned();
+        if let Some(old) = old.as_deref().filter(|old| old.config.url == engine.config.url) {
+            engine.goes_on_from(old);
+        }
+        let engine = Arc::new(engine);
+        before(old.as_deref(), &engine);
         let replaced = match engines.binary_search_by(|other| other.name.cmp(&engine.name)) {
             Ok(at) => Some(std::mem::replace(&mut engines[at], engine.clone())),
             Err(at) => {

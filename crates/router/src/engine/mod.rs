@@ -40,8 +40,8 @@ pub struct Engine {
     pub config: EngineConfig,
     /// What it serves.
     pub models: ArcSwap<Models>,
-    pub(crate) health: Health,
-    pub(crate) counts: Counts,
+    pub(crate) health: Arc<Health>,
+    pub(crate) counts: Arc<Counts>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
@@ -143,8 +143,8 @@ impl Engine {
         Ok(Self {
             address,
             models: ArcSwap::from_pointee(models),
-            health: Health::new(&all.health),
-            counts: Counts::default(),
+            health: Arc::new(Health::new(&all.health)),
+            counts: Arc::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
             tls,
             connect_timeout: all.upstream.connect_timeout,
@@ -154,6 +154,15 @@ impl Engine {
             name,
             config,
         })
+    }
+
+    /// It is the one that `old` is, with other settings: what is known of that stays so.
+    pub(crate) fn goes_on_from(&mut self, old: &Self) {
+        self.health = old.health.clone();
+        self.counts = old.counts.clone();
+        if self.config.models.is_empty() && old.config.models.is_empty() {
+            self.models.store(old.models.load_full());
+        }
     }
 
     /// A connection, kept or new.
