@@ -79,3 +79,10 @@ def holder(router: Router, text: str) -> str:
     answer = router.ask(prompt(text))
     assert answer.status == 200, answer
     return answer.headers["x-kvatlas-worker"]
+
+
+def expected(router: Router, text: str) -> dict[str, int]:
+    """The tokens of a prompt that each engine is expected to hold. Nothing is sent: what is sent counts as held."""
+    answer = router.ask(prompt(text), path="/explain")
+    assert answer.status == 200, answer
+    return {candidate["worker"]: candidate["cached_tokens"] for candidate in answer.json["candidates"]}

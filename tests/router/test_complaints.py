@@ -95,7 +95,6 @@ def text_of(seed: int, length: int) -> str:
     return "".join(choose.choices("abcdefghijklmnopqrstuvwxyz ", k=length))
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_a_hot_prompt_spreads_when_its_holder_has_too_much_to_do(tokenizer: Path, stack: ExitStack) -> None:
     """Complaints 1 to 3: all requests for a hot prefix go to the one engine that has it."""
     fleet = fleet_of(2, tokenizer, stack)
@@ -108,7 +107,6 @@ def test_a_hot_prompt_spreads_when_its_holder_has_too_much_to_do(tokenizer: Path
     assert first >= second > 0
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_prompts_that_nobody_holds_do_not_go_where_most_work_is(tokenizer: Path, stack: ExitStack) -> None:
     """Complaint 5: misses go to the smallest tree, which may be that of the engine with the longest queue."""
     fleet = fleet_of(2, tokenizer, stack)
@@ -118,7 +116,6 @@ def test_prompts_that_nobody_holds_do_not_go_where_most_work_is(tokenizer: Path,
     assert fleet.per_engine()[busy] == 1
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_work_is_counted_in_tokens_not_in_requests(tokenizer: Path, stack: ExitStack) -> None:
     """Complaint 9: counts of requests do not see long prompts."""
     fleet = fleet_of(2, tokenizer, stack)
@@ -128,7 +125,6 @@ def test_work_is_counted_in_tokens_not_in_requests(tokenizer: Path, stack: ExitS
     assert fleet.per_engine()[busy] == 1, "six short prompts are less work than a long one"
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_one_overloaded_engine_does_not_switch_off_locality_for_the_others(tokenizer: Path, stack: ExitStack) -> None:
     """Complaints 6 to 8: a gate over the whole fleet, which one runaway engine closes for everybody."""
     fleet = fleet_of(3, tokenizer, stack)
@@ -156,7 +152,6 @@ def test_one_overloaded_engine_does_not_switch_off_locality_for_the_others(token
     assert found == [("e0", "e1")] * 5
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_prompts_seen_once_reach_all_engines(tokenizer: Path, stack: ExitStack) -> None:
     """Complaint 10: traffic without repetition uses some of the engines only."""
     fleet = fleet_of(5, tokenizer, stack)
@@ -165,7 +160,6 @@ def test_prompts_seen_once_reach_all_engines(tokenizer: Path, stack: ExitStack) 
     assert min(fleet.per_engine()) >= 6
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_an_engine_that_joins_gets_work(tokenizer: Path, stack: ExitStack) -> None:
     """Complaint 12: new workers starve, as nothing is cached there."""
     fleet = fleet_of(2, tokenizer, stack)
@@ -178,10 +172,10 @@ def test_an_engine_that_joins_gets_work(tokenizer: Path, stack: ExitStack) -> No
     for number in range(30):
         fleet.router.ask(prompt(text_of(100 + number, 300)))
         fleet.router.ask(prompt(hot + text_of(200 + number, 32)))
-    assert joined.asked() >= 6
+    # A quarter of a third of 60 at once (warm_share), more as seconds pass; the last one need not be for it.
+    assert joined.asked() >= 4
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_siblings_of_a_burst_go_where_the_first_one_went(tokenizer: Path, stack: ExitStack) -> None:
     """Complaint 15: requests that share a prompt, before any event can tell who computes it."""
     fleet = fleet_of(3, tokenizer, stack)
@@ -190,7 +184,6 @@ def test_siblings_of_a_burst_go_where_the_first_one_went(tokenizer: Path, stack:
     assert sorted(fleet.per_engine()) == [0, 0, 6]
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_policies_that_look_at_load_only_are_there(engine: Engine, other: Engine) -> None:
     """Complaint 13: balance by load as a mode of its own, not as a cache-aware policy with a weight of 0."""
     release = threading.Event()
@@ -209,7 +202,6 @@ def test_policies_that_look_at_load_only_are_there(engine: Engine, other: Engine
         assert engine.asked() == other.asked() == 5
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_ever_new_prompts_do_not_make_it_grow(tokenizer: Path, stack: ExitStack) -> None:
     """Complaints 16, 17, 18 and 20: trees and counters of a router that only grow."""
     fleet = fleet_of(2, tokenizer, stack, "--no-events", "--decisions", "16")
@@ -234,7 +226,6 @@ def test_ever_new_prompts_do_not_make_it_grow(tokenizer: Path, stack: ExitStack)
     assert fleet.router.in_flight() == 0
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_what_was_predicted_is_held_against_what_the_engine_says(tokenizer: Path, stack: ExitStack) -> None:
     """Complaints 30, 48 and 49: "it always reports 0 overlap", and nothing says which part of the way is at fault."""
     fleet = fleet_of(2, tokenizer, stack)
@@ -245,16 +236,16 @@ def test_what_was_predicted_is_held_against_what_the_engine_says(tokenizer: Path
     answer = fleet.router.ask(prompt(text + "what?"))
     assert int(answer.headers["x-kvatlas-cached-tokens"]) == 800
     assert answer.headers["x-kvatlas-reason"]
-    said = fleet.router.get("/metrics")[1].decode()
-    off = re.search(r"^kvatlas_router_cached_tokens_off_count\{[^}]*\} (\d+)", said, re.MULTILINE)
-    assert off is not None
-    assert int(off[1]) >= 1
+    wait_until(lambda: fleet.router.in_flight() == 0, "it is counted")
+    off = "kvatlas_router_cached_tokens_off"
+    counts = [fleet.router.metric(f"{off}_{what}") for what in ("count", "sum")]
+    counts[0] -= fleet.router.metric(f"{off}_count", reason="as_expected")
+    assert min(counts) >= 1
     assert fleet.router.metric("kvatlas_router_decisions_total") >= 2
-    (last, *_) = json.loads(fleet.router.get("/decisions")[1])["decisions"][-1:]
+    last = json.loads(fleet.router.get("/decisions")[1])[0]  # the newest comes first
     assert last["worker"] == "e1"
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_engines_come_and_go_under_load(engine: Engine, other: Engine) -> None:
     """Complaint 26: a worker that is removed while it registers."""
     with Router(engine, flags=PLAIN) as router:
@@ -295,7 +286,6 @@ def test_chat_completions_are_placed_by_what_is_held(tokenizer: Path, stack: Exi
     assert answer.headers["x-kvatlas-worker"] == "e1"
 
 
-@pytest.mark.skip(reason="not shown to hold yet: it needs a run on a quiet machine")
 def test_an_engine_that_is_drained_gets_nothing_new_and_ends_what_it_has(engine: Engine, other: Engine) -> None:
     """Complaint 42: traffic goes on to an engine that is no longer ready."""
     engine.behaviour = stream(3, pause=0.05)

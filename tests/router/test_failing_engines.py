@@ -1,6 +1,7 @@
 """Engines that fail: before the first byte the client does not notice, after it the client is told."""
 
 import asyncio
+import http.client
 import json
 import threading
 import time
@@ -72,7 +73,6 @@ def test_what_fails_before_the_first_byte_goes_to_another_engine(
     assert router.metric("kvatlas_router_retries_total") >= 1
 
 
-@pytest.mark.xfail(strict=False, reason="failed in the last run of all: the cause is not known yet")
 def test_an_engine_that_hangs_is_given_up_and_another_one_asked(router: Router, engine: Engine, other: Engine) -> None:
     engine.behaviour = hang
     answers = [router.ask() for _ in range(2)]
@@ -134,8 +134,12 @@ def test_an_answer_that_breaks_off_is_not_passed_on_as_a_whole_one(
     router: Router, engine: Engine, other: Engine
 ) -> None:
     engine.behaviour = other.behaviour = raw(head("200 OK", "content-length: 1000") + b'{"choices": [')
-    answer = router.ask()
-    assert answer.broken or answer.status >= 500, "the client can tell"
+    try:
+        answer = router.ask()
+    except http.client.RemoteDisconnected:
+        pass  # it was closed before a byte had left
+    else:
+        assert answer.broken or answer.status >= 500, "the client can tell"
     assert router.metric("kvatlas_router_engine_broken_answers_total") == 1
 
 
@@ -207,7 +211,6 @@ def test_what_an_engine_refuses_is_passed_on_as_it_is(router: Router, engine: En
     assert engine.asked() + other.asked() == 4, "none was tried again"
 
 
-@pytest.mark.xfail(strict=False, reason="failed in the last run of all: the cause is not known yet")
 def test_an_engine_that_fails_its_health_check_gets_nothing_and_comes_back(
     router: Router, engine: Engine, other: Engine
 ) -> None:

@@ -49,13 +49,7 @@ REFUSED = {
 }
 
 
-# The HTTP library reads such a request by its chunks, and does not tell that it had a length as well.
-LENIENT = {"length and chunked", "chunked and length"}
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.xfail(strict=True)) if name in LENIENT else name for name in REFUSED]
-)
+@pytest.mark.parametrize("name", REFUSED)
 def test_ambiguous_framing_is_refused_and_the_connection_closed(plain: tuple[Router, Engine], name: str) -> None:
     router, engine = plain
     answer = router.talk(REFUSED[name] + HIDDEN)

@@ -1,4 +1,4 @@
-//! `/metrics`, as Prometheus reads it. The names are listed in `docs/reference/metrics.md`.
+//! `/metrics`, as Prometheus reads it. The names are listed in `docs/reference/router-metrics.md`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -72,22 +72,25 @@ impl Fleet {
         self.engines.load().iter().any(is_up)
     }
 
-    /// Adds an engine, in the place of the one of its name if there is one.
-    pub(crate) fn set(&self, config: EngineConfig) -> Result<Changed, Error> {
+    /// Adds an engine, in the place of the one of its name if there is one. `before` is called with both, while requests
+    /// still find the old one.
+    pub(crate) fn set(
+        &self,
+        config: EngineConfig,
+        before: impl FnOnce(Option<&Engine>, &Arc<Engine>),
+    ) -> Result<Changed, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
-        let engine = Arc::new(Engine::new(config, &self.config, self.shards, tls)?);
+        let mut engine = Engine::new(config, &self.config, self.shards, tls)?;
         let _lock = lock(&self.changes);
         let mut engines = Vec::clone(&self.engines.load());
+        let old = engines.iter().find(|other| other.name == engine.name).cloned();
+        if let Some(old) = old.as_deref().filter(|old| old.config.url == engine.config.url) {
+            engine.goes_on_from(old);
+        }
+        let engine = Arc::new(engine);
+        before(old.as_deref(), &engine);
         let replaced = match engines.binary_search_by(|other| other.name.cmp(&engine.name)) {
-            Ok(at) => {
-                let old = std::mem::replace(&mut engines[at], engine.clone());
-                if old.config.url == engine.config.url && engine.config.models.is_empty() {
-                    // The same server: it is asked again soon, and serves what it served meanwhile.
-                    engine.models.store(old.models.load_full());
-                    engine.is_known.store(old.is_known.load(Relaxed), Relaxed);
-                }
-                Some(old)
-            }
+            Ok(at) => Some(std::mem::replace(&mut engines[at], engine.clone())),
             Err(at) => {
                 engines.insert(at, engine.clone());
                 None

@@ -148,10 +148,16 @@ impl Places {
         &self.policy
     }
 
-    /// An engine takes requests from now on.
-    pub(crate) fn add(&self, engine: &Arc<Engine>) {
+    /// An engine takes requests from now on, in the place of `replaced`. If that is the same engine with other settings,
+    /// the requests there and all that was learnt of it stay.
+    pub(crate) fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
+        if let Some(replaced) = replaced {
+            let same = replaced.config.url == engine.config.url;
+            let stay = if same { engine.config.ranks as usize } else { 0 };
+            core.leave(replaced, stay, now);
+        }
         let weight = engine.config.weight;
         let ids: Box<[_]> =
             (0..engine.config.ranks).map(|rank| core.router.add_worker(&engine.name, rank, weight, now)).collect();
@@ -162,6 +168,11 @@ impl Places {
                 if let Some(unheard) = &mut core.unheard {
                     unheard.set_room(id.0, blocks as usize);
                 }
+            }
+        }
+        if engine.health.standing() == Standing::Draining {
+            for id in &ids {
+                core.router.drain_worker(*id);
             }
         }
         let _ = engine.ids.set(ids);
@@ -175,13 +186,7 @@ impl Places {
 
     /// An engine is gone.
     pub(crate) fn remove(&self, engine: &Engine) {
-        let mut core = self.core();
-        for id in engine.ids.get().into_iter().flatten() {
-            core.router.remove_worker(*id, seconds());
-            if let Some(unheard) = &mut core.unheard {
-                unheard.left(id.0);
-            }
-        }
+        self.core().leave(engine, 0, seconds());
     }
 
     /// An engine takes nothing new, or does again.
@@ -517,6 +522,16 @@ impl Places {
 }
 
 impl Core {
+    /// An engine's ranks from `first` on are gone.
+    fn leave(&mut self, engine: &Engine, first: usize, now: f64) {
+        for id in engine.ids.get().into_iter().flatten().skip(first) {
+            self.router.remove_worker(*id, now);
+            if let Some(unheard) = &mut self.unheard {
+                unheard.left(id.0);
+            }
+        }
+    }
+
     /// Has all who wait ask again: each knows only the engines that there were when it came.
     fn call_again(&mut self, now: f64) {
         for (id, ticket) in std::mem::take(&mut self.tickets) {

@@ -210,12 +210,11 @@ impl Drop for Router {
 
 impl App {
     pub(crate) fn set_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, Error> {
-        let changed = self.fleet.set(config)?;
+        // The decision core knows it before requests can find it: at no moment is there nobody of its name.
+        let changed = self.fleet.set(config, |replaced, added| self.places.add(replaced, added))?;
         if let Some(replaced) = changed.replaced {
-            self.places.remove(&replaced);
             replaced.pool.clear();
         }
-        self.places.add(&changed.added);
         Ok(changed.added)
     }
 

@@ -42,8 +42,8 @@ pub struct Engine {
     pub models: ArcSwap<Models>,
     /// Whether it has been asked what it serves, whatever came of it, or that was said of it.
     pub(crate) is_known: AtomicBool,
-    pub(crate) health: Health,
-    pub(crate) counts: Counts,
+    pub(crate) health: Arc<Health>,
+    pub(crate) counts: Arc<Counts>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
@@ -147,8 +147,8 @@ impl Engine {
             address,
             models: ArcSwap::from_pointee(models),
             is_known,
-            health: Health::new(&all.health),
-            counts: Counts::default(),
+            health: Arc::new(Health::new(&all.health)),
+            counts: Arc::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
             tls,
             connect_timeout: all.upstream.connect_timeout,
@@ -158,6 +158,16 @@ impl Engine {
             name,
             config,
         })
+    }
+
+    /// It is the one that `old` is, with other settings: what is known of that stays so.
+    pub(crate) fn goes_on_from(&mut self, old: &Self) {
+        self.health = old.health.clone();
+        self.counts = old.counts.clone();
+        if self.config.models.is_empty() && old.config.models.is_empty() {
+            self.models.store(old.models.load_full());
+            self.is_known.store(old.is_known.load(Relaxed), Relaxed);
+        }
     }
 
     /// A connection, kept or new.
