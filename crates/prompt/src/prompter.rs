@@ -25,7 +25,7 @@ pub struct Options {
     /// Variables for chat templates that the engine was started with, as a JSON object
     /// (`--default-chat-template-kwargs`); those of a request go before them.
     pub template_kwargs: Option<String>,
-    /// The most bytes that remembered text and tokens may take, where the common library is used.
+    /// The most bytes that remembered text and tokens may take.
     pub cache_bytes: usize,
     /// Longer prompts, in bytes of text, are not turned into tokens.
     pub max_bytes: usize,

@@ -9,6 +9,7 @@ use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{Endpoint, Options, Prompter, Request, TOKENIZE_PATH, WhyNot, tokenize_answer, tokenize_body};
 use kvatlas_service::Service;
 use kvatlas_service::state::Keyspace;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::config::Config;
 use crate::control::ask;
@@ -32,6 +33,9 @@ pub(crate) struct Prompts {
     wants: Wants,
     block_size: u32,
     routing_group: String,
+    /// As many long prompts are read at once as there are cores. Each thread that reads has a tokenizer's memory of
+    /// words, so more of them would be slower and larger.
+    turns: Semaphore,
     /// Prompts without tokens, by [`WhyNot::ALL`].
     pub(crate) why_not: [AtomicU64; WhyNot::ALL.len()],
 }
@@ -93,8 +97,14 @@ impl Prompts {
             wants,
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
+            turns: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             why_not: Default::default(),
         })
+    }
+
+    /// Waits until a long prompt may be read; it is read while what is returned is held.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turns.acquire().await.ok()
     }
 
     /// What a body says. Of one that cannot be read nothing is known, and the engine says what is wrong with it.

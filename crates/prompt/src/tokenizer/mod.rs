@@ -3,7 +3,8 @@
 //! Two libraries read `tokenizer.json`. The common one, `tokenizers`, reads all; it is what engines use and so what is
 //! right. `fastokens` reads most byte-pair encodings and is tens of times as quick, with a memory of words by thread. A
 //! tokenizer is opened with both, held against each other on [`probes`], and the quick one is kept if they agree.
-//! For the rest, [`segments`] remembers the tokens of what stands between special tokens.
+//! Beside either, [`segments`] remembers the tokens of what stands between special tokens: of a conversation that goes
+//! on, only what is new is tokenized.
 
 mod cuts;
 mod probes;
@@ -15,25 +16,25 @@ use crate::error::Error;
 use cuts::Cuts;
 use segments::Segments;
 
-/// Text to token ids.
+/// Shorter texts take the quick library less time than what it takes to remember them.
+const QUICK_TEXT: usize = 4096;
+/// The same of what stands between two special tokens.
+const QUICK_PIECE: usize = 256;
+
+/// Text to token ids. What was tokenized is remembered.
 #[derive(Debug)]
 pub(crate) struct Tokenizer {
     engine: Engine,
-}
-
-enum Engine {
-    Quick(Box<fastokens::Tokenizer>),
-    Common(Box<Common>),
-}
-
-/// The common library, with what it has tokenized remembered.
-struct Common {
-    library: tokenizers::Tokenizer,
     /// Where text can be cut; nowhere if the tokenizer looks across.
     cuts: Option<Cuts>,
     segments: Segments,
     /// What stands before and after every text where special tokens are added; none if it is not so simple.
     around: Option<(Vec<u32>, Vec<u32>)>,
+}
+
+enum Engine {
+    Quick(Box<fastokens::Tokenizer>),
+    Common(Box<tokenizers::Tokenizer>),
 }
 
 impl std::fmt::Debug for Engine {
@@ -64,49 +65,52 @@ impl Tokenizer {
         // Engines cut and fill up prompts themselves, if at all.
         common.with_truncation(None).map_err(|error| bad(error.to_string()))?;
         common.with_padding(None);
-        let why = if library == Library::Common {
-            "it was asked for".to_owned()
-        } else {
-            match quick(file, &common) {
-                Ok(quick) => return Ok((Self { engine: Engine::Quick(Box::new(quick)) }, None)),
-                Err(why) => why,
-            }
-        };
         let cuts = Cuts::of(&common);
         let around = probes::around(&common);
-        let common = Common { library: common, cuts, segments: Segments::new(cache_bytes), around };
-        let note = format!("{}: the common tokenizer library is used: {why}", file.display());
-        Ok((Self { engine: Engine::Common(Box::new(common)) }, Some(note)))
+        let quick = if library == Library::Common { Err("it was asked for".to_owned()) } else { quick(file, &common) };
+        let (engine, note) = match quick {
+            Ok(quick) => (Engine::Quick(Box::new(quick)), None),
+            Err(why) => {
+                let note = format!("{}: the common tokenizer library is used: {why}", file.display());
+                (Engine::Common(Box::new(common)), Some(note))
+            }
+        };
+        Ok((Self { engine, cuts, segments: Segments::new(cache_bytes), around }, note))
     }
 
     /// The token ids of a text; none if the library fails for it, which it has no reason to.
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
-        match &self.engine {
-            Engine::Quick(quick) => quick.encode_with_special_tokens(text, add_special_tokens).ok(),
-            Engine::Common(common) => common.encode(text, add_special_tokens),
-        }
-    }
-}
-
-impl Common {
-    fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
+        let is_quick = matches!(self.engine, Engine::Quick(_));
         let (before, after): (&[u32], &[u32]) = match (&self.around, add_special_tokens) {
             (_, false) => (&[], &[]),
             (Some((before, after)), true) => (before, after),
-            (None, true) => return plain(&self.library, text, true),
+            (None, true) => return self.engine.encode(text, true),
         };
-        let Some(cuts) = &self.cuts else { return plain(&self.library, text, add_special_tokens) };
+        let Some(cuts) = self.cuts.as_ref().filter(|_| !is_quick || text.len() >= QUICK_TEXT) else {
+            return self.engine.encode(text, add_special_tokens);
+        };
         let mut ids = Vec::with_capacity(text.len() / 3 + before.len() + after.len());
         ids.extend_from_slice(before);
         for segment in cuts.segments(text) {
-            if !self.segments.extend(segment, &mut ids) {
-                let made = plain(&self.library, segment, false)?;
+            if is_quick && segment.len() < QUICK_PIECE {
+                ids.extend(self.engine.encode(segment, false)?);
+            } else if !self.segments.extend(segment, &mut ids) {
+                let made = self.engine.encode(segment, false)?;
                 ids.extend_from_slice(&made);
                 self.segments.insert(segment, &made);
             }
         }
         ids.extend_from_slice(after);
         Some(ids)
+    }
+}
+
+impl Engine {
+    fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
+        match self {
+            Self::Quick(quick) => quick.encode_with_special_tokens(text, add_special_tokens).ok(),
+            Self::Common(common) => plain(common, text, add_special_tokens),
+        }
     }
 }
 

@@ -99,6 +99,20 @@ fn quick_is_exact() {
 }
 
 #[test]
+fn quick_is_exact_where_it_remembers() {
+    let both = Both::open(&file("byte_level"), Library::Best);
+    assert!(matches!(both.ours.engine, Engine::Quick(_)) && both.ours.cuts.is_some());
+    proptest!(cases(), |(one in text(), two in text(), three in text())| {
+        let words = "some words, 12 of them; ".repeat(QUICK_PIECE / 8);
+        let long = format!("{one}{words}<|im_end|>{words}{two}");
+        let text = long.repeat(QUICK_TEXT / long.len() + 1);
+        both.check(&text);
+        both.check(&format!("{text}{three}{words}"));
+        prop_assert!(both.ours.segments.bytes() > 0);
+    });
+}
+
+#[test]
 fn remembered_is_exact_byte_level() {
     random(&Both::open(&file("byte_level"), Library::Common));
 }

@@ -54,6 +54,7 @@ pub(crate) async fn forward(
     };
     let mut known = match endpoint {
         Some(endpoint) if body.len() > LONG && app.places.wants().hashes => {
+            let _turn = app.prompts.turn().await;
             let (app, body) = (app.clone(), body.clone());
             let reading = tokio::task::spawn_blocking(move || app.prompts.read(app.service.as_ref(), endpoint, &body));
             reading.await.map_err(|_| {

@@ -35,6 +35,9 @@ const FIRST_BYTE: Duration = Duration::from_secs(5);
 /// Connections at the door for administrators.
 const ADMIN_CONNECTIONS: usize = 64;
 
+/// How long a thread that reads long prompts waits for the next: its tokenizer's memory of words goes with it.
+const HELPERS_STAY: Duration = Duration::from_secs(600);
+
 /// A running server.
 pub(crate) struct Server {
     address: SocketAddr,
@@ -169,7 +172,7 @@ fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<std::thre
 
 /// Runs on a runtime of this thread's own.
 fn run(work: impl Future<Output = ()>) {
-    match Builder::new_current_thread().enable_all().build() {
+    match Builder::new_current_thread().enable_all().thread_keep_alive(HELPERS_STAY).build() {
         Ok(runtime) => runtime.block_on(work),
         Err(error) => tracing::error!(%error, "cannot start a runtime"),
     }
