@@ -100,7 +100,7 @@ def test_every_command_in_the_documents_exists() -> None:
             continue
         for line in commands(path.read_text(encoding="utf-8")):
             command: click.Command = main
-            context = click.Context(main, info_name="kvatlas")
+            context = click.Context(main, info_name="kvatlas", **main.context_settings)
             words = line.split()[1:]
             while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z]+", words[0]):
                 below = command.get_command(context, words[0])
@@ -128,7 +128,7 @@ def test_the_command_line_page_has_every_command_and_option() -> None:
                 assert below is not None
                 check(below, click.Context(below, info_name=name, parent=context))
 
-    check(main, click.Context(main, info_name="kvatlas"))
+    check(main, click.Context(main, info_name="kvatlas", **main.context_settings))
 
 
 def test_the_http_page_has_every_route_field_and_code() -> None:

@@ -15,7 +15,7 @@ def page() -> str:
     """Every command with its arguments, options and exit codes, in the order of `kvatlas --help`."""
     from kvatlas.cli import main  # noqa: PLC0415 - only when the page is built
 
-    context = click.Context(main, info_name="kvatlas")
+    context = click.Context(main, info_name="kvatlas", **main.context_settings)
     return join(_commands(main, context, depth=2))
 
 
