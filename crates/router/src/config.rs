@@ -59,8 +59,6 @@ pub struct Config {
     pub priority_header: String,
     /// Whether answers tell in headers who made them, and why.
     pub response_headers: bool,
-    /// Whether prompts go to engines as token ids where they can.
-    pub forward_tokens: bool,
     /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
     pub decode_alone: u32,
     /// A file to which decisions are written.
@@ -284,7 +282,6 @@ impl Default for Config {
             session_ttl: Duration::ZERO,
             priority_header: String::new(),
             response_headers: true,
-            forward_tokens: false,
             decode_alone: 256,
             record: None,
             decisions: 256,

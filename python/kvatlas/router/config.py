@@ -161,10 +161,6 @@ class RouterSection(Section):
             Choice("on", "off"), "--response-headers", "Say in headers of an answer which engine gave it, and why."
         ),
     )
-    forward_tokens: bool = field(
-        default=False,
-        metadata=about(Switch(), "--forward-tokens", "Send token ids instead of text to engines that take them."),
-    )
     decode_alone: int = field(
         default=256,
         metadata=about(
@@ -398,7 +394,6 @@ class RouterConfig(Config):
             "session_ttl": own.session_ttl,
             "priority_header": own.priority_header,
             "response_headers": own.response_headers == "on",
-            "forward_tokens": own.forward_tokens,
             "decode_alone": own.decode_alone,
             "record": None if own.record is None else str(own.record),
             "decisions": own.decisions,
