@@ -16,24 +16,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import Protocol
 
-from kvatlas.sim.engine import Counters, EngineConfig
+from kvatlas.sim.engine import Counters, EngineConfig, Listener
 from kvatlas.sim.events import Sink
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
-
-
-class StepListener(Protocol):
-    """Told of a request's milestones, at the virtual time of each."""
-
-    def first_token(self, request: Request) -> None:
-        """The prefill is done (not told again after a preemption)."""
-
-    def finished(self, request: Request) -> None:
-        """The last token is out."""
 
 
 class SteppedEngine:
@@ -48,7 +37,7 @@ class SteppedEngine:
         config: EngineConfig,
         steps: StepTime,
         sink: Sink,
-        listener: StepListener | None = None,
+        listener: Listener | None = None,
         pool: BlockPool | None = None,
     ) -> None:
         """`pool`: a cache to share with other engines; None: one of its own."""
