@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from kvatlas.errors import ConfigError
-from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.fleet import FleetConfig
+from kvatlas.sim.scheduler import EngineConfig
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 _DEFAULT = EngineConfig()

@@ -24,7 +24,7 @@ from kvatlas.cli.engine_options import (
     seed_option,
     speed_options,
 )
-from kvatlas.sim.engine import EngineConfig
+from kvatlas.sim.scheduler import EngineConfig
 
 if TYPE_CHECKING:
     from kvatlas.sim.server import Fleet

@@ -1,34 +1,23 @@
-"""A service in this process: the native service, and a thread for discovery."""
+"""A service in this process."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import logging
 import ssl
-import threading
-import time
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kvatlas._http import ClientCert, tls_context
-from kvatlas.client import AsyncClient, Client, EngineStatus, WorkerStatus
-from kvatlas.client.parse import engine_statuses, worker_statuses
+from kvatlas.client import AsyncClient, Client
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import native
 from kvatlas.service.config import Config, Engine, Stream
 from kvatlas.service.config.kinds import shown
 from kvatlas.service.discovery.watch import HOLD, Discovery
+from kvatlas.service.running import Running, registration_of
 from kvatlas.tokenize import AnyTokenizer, Tokenizer
 
-logger = logging.getLogger("kvatlas.service")
 
-_POLL = 0.02  # seconds between looks at readiness, when somebody waits for it
-
-
-class Service:
+class Service(Running[native.Native]):
     """Follows engines and answers over HTTP how much of a prompt each worker holds, like `kvatlas serve`.
 
     It runs from when it is made until `close`, or to the end of a `with` or `async with` block:
@@ -37,6 +26,8 @@ class Service:
             service.wait_ready(60)
             answer = service.client().query(tokens=tokens, model="my-model")
     """
+
+    _what = "service"
 
     def __init__(
         self,
@@ -69,28 +60,20 @@ class Service:
             "static_streams": (*given.static_streams, *map(Stream.of, streams)),
         }
         self._config = config = _replace(given, more)
-        self._discovery = Discovery(config)
-        follows = bool(self._discovery.entries) or config.engines_file is not None
-        self._native = native.start(config.for_native(holds=(HOLD,) if follows else (), log=log))
-        self._closed = False
-        self._lock = threading.Lock()
+        discovery = Discovery(config)
+        follows = bool(discovery.entries) or config.engines_file is not None
+        started = native.start(config.for_native(holds=(HOLD,) if follows else (), log=log))
+        super().__init__(started, config, discovery)
         self._clients: list[Client] = []
-        self._thread: DiscoveryThread | None = None
         try:
             # Here and not only by discovery, so that what cannot be registered is an error now.
             for stream in config.static_streams:
                 self._register(stream)
-            self._url = url_of(self._native.address, tls=config.http.tls_cert is not None)
             if follows:
-                self._thread = DiscoveryThread(self._discovery, self._native)
+                self._discover(self._native)
         except BaseException:
             self._native.close()
             raise
-
-    @property
-    def url(self) -> str:
-        """The URL of the service, for this machine."""
-        return self._url
 
     def __repr__(self) -> str:
         kinds = {kind: sum(isinstance(entry, kind) for entry in self.entries) for kind in (Engine, Stream)}
@@ -98,24 +81,9 @@ class Service:
         return f"Service(url={self.url!r}, engines={kinds[Engine]:,}, streams={kinds[Stream]:,}{closed})"
 
     @property
-    def address(self) -> str:
-        """The IP address and port that the service listens on."""
-        return self._native.address
-
-    @property
-    def admin_address(self) -> str | None:
-        """Where it listens for health, readiness and metrics only: the IP address and port; None if it does not."""
-        return self._native.admin_address
-
-    @property
     def config(self) -> Config:
         """Its configuration."""
         return self._config
-
-    @property
-    def entries(self) -> tuple[Engine | Stream, ...]:
-        """The engines and streams from its configuration and its engines file."""
-        return self._discovery.entries
 
     def client(
         self, *, timeout: float = 30.0, tokenizer: Tokenizer | None = None, client_cert: ClientCert | None = None
@@ -213,145 +181,16 @@ class Service:
         """
         return self._native.unregister(worker, rank)
 
-    def reload(self) -> None:
-        """Read keys and certificates from their files again, as it does by itself a few seconds after they change.
-
-        Raises:
-            ServiceError: One of them cannot be used; all stays as it was.
-        """
-        self._native.reload()
-
-    def workers(self) -> list[WorkerStatus]:
-        """The fleet: each worker and the status of its streams."""
-        return worker_statuses(json.loads(self._native.workers()))
-
-    def engines(self) -> list[EngineStatus]:
-        """The engines and streams of the configuration and the engines file, registered or not, and why not."""
-        return engine_statuses(json.loads(self._native.engines()))
-
-    def waiting(self) -> Any | None:
-        """What complete answers are waiting for, as in `GET /ready?strict=1`; None if they are complete."""
-        text = self._native.ready()
-        return None if text is None else json.loads(text)
-
-    def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until the first replay of each engine has finished or was given up.
-
-        Raises:
-            ServiceError: That took too long (code "not_ready"), or the service was closed (code "closed").
-        """
-        deadline = time.monotonic() + timeout
-        while not self._is_ready(deadline, timeout):
-            time.sleep(_POLL)
-
-    async def wait_ready_async(self, timeout: float = 60.0) -> None:
-        """The same for asyncio.
-
-        Raises:
-            ServiceError: That took too long (code "not_ready"), or the service was closed (code "closed").
-        """
-        deadline = time.monotonic() + timeout
-        while not self._is_ready(deadline, timeout):
-            await asyncio.sleep(_POLL)
-
-    def _is_ready(self, deadline: float, timeout: float) -> bool:
-        text = self._native.ready()
-        if text is None:
-            return True
-        if self._closed:
-            raise ServiceError("the service is closed", "closed")
-        if time.monotonic() > deadline:
-            raise ServiceError(f"not ready after {timeout:g} s: still waiting for {text}", "not_ready")
-        return False
-
-    def drain(self, timeout: float | None = None) -> bool:
-        """Stop in order. True if everything ended in time.
-
-        Reports not ready, continues for `config.drain_delay`, then accepts no more connections, finishes open requests
-        and ends the streams.
-
-        Args:
-            timeout: Time limit in seconds for open requests; `config.drain_timeout` if not given.
-        """
-        config = self._config
-        self._native.leave()
-        self._stop_discovery()
-        return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
-
     def close(self) -> None:
         """Stop the service at once. Closing again does nothing."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        super().close()
+        with self._lock:  # after which no more are made
             clients, self._clients = self._clients, []
-        self._stop_discovery()
         for made in clients:
             made.close()
-        self._native.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)  # it waits for threads to end
 
     def _register(self, stream: Stream) -> bool:
-        return self._native.register(
-            native.registration(
-                stream.worker,
-                stream.endpoint,
-                model=stream.model or self._config.model or "",
-                block_size=stream.block_size or self._config.block_size or 0,
-                routing_group=stream.routing_group or self._config.routing_group,
-                rank=stream.rank,
-                replay_endpoint=stream.replay_endpoint,
-                topic=stream.topic,
-                count_copies=stream.count_copies,
-                aliases=stream.aliases,
-                adapters=stream.adapters,
-                source=f"stream of {stream.worker}",
-            )
-        )
-
-    def _stop_discovery(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.stop()
-
-
-class DiscoveryThread:
-    """Discovery in its own thread."""
-
-    def __init__(self, discovery: Discovery, to: native.Native) -> None:
-        self._discovery = discovery
-        self._native = to
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="kvatlas-discovery", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            try:
-                runner.run(self._discovery.run(self._native))
-            except Exception:
-                logger.exception("discovery has ended by a fault of its own; engines stay registered as they are")
-                self._native.release(HOLD)
-
-    def stop(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop may have ended by itself
-            self._loop.call_soon_threadsafe(self._discovery.stop)
-        self._thread.join()
+        return self._native.register(registration_of(stream, self._config))
 
 
 def _replace(config: Config, more: dict[str, Any]) -> Config:
@@ -359,11 +198,3 @@ def _replace(config: Config, more: dict[str, Any]) -> Config:
     if all(getattr(config, name) == value for name, value in more.items()):
         return config
     return Config(**{**vars(config), **more})
-
-
-def url_of(address: str, *, tls: bool) -> str:
-    """The URL for this machine of a server that listens at `address`, an IP address and a port."""
-    host, _, port = address.rpartition(":")
-    # All addresses are no address to ask at.
-    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
-    return f"{'https' if tls else 'http'}://{host}:{port}"

@@ -4,11 +4,12 @@
 makes a workload and `read_trace` reads one.
 """
 
-from kvatlas.sim.engine import Counters, Engine, EngineConfig, Listener
+from kvatlas.sim.engine import Engine
 from kvatlas.sim.events import Deaf, Recorder, Sink
 from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
+from kvatlas.sim.scheduler import Counters, EngineConfig, Listener
 from kvatlas.sim.statistics import TraceStatistics, infinite_cache, shared_cache, trace_statistics
 from kvatlas.sim.trace import (
     TRACE_BLOCK,

@@ -9,102 +9,23 @@ Every running request then generates `decode_rate` tokens a second, whatever the
 run at once. That leaves out what batching costs and what prefill does to others' decoding: good enough to compare
 routing policies with each other, not to predict a machine.
 
-Rules of the cache beyond `BlockPool`'s, each with a test of the same name:
-
-- only full blocks are cached and announced; the last prompt token is always computed, so a prompt of exactly k blocks
-  hits at most k - 1 (and its recomputed last block becomes a second copy);
-- hits are not announced; the newly full blocks of a step are one announcement, chained to the block before; removals
-  of the blocks that a step takes come before its store; decoding announces each block as it fills;
-- a request is admitted when the pool has room for all of its prompt, else it waits, and those behind it wait too;
-- when decoding finds no free block, the request admitted last gives up its own (they stay cached until reused), goes
-  to the head of the queue and computes again what it cannot find;
-- a request that cannot fit in an empty pool is refused.
+The rules of the cache are `Scheduler`'s and `BlockPool`'s; and decoding announces each block as it fills.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
-from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
 
-from kvatlas.errors import ConfigError
 from kvatlas.sim.events import Sink
-from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
+from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
 
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """What an engine is. The defaults are about what a 70B model does on four accelerators of 80 GB.
-
-    Attributes:
-        block_size: Tokens of a block.
-        blocks: Blocks of KV that it has room for.
-        prefill_rate: Prompt tokens that it computes a second.
-        decode_rate: Tokens that each running request generates a second.
-        max_running: Requests that it runs at once.
-        chunk: Prompt tokens of one prefill step; None: whole prompts.
-    """
-
-    block_size: int = 16
-    blocks: int = 24_576
-    prefill_rate: float = 5_000.0
-    decode_rate: float = 30.0
-    max_running: int = 128
-    chunk: int | None = 8_192
-
-    def __post_init__(self) -> None:
-        for name in ("block_size", "blocks", "max_running"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("prefill_rate", "decode_rate"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)}")
-        if self.chunk is not None and self.chunk < 1:
-            raise ConfigError(f"chunk must be at least 1 or None, got {self.chunk}")
-
-    @property
-    def cache_tokens(self) -> int:
-        """Tokens of KV that it has room for."""
-        return self.blocks * self.block_size
-
-
-class Listener(Protocol):
-    """Told of a request's milestones, at the virtual time of each."""
-
-    def first_token(self, request: Request) -> None:
-        """The prefill is done (not told again after a preemption)."""
-
-    def finished(self, request: Request) -> None:
-        """The last token is out."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an engine did, in tokens and occurrences."""
-
-    prompt_tokens: int = 0  # of admitted requests, once each
-    hit_tokens: int = 0  # of those, found in the cache
-    prefill_tokens: int = 0  # computed, again after preemptions included
-    preemptions: int = 0
-    refused: int = 0
-    peak_running: int = 0
-
-
-class Engine:
+class Engine(Scheduler):
     """One simulated engine. Drive it with `submit` and `run_until`; it announces to `sink`."""
 
     def __init__(self, worker: str, config: EngineConfig, sink: Sink, listener: Listener | None = None) -> None:
-        self.worker = worker
-        self.config = config
-        self.counters = Counters()
-        self.pool = BlockPool(config.blocks)
-        self.running: list[Request] = []  # in order of admission
-        self.waiting: deque[Request] = deque()
-        self._sink = sink
-        self._listener = listener
+        super().__init__(worker, config, sink, listener)
         self._prefilling: Request | None = None
         self._timers: list[tuple[float, int, int, Request]] = []  # time, order, generation, request
         self._order = 0
@@ -112,14 +33,8 @@ class Engine:
     def submit(self, request: Request, now: float) -> bool:
         """Queue a request at time `now`, which must not be before anything already run. False: refused."""
         self.run_until(now)
-        request.arrival = now
-        config = self.config
-        if -(-request.cacheable_tokens // config.block_size) > config.blocks:
-            request.state = State.REFUSED
-            self.counters.refused += 1
+        if not self._queue(request, now):
             return False
-        request.target = request.prompt_tokens
-        self.waiting.append(request)
         self._admit(now)
         return True
 
@@ -143,43 +58,10 @@ class Engine:
             heapq.heappop(timers)
         return timers[0][0] if timers else None
 
-    def drain(self) -> None:
-        """Run until nothing is left to do."""
-        self.run_until(math.inf)
-
-    def depth(self, block_hashes: list[int]) -> int:
-        """How many leading blocks of a prompt are cached here, right now."""
-        return self.pool.depth(block_hashes)
-
-    def reset(self) -> bool:
-        """Forget the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
-        if not self.pool.reset():
-            return False
-        self._sink.clear(self.worker)
-        return True
-
     # Prefill
 
     def _admit(self, now: float) -> None:
-        while self._prefilling is None and self.waiting and len(self.running) < self.config.max_running:
-            request = self.waiting[0]
-            size = self.config.block_size
-            hits = self.pool.lookup(request.block_hashes[: (request.target - 1) // size])
-            new = -(-request.target // size) - len(hits)
-            if new + self.pool.idle(hits) > self.pool.free:
-                return
-            self.waiting.popleft()
-            self.pool.touch(hits)
-            request.state = State.PREFILL
-            request.blocks = hits
-            request.stored = len(hits)
-            request.computed = len(hits) * size
-            if not request.preempted:
-                request.hit_tokens = request.computed
-                self.counters.prompt_tokens += request.prompt_tokens
-                self.counters.hit_tokens += request.computed
-            self.running.append(request)
-            self.counters.peak_running = max(self.counters.peak_running, len(self.running))
+        while self._prefilling is None and (request := self._admit_first()) is not None:
             self._prefilling = request
             self._start_chunk(request, now)
 
@@ -202,12 +84,8 @@ class Engine:
             self._start_chunk(request, now)
             return
         self._prefilling = None
-        request.state = State.DECODE
         request.since = now
-        if request.first_token is None:
-            request.first_token = now
-            if self._listener is not None:
-                self._listener.first_token(request)
+        self._is_prefilled(request, now)
         self._decode(request, now)
         self._admit(now)
 
@@ -234,45 +112,7 @@ class Engine:
         self._decode(request, now)
         self._admit(now)
 
-    def _finish(self, request: Request, now: float) -> None:
-        request.state = State.FINISHED
-        request.finished = now
-        self.running.remove(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
-        if self._listener is not None:
-            self._listener.finished(request)
-
-    # Blocks
-
-    def _grow(self, request: Request, blocks: int, now: float) -> bool:
-        """Bring a request to `blocks` blocks, preempting others if need be. False: it was preempted itself."""
-        missing = blocks - len(request.blocks)
-        if missing <= 0:
-            return True
-        while self.pool.free < missing:
-            victim = self.running[-1]
-            self._preempt(victim, now)
-            if victim is request:
-                return False
-        taken, removed = self.pool.take(missing)
-        request.blocks.extend(taken)
-        if removed:
-            self._sink.remove(self.worker, removed)
-        return True
-
-    def _store_full(self, request: Request, tokens: int) -> None:
-        """Cache and announce the blocks that `tokens` computed tokens fill and that are not announced yet."""
-        start, end = request.stored, tokens // self.config.block_size
-        if end <= start:
-            return
-        names = request.block_hashes[start:end]
-        self.pool.fill(request.blocks[start:end], names)
-        parent = request.block_hashes[start - 1] if start else None
-        self._sink.store(self.worker, parent, names, request.content_hashes[start:end])
-        request.stored = end
-
-    def _preempt(self, request: Request, now: float) -> None:
+    def _interrupt(self, request: Request, now: float) -> None:
         if request.state is State.DECODE:
             # Whole tokens generated since; the one that would fill the block, or be the last, is not out yet.
             size = self.config.block_size
@@ -282,14 +122,6 @@ class Engine:
             request.target = request.computed + 1
         else:
             self._prefilling = None
-        request.state = State.WAITING
-        request.generation += 1
-        request.preempted += 1
-        self.counters.preemptions += 1
-        self.running.remove(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
-        self.waiting.appendleft(request)
 
     def _timer(self, request: Request, time: float) -> None:
         self._order += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvatlas.errors import ConfigError
-from kvatlas.sim.engine import EngineConfig
+from kvatlas.sim.scheduler import EngineConfig
 
 MOST_ENGINES = 100_000
 

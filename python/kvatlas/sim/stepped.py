@@ -8,7 +8,7 @@ Between two things that happen (a request comes, a prompt is done, a block is fu
 differ by their context alone, which grows by one token for each request. Such runs of steps are taken at once, by the
 sum of an arithmetic series.
 
-The rules of the cache are `kvatlas.sim.engine.Engine`'s, each with a test of the same name for both.
+The rules of the cache are `Scheduler`'s and `BlockPool`'s; and decoding announces each block as it fills.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import heapq
 import math
 from collections import deque
 
-from kvatlas.sim.engine import Counters, EngineConfig, Listener
 from kvatlas.sim.events import Sink
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
+from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
 
-class SteppedEngine:
+class SteppedEngine(Scheduler):
     """One simulated engine. Drive it with `submit` and `run_until`; it announces to `sink`.
 
     `chunk` of its configuration is the tokens of a step, None: no limit; the rates there are not used.
@@ -41,20 +41,13 @@ class SteppedEngine:
         pool: BlockPool | None = None,
     ) -> None:
         """`pool`: a cache to share with other engines; None: one of its own."""
-        self.worker = worker
-        self.config = config
+        super().__init__(worker, config, sink, listener, pool)
         self.steps = steps
-        self.counters = Counters()
         self.gaps = Gaps()
-        self.pool = pool or BlockPool(config.blocks)
-        self.running: list[Request] = []  # in order of admission
-        self.waiting: deque[Request] = deque()
         self.decoding = 0  # requests that get a token in each step
         self.context = 0  # their tokens with KV
         self.busy = 0.0  # seconds of steps with prompts in them
         self.due: float | None = None  # when what runs now is done; None: idle
-        self._sink = sink
-        self._listener = listener
         self._partial: Request | None = None  # a prompt that has begun
         self._step = 0  # steps done: all decoding requests have had a token in each since they began
         # When a decoding request fills a block or ends: step, order, generation, request.
@@ -71,13 +64,8 @@ class SteppedEngine:
     def submit(self, request: Request, now: float) -> bool:
         """Queue a request at time `now`, which must not be before anything already run. False: refused."""
         self.run_until(now)
-        request.arrival = now
-        if -(-request.cacheable_tokens // self.config.block_size) > self.config.blocks:
-            request.state = State.REFUSED
-            self.counters.refused += 1
+        if not self._queue(request, now):
             return False
-        request.target = request.prompt_tokens
-        self.waiting.append(request)
         if self.due is None:
             self._plan(now)
         elif self._count > 1:
@@ -90,21 +78,6 @@ class SteppedEngine:
             now = self.due
             self._done(now)
             self._plan(now)
-
-    def drain(self) -> None:
-        """Run until nothing is left to do."""
-        self.run_until(math.inf)
-
-    def depth(self, block_hashes: list[int]) -> int:
-        """How many leading blocks of a prompt are cached here, right now."""
-        return self.pool.depth(block_hashes)
-
-    def reset(self) -> bool:
-        """Forget the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
-        if not self.pool.reset():
-            return False
-        self._sink.clear(self.worker)
-        return True
 
     def die(self, now: float) -> list[Request]:
         """Stop for good. Returns the requests that were not finished, in the order in which they had come."""
@@ -144,7 +117,7 @@ class SteppedEngine:
     def _plan(self, now: float) -> None:
         """Decide what the next steps do."""
         self._began = now
-        preempted = self._extend()
+        preempted = self._extend(now)
         self._prompts = prompts = []
         size, limit = self.config.block_size, self.config.chunk
         left = limit - self.decoding if limit is not None else 1 << 60
@@ -154,15 +127,14 @@ class SteppedEngine:
         while left > 0:
             request = self._partial
             if request is None:
-                if preempted or not self._admit():
-                    break
-                request = self._partial
+                request = None if preempted else self._admit_first()
                 if request is None:
                     break
+                self._partial = request
             some = min(left, request.target - request.computed)
             end = request.computed + some
             before = self.counters.preemptions
-            if not self._grow(request, -(-end // size)):
+            if not self._grow(request, -(-end // size), now):
                 break  # it was preempted itself
             preempted = preempted or self.counters.preemptions > before
             # Blocks count as cached from when their step is scheduled.
@@ -221,38 +193,8 @@ class SteppedEngine:
 
     # Prompts
 
-    def _admit(self) -> bool:
-        """Make the first that waits the prompt that is computed next. False: nobody waits, or there is no room."""
-        if not self.waiting or len(self.running) >= self.config.max_running:
-            return False
-        request = self.waiting[0]
-        size = self.config.block_size
-        hits = self.pool.lookup(request.block_hashes[: (request.target - 1) // size])
-        new = -(-request.target // size) - len(hits)
-        if new + self.pool.idle(hits) > self.pool.free:
-            return False
-        self.waiting.popleft()
-        self.pool.touch(hits)
-        request.state = State.PREFILL
-        request.blocks = hits
-        request.stored = len(hits)
-        request.computed = len(hits) * size
-        if not request.preempted:
-            request.hit_tokens = request.computed
-            self.counters.prompt_tokens += request.prompt_tokens
-            self.counters.hit_tokens += request.computed
-        self.running.append(request)
-        self.counters.peak_running = max(self.counters.peak_running, len(self.running))
-        self._partial = request
-        return True
-
     def _prefilled(self, request: Request, now: float) -> None:
-        request.state = State.DECODE
-        if request.first_token is None:
-            request.first_token = now
-            if self._listener is not None:
-                self._listener.first_token(request)
-        else:
+        if not self._is_prefilled(request, now):
             self.gaps.add(now - request.since)  # it waited for this token since it was pushed out
         if request.computed >= request.cacheable_tokens:
             self._finish(request, now)
@@ -279,71 +221,26 @@ class SteppedEngine:
         request.computed += self._step - request.since_step
         request.since_step = self._step
 
-    def _finish(self, request: Request, now: float) -> None:
-        request.state = State.FINISHED
-        request.finished = now
-        self.running.remove(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
-        if self._listener is not None:
-            self._listener.finished(request)
-
     # Blocks
 
-    def _extend(self) -> bool:
+    def _extend(self, now: float) -> bool:
         """Give another block to each decoding request that needs one. True: somebody had to go for it."""
         before = self.counters.preemptions
         full, self._full = self._full, []
         for request in full:
-            if request.state is State.DECODE and self._grow(request, len(request.blocks) + 1):
+            if request.state is State.DECODE and self._grow(request, len(request.blocks) + 1, now):
                 self._next(request)
         return self.counters.preemptions > before
 
-    def _grow(self, request: Request, blocks: int) -> bool:
-        """Bring a request to `blocks` blocks, preempting others if need be. False: it was preempted itself."""
-        missing = blocks - len(request.blocks)
-        if missing <= 0:
-            return True
-        while self.pool.free < missing:
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return False
-        taken, removed = self.pool.take(missing)
-        request.blocks.extend(taken)
-        if removed:
-            self._sink.remove(self.worker, removed)
-        return True
-
-    def _store_full(self, request: Request, tokens: int) -> None:
-        """Cache and announce the blocks that `tokens` computed tokens fill and that are not announced yet."""
-        start, end = request.stored, tokens // self.config.block_size
-        if end <= start:
-            return
-        names = request.block_hashes[start:end]
-        self.pool.fill(request.blocks[start:end], names)
-        parent = request.block_hashes[start - 1] if start else None
-        self._sink.store(self.worker, parent, names, request.content_hashes[start:end])
-        request.stored = end
-
-    def _preempt(self, request: Request) -> None:
-        """Take a request's blocks; it goes to the head of the queue and computes again what it cannot find."""
+    def _interrupt(self, request: Request, now: float) -> None:
         if request.state is State.DECODE:
             self._catch_up(request)
             self.decoding -= 1
             self.context -= request.computed
             request.target = request.computed + 1
-            request.since = self._began
+            request.since = now
         elif request is self._partial:
             self._partial = None
         # A prompt that the step being planned was to compute drops out of it.
         kept = [(other, some) for other, some in self._prompts if other is not request]
         self._prompts[:] = kept
-        request.state = State.WAITING
-        request.generation += 1
-        request.preempted += 1
-        self.counters.preemptions += 1
-        self.running.remove(request)
-        self.pool.release(request.blocks)
-        request.blocks = []
-        self.waiting.appendleft(request)

@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass, field
 
 from kvatlas.errors import ConfigError
-from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.fleet import FleetConfig
+from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.trace import check_block_size
 
 MOST_BLOCKS = 300_000_000  # in one plan, counted with the copies: 16 bytes each and more while it is made

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from kvatlas._hashes import Hashes
 from kvatlas.lab.bench.arrivals import Arrivals, Chains, Floats
 from kvatlas.lab.bench.segments import Ints
-from kvatlas.sim.engine import Engine, EngineConfig
+from kvatlas.sim.engine import Engine
 from kvatlas.sim.request import Request
+from kvatlas.sim.scheduler import EngineConfig
 
 LOOKUP, STORE_ROOT, STORE, REMOVE, CLEAR = range(5)
 

@@ -33,7 +33,7 @@ from kvatlas._native import Plan
 from kvatlas.lab.bench.arrivals import Arrivals, Chains, make_arrivals, make_chains
 from kvatlas.lab.bench.config import FORMAT, PlanConfig
 from kvatlas.lab.bench.engines import Columns, join, run_share, run_share_of_files, save_chains
-from kvatlas.sim.engine import EngineConfig
+from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.trace import Trace
 
 Progress = Callable[[int, int], None]  # (request, worker) pairs done, and all of them

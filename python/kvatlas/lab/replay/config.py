@@ -10,9 +10,9 @@ from typing import Any
 from kvatlas.errors import ConfigError
 from kvatlas.lab.replay.drive import Limits
 from kvatlas.lab.replay.scenario import Scenario
-from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.hardware import StepTime
+from kvatlas.sim.scheduler import EngineConfig
 
 MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
 

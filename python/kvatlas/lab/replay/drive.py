@@ -12,11 +12,11 @@ from kvatlas.lab.replay.delivery import Delivery
 from kvatlas.lab.replay.measure import IndexMatch
 from kvatlas.lab.replay.placing import Placer
 from kvatlas.lab.replay.scenario import Scenario
-from kvatlas.sim.engine import EngineConfig
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
+from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.stepped import SteppedEngine
 
 Find = Callable[[Hashes], IndexMatch]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from kvatlas.errors import ConfigError
-from kvatlas.sim.engine import EngineConfig
+from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.server.events import Dialect, Engine
 from kvatlas.sim.server.faults import Faults
 from kvatlas.sim.server.names import Names, SglangNames, VllmNames

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvatlas._hashes import Hashes
-from kvatlas.sim.engine import Engine, EngineConfig, Listener
+from kvatlas.sim.engine import Engine
 from kvatlas.sim.request import Request, State
+from kvatlas.sim.scheduler import EngineConfig, Listener
 from kvatlas.sim.server.events import Batch, Stored
 from kvatlas.sim.server.events import Engine as Dialect
 from kvatlas.sim.server.names import Names
