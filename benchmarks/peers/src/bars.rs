@@ -73,6 +73,18 @@ fn verdict(value: f64, good: bool, bar: &str) -> String {
 pub fn table(workloads: &[WorkloadResult]) -> String {
     let named = |name: &str| workloads.iter().find(|w| w.name == name);
     let mut rows: Vec<(String, Vec<String>)> = METRICS.iter().map(|m| (m.name.to_owned(), ratios(m, named))).collect();
+    for expanded in ["ours+scores", "ours+names"] {
+        let scores = |(at, name): (usize, &&str)| {
+            let workload = named(name)?;
+            let index = workload.indexes.iter().find(|i| i.name == expanded)?;
+            let best = split(workload).1.into_iter().filter_map(|i| rounds(i, |r| Some(r.random_p50)));
+            let ratio = rounds(index, |r| Some(r.random_p50))? / best.min_by(f64::total_cmp)?;
+            // Of 32 and of 1,000 workers.
+            Some(if matches!(at, 0 | 3) { verdict(ratio, ratio <= 1.0, "<= 1") } else { format!("{ratio:.2}") })
+        };
+        let cells = WORKLOADS.iter().enumerate().map(|cell| scores(cell).unwrap_or_default()).collect();
+        rows.push((format!("{expanded}, random"), cells));
+    }
     let ours = |name: &str, of: fn(&Round) -> f64| {
         let index = split(named(name)?).0?;
         index.median(|r| Some(of(r)))

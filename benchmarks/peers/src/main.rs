@@ -70,6 +70,8 @@ fn subjects() -> Vec<Subject> {
         Subject::concurrent::<adapters::ours::Ours>(),
         #[cfg(feature = "ours")]
         Subject { lookups_only: true, ..Subject::of::<adapters::ours::OursScores>() },
+        #[cfg(feature = "ours")]
+        Subject { lookups_only: true, ..Subject::of::<adapters::ours::OursNames>() },
         Subject::concurrent::<adapters::smg::Smg>(),
         Subject::of::<adapters::smg::Shards>(),
         Subject::of::<adapters::dynamo::Radix>(),

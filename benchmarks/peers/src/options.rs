@@ -7,7 +7,7 @@ pub const USAGE: &str = "\
 kvatlas and the released block indexes side by side.
 
   --workloads W1,W2     of W1 W2 W3 W4 W4r W5 (all)
-  --only ours,smg       of ours ours+scores smg smg-shards dynamo crtc (all)
+  --only ours,smg       of ours ours+scores ours+names smg smg-shards dynamo crtc (all)
   --phases time,memory  of time memory compare threads (all)
   --rounds N            medians are over these (3)
   --requests N          only the first N requests of the trace
@@ -18,6 +18,8 @@ kvatlas and the released block indexes side by side.
   --seed N              of routing, hashes, order of queries and the generated trace (1)
   --json FILE           write everything there, every round included
   --dump W1 FILE        write the workload's stream as JSON lines and measure nothing";
+
+const INDEXES: [&str; 7] = ["ours", "ours+scores", "ours+names", "smg", "smg-shards", "dynamo", "crtc"];
 
 #[derive(Debug)]
 pub struct Options {
@@ -61,7 +63,7 @@ impl Options {
                 "--workloads" => options.workloads = Some(list(&value()?, &["W1", "W2", "W3", "W4", "W4r", "W5"])?),
                 "--only" => {
                     options.only =
-                        Some(list(&value()?, &["ours", "ours+scores", "smg", "smg-shards", "dynamo", "crtc"])?)
+                        Some(list(&value()?, &INDEXES)?)
                 }
                 "--phases" => options.phases = Some(list(&value()?, &["time", "memory", "compare", "threads"])?),
                 "--rounds" => options.rounds = number(&argument, &value()?)?.max(1),

@@ -9,8 +9,8 @@ use smallvec::SmallVec;
 use crate::position::ROOT;
 use crate::prefix::common_prefix;
 use crate::raw::{Children, Held, Members, Pin, Published, Readers, SetWord};
-use crate::roster::{Member, Roster};
-use crate::sets::{OwnedMembers, Seen};
+use crate::roster::{Chunk, Kept, Members as Holders, Roster};
+use crate::sets::{Bits, OwnedMembers, Seen};
 use crate::types::View;
 
 /// Holders of the first `depth` blocks of the query.
@@ -30,21 +30,21 @@ pub struct Match<'i> {
     /// Depths rise, sets shrink.
     reaches: Reaches,
     /// As of the walk.
-    roster: Held<Arc<Roster>>,
+    roster: Held<Roster>,
     pin: Pin<'i>,
 }
 
 /// A [`Match`] that depends on nothing: later changes of the index do not touch it.
 pub struct OwnedMatch {
     reaches: SmallVec<[(u32, OwnedMembers); 3]>,
-    roster: Arc<Roster>,
+    roster: Arc<Kept>,
 }
 
 /// Walks the runs that the query goes through and collects their levels.
 #[inline]
 pub(crate) fn find<'i>(
     readers: &'i Readers,
-    roster: &Published<Arc<Roster>>,
+    roster: &Published<Roster>,
     children: &Published<Children>,
     query: &[u64],
 ) -> Match<'i> {
@@ -103,11 +103,11 @@ macro_rules! accessors {
             /// The depth of the holder that holds most, in blocks; 0 if nobody holds anything of the query.
             #[must_use]
             pub fn depth(&self, view: View) -> u32 {
-                if self.roster().is_plain() {
+                if self.holders().is_plain() {
                     return self.deepest();
                 }
                 let mut deepest = 0;
-                let _ = self.each(view, |depth, _| {
+                let _ = self.each(view, |depth, _, _| {
                     deepest = depth;
                     Break(())
                 });
@@ -115,23 +115,51 @@ macro_rules! accessors {
             }
 
             /// Each worker that holds any of the query with the depth of its best rank, deepest first.
+            ///
+            /// Names are borrowed: clone those that are to outlive the match.
             #[must_use]
-            pub fn scores(&self, view: View) -> Vec<(Arc<str>, u32)> {
-                self.best(view, usize::MAX, None)
+            pub fn scores(&self, view: View) -> Vec<(&Arc<str>, u32)> {
+                let mut out = Vec::new();
+                let _ = self.each_worker(view, |depth, chunk, who| {
+                    out.reserve(who.count_ones() as usize);
+                    out.extend(Bits::of(who).map(|at| (chunk.worker(at), depth)));
+                    Continue(())
+                });
+                out
+            }
+
+            /// As [`scores`](Self::scores), with workers by number, into memory that the caller keeps: what `out` had
+            /// is gone.
+            ///
+            /// A worker has one number from its first store until it is dropped; then another may have it.
+            /// [`worker`](Self::worker) has the name.
+            pub fn scores_into(&self, view: View, out: &mut Vec<(u32, u32)>) {
+                out.clear();
+                let _ = self.each_worker(view, |depth, chunk, who| {
+                    out.reserve(who.count_ones() as usize);
+                    out.extend(Bits::of(who).map(|at| (chunk.worker_number(at), depth)));
+                    Continue(())
+                });
+            }
+
+            /// The name of a worker that was known when the index was asked, by its number.
+            #[must_use]
+            pub fn worker(&self, number: u32) -> Option<&Arc<str>> {
+                self.holders().worker(number)
             }
 
             /// Each worker and rank that holds any of the query with its depth, deepest first.
             #[must_use]
-            pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
+            pub fn by_rank(&self, view: View) -> Vec<(&Arc<str>, u32, u32)> {
                 let mut out = Vec::new();
-                self.for_each(view, |worker, rank, depth| out.push((worker.clone(), rank, depth)));
+                self.for_each(view, |worker, rank, depth| out.push((worker, rank, depth)));
                 out
             }
 
             /// Calls `f` with each worker and rank that holds any of the query and its depth, deepest first.
             pub fn for_each<'m>(&'m self, view: View, mut f: impl FnMut(&'m Arc<str>, u32, u32)) {
-                let _ = self.each(view, |depth, member| {
-                    f(&member.worker, member.rank, depth);
+                let _ = self.each(view, |depth, chunk, who| {
+                    Bits::of(who).for_each(|at| f(chunk.worker(at), chunk.rank(at), depth));
                     Continue(())
                 });
             }
@@ -139,44 +167,72 @@ macro_rules! accessors {
             /// Whether every view gives the same answer, because no rank has blocks on another tier than its device.
             #[must_use]
             pub fn is_plain(&self) -> bool {
-                self.roster().is_plain()
+                self.holders().is_plain()
             }
 
             /// The workers by the depth of their best rank, deepest first; each worker once.
             #[must_use]
-            pub fn levels(&self, view: View) -> Vec<(u32, Vec<Arc<str>>)> {
-                let mut out: Vec<(u32, Vec<Arc<str>>)> = Vec::new();
-                for (worker, depth) in self.scores(view) {
-                    match out.last_mut() {
-                        Some((last, workers)) if *last == depth => workers.push(worker),
-                        _ => out.push((depth, vec![worker])),
+            pub fn levels(&self, view: View) -> Vec<(u32, Vec<&Arc<str>>)> {
+                let mut out: Vec<(u32, Vec<&Arc<str>>)> = Vec::new();
+                let _ = self.each_worker(view, |depth, chunk, who| {
+                    if out.last().is_none_or(|(last, _)| *last != depth) {
+                        out.push((depth, Vec::new()));
                     }
-                }
+                    let (_, workers) = out.last_mut().expect("there is a level now");
+                    workers.extend(Bits::of(who).map(|at| chunk.worker(at)));
+                    Continue(())
+                });
                 out
             }
 
             /// At most `k` workers that hold most, deepest first, `among` those named only if names are given.
             #[must_use]
-            pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(Arc<str>, u32)> {
+            pub fn best(&self, view: View, k: usize, among: Option<&[&str]>) -> Vec<(&Arc<str>, u32)> {
                 let mut out = Vec::new();
                 if k == 0 {
                     return out;
                 }
                 let among: Option<HashSet<&str>> = among.map(|names| names.iter().copied().collect());
-                let mut seen = Seen::default();
-                let _ = self.each(view, |depth, member| {
-                    let wanted = among.as_ref().is_none_or(|names| names.contains(&*member.worker));
-                    if wanted && seen.insert(member.worker_number) {
-                        out.push((member.worker.clone(), depth));
-                    }
+                let _ = self.each_worker(view, |depth, chunk, who| {
+                    let workers = Bits::of(who).map(|at| chunk.worker(at));
+                    let wanted = workers.filter(|name| among.as_ref().is_none_or(|names| names.contains(&***name)));
+                    out.extend(wanted.take(k - out.len()).map(|worker| (worker, depth)));
                     if out.len() == k { Break(()) } else { Continue(()) }
                 });
                 out
             }
 
-            /// Calls `f` with each holder of the view once, deepest first.
-            fn each<'m>(&'m self, view: View, f: impl FnMut(u32, &'m Member) -> ControlFlow<()>) -> ControlFlow<()> {
-                each(self.reached(), self.roster(), view, f)
+            /// Calls `f` with a depth and 64 holders at a time, of which the mask says who reaches that depth, counts
+            /// in the view and was not among those before; deepest first.
+            #[inline]
+            fn each<'m>(
+                &'m self,
+                view: View,
+                f: impl FnMut(u32, &'m Chunk, u64) -> ControlFlow<()>,
+            ) -> ControlFlow<()> {
+                each(self.reached(), self.holders(), view, f)
+            }
+
+            /// The same, of a worker's ranks the deepest alone.
+            #[inline]
+            fn each_worker<'m>(
+                &'m self,
+                view: View,
+                mut f: impl FnMut(u32, &'m Chunk, u64) -> ControlFlow<()>,
+            ) -> ControlFlow<()> {
+                let mut workers: Option<Seen> = None;
+                self.each(view, |depth, chunk, mut who| {
+                    let of_many_ranks = who & chunk.of_many_ranks();
+                    if of_many_ranks != 0 {
+                        let seen = workers.get_or_insert_with(|| Seen::none_of(self.holders().words()));
+                        for at in Bits::of(of_many_ranks) {
+                            if !seen.insert(chunk.worker_number(at)) {
+                                who &= !(1 << at);
+                            }
+                        }
+                    }
+                    if who == 0 { Continue(()) } else { f(depth, chunk, who) }
+                })
             }
         }
     };
@@ -186,8 +242,9 @@ accessors!(Match<'_>);
 accessors!(OwnedMatch);
 
 impl Match<'_> {
-    fn roster(&self) -> &Roster {
-        self.roster.get(&self.pin)
+    #[inline]
+    fn holders(&self) -> &Holders {
+        self.roster.get(&self.pin).members()
     }
 
     fn deepest(&self) -> u32 {
@@ -202,12 +259,13 @@ impl Match<'_> {
     #[must_use]
     pub fn to_owned(&self) -> OwnedMatch {
         let own = |reach: &Reach| (reach.depth, OwnedMembers::of(reach.set, reach.set.members(&self.pin)));
-        OwnedMatch { reaches: self.reaches.iter().map(own).collect(), roster: self.roster.get(&self.pin).clone() }
+        OwnedMatch { reaches: self.reaches.iter().map(own).collect(), roster: self.roster.get(&self.pin).keep() }
     }
 }
 
 impl OwnedMatch {
-    fn roster(&self) -> &Roster {
+    #[inline]
+    fn holders(&self) -> &Holders {
         &self.roster
     }
 
@@ -220,19 +278,21 @@ impl OwnedMatch {
     }
 }
 
+/// Costs a step for 64 holders that were met before, so that many levels of one large set are cheap to merge.
+#[inline]
 fn each<'m>(
     reached: impl Iterator<Item = (u32, Members<'m>)>,
-    roster: &'m Roster,
+    holders: &'m Holders,
     view: View,
-    mut f: impl FnMut(u32, &'m Member) -> ControlFlow<()>,
+    mut f: impl FnMut(u32, &'m Chunk, u64) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
-    let mut seen = Seen::default();
+    let mut seen = Seen::none_of(holders.words());
     for (depth, members) in reached {
-        members.try_for_each_new(&mut seen, &mut |holder| {
+        members.try_for_each_word(|word, bits| {
             // A holder that is not in the roster came after the lookup, or is being made.
-            let Some(member) = roster.get(holder) else { return Continue(()) };
-            let counts = member.views & (1 << view as u8) != 0;
-            if counts { f(depth, member) } else { Continue(()) }
+            let Some(chunk) = holders.chunk(word) else { return Continue(()) };
+            let who = seen.insert_word(word, bits) & chunk.in_view(view);
+            if who == 0 { Continue(()) } else { f(depth, chunk, who) }
         })?;
     }
     Continue(())

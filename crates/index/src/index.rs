@@ -37,7 +37,7 @@ impl Default for Config {
 pub struct BlockIndex {
     config: Config,
     pub(crate) readers: Readers,
-    pub(crate) roster: Published<Arc<Roster>>,
+    pub(crate) roster: Published<Roster>,
     writer: Mutex<Writer>,
     /// The writer's own is behind its lock; readers come in here.
     children: Arc<Published<Children>>,
@@ -60,7 +60,7 @@ impl BlockIndex {
         Ok(Self {
             config,
             readers: Readers::for_this_machine(),
-            roster: Published::new(Arc::new(Roster::default())),
+            roster: Published::new(Roster::default()),
             children: writer.runs.children.clone(),
             writer: Mutex::new(writer),
         })

@@ -1,7 +1,5 @@
 //! What the writer has unlinked and must keep until no reader can see it.
 
-use std::sync::Arc;
-
 use crate::raw::{Children, Level, Owned, Readers, Retired, Run, Set, Spilled};
 use crate::roster::Roster;
 
@@ -12,7 +10,7 @@ pub(crate) enum Garbage {
     Levels(Owned<Spilled>),
     Set(Owned<Set>),
     Children(Owned<Children>),
-    Roster(Owned<Arc<Roster>>),
+    Roster(Owned<Roster>),
     RunId(u32),
     HolderId(u32),
 }

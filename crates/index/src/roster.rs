@@ -2,40 +2,136 @@
 //!
 //! Readers see a roster as a whole; the writer publishes a new one when a holder comes or goes. Rosters share all
 //! chunks but those that changed.
+//!
+//! A chunk has one array for each thing there is to know, and its yes-or-no questions as masks: of 64 holders at once
+//! a lookup keeps those that count in its view by one "and".
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use crate::sync::stripe_of_thread;
+use crate::types::View;
+
+/// Holders of a chunk: one for each bit of a word.
 const CHUNK: usize = 64;
 
 /// Views of a holder that is the only one of its rank. Bit n is for the view whose number is n.
 pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
-/// A holder.
+/// A holder, as the writer names it.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
     /// The same number for all holders of a worker: that of one of them.
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
-    /// The views of the rank that it answers for.
+    /// The views of the rank that it answers for: at least one.
     pub(crate) views: u8,
+    /// Whether its rank is the only one of its worker.
+    pub(crate) is_only_rank: bool,
 }
 
-type Chunk = [Option<Member>; CHUNK];
+/// Holders `64 * n..` of a roster. In its masks bit i is for the i-th of them.
+#[derive(Clone)]
+pub(crate) struct Chunk {
+    /// Nothing where nobody is, so that a name is had without a look at it.
+    workers: [Arc<str>; CHUNK],
+    worker_numbers: [u32; CHUNK],
+    ranks: [u32; CHUNK],
+    /// For each view those that answer for it.
+    views: [u64; View::ALL.len()],
+    /// Those whose worker has other ranks. In one view a rank has one holder, so all others are met once a worker.
+    of_many_ranks: u64,
+}
+
+impl Chunk {
+    fn empty() -> Self {
+        Self {
+            workers: std::array::from_fn(|_| Arc::default()),
+            worker_numbers: [0; CHUNK],
+            ranks: [0; CHUNK],
+            views: [0; View::ALL.len()],
+            of_many_ranks: 0,
+        }
+    }
+
+    /// Those that are anyone's: everyone answers for some view.
+    fn taken(&self) -> u64 {
+        self.views.iter().fold(0, |taken, view| taken | view)
+    }
+
+    /// Those that answer for a view.
+    #[inline]
+    pub(crate) fn in_view(&self, view: View) -> u64 {
+        self.views[view as usize]
+    }
+
+    /// Those whose worker has other ranks.
+    #[inline]
+    pub(crate) fn of_many_ranks(&self) -> u64 {
+        self.of_many_ranks
+    }
+
+    /// The number of the worker of the holder at bit `at`.
+    #[inline]
+    pub(crate) fn worker_number(&self, at: u32) -> u32 {
+        self.worker_numbers[at as usize % CHUNK]
+    }
+
+    /// The rank of the holder at bit `at`.
+    #[inline]
+    pub(crate) fn rank(&self, at: u32) -> u32 {
+        self.ranks[at as usize % CHUNK]
+    }
+
+    /// The name of the worker of the holder at bit `at`.
+    #[inline]
+    pub(crate) fn worker(&self, at: u32) -> &Arc<str> {
+        &self.workers[at as usize % CHUNK]
+    }
+}
 
 /// Holder number → holder.
-#[derive(Clone, Default)]
+#[derive(Default)]
 pub(crate) struct Roster {
+    members: Members,
+    /// For answers that are kept: one copy for each stripe of threads, made when first asked for. Threads that keep
+    /// answers count themselves on copies of their own, and so do not wait for each other's cache lines.
+    copies: [OnceLock<Arc<Kept>>; STRIPES],
+}
+
+const STRIPES: usize = 32;
+
+/// The holders of a roster.
+#[derive(Clone, Default)]
+pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
     /// Holders that do not answer for every view.
     offloading: usize,
 }
 
-impl Roster {
-    /// None if the number is not (or not yet, or no longer) anyone's.
+/// The holders of a roster for answers that are kept, with a count that has its cache lines for itself.
+#[repr(align(128))]
+pub(crate) struct Kept(Members);
+
+impl std::ops::Deref for Kept {
+    type Target = Members;
+
+    fn deref(&self) -> &Members {
+        &self.0
+    }
+}
+
+impl Members {
+    /// Holders `64 * word..`; None if none of them is (or not yet, or no longer) anyone's.
     #[inline]
-    pub(crate) fn get(&self, holder: u32) -> Option<&Member> {
-        self.chunks.get(holder as usize / CHUNK)?[holder as usize % CHUNK].as_ref()
+    pub(crate) fn chunk(&self, word: usize) -> Option<&Chunk> {
+        self.chunks.get(word).map(|chunk| &**chunk)
+    }
+
+    /// Words of 64 holders.
+    #[inline]
+    pub(crate) fn words(&self) -> usize {
+        self.chunks.len()
     }
 
     /// Whether every holder counts in every view.
@@ -44,23 +140,84 @@ impl Roster {
         self.offloading == 0
     }
 
-    /// The roster with one entry changed.
-    pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
-        let chunk = holder as usize / CHUNK;
-        while self.chunks.len() <= chunk {
-            self.chunks.push(Arc::new([const { None }; CHUNK]));
+    /// The name of the worker with this number.
+    #[inline]
+    pub(crate) fn worker(&self, number: u32) -> Option<&Arc<str>> {
+        let (chunk, at) = (self.chunks.get(number as usize / CHUNK)?, number as usize % CHUNK);
+        (chunk.taken() >> at & 1 == 1).then(|| &chunk.workers[at])
+    }
+
+    fn get(&self, holder: u32) -> Option<Member> {
+        let (chunk, at) = (self.chunks.get(holder as usize / CHUNK)?, holder as usize % CHUNK);
+        let views = (0..View::ALL.len()).map(|view| ((chunk.views[view] >> at & 1) as u8) << view).sum();
+        (views != 0).then(|| Member {
+            worker: chunk.workers[at].clone(),
+            worker_number: chunk.worker_numbers[at],
+            rank: chunk.ranks[at],
+            views,
+            is_only_rank: chunk.of_many_ranks >> at & 1 == 0,
+        })
+    }
+
+    fn set(&mut self, holder: u32, member: Option<Member>) {
+        let (number, at) = (holder as usize / CHUNK, holder as usize % CHUNK);
+        while self.chunks.len() <= number {
+            self.chunks.push(Arc::new(Chunk::empty()));
         }
         let counts = |member: &Option<Member>| usize::from(member.as_ref().is_some_and(|m| m.views != ALL_VIEWS));
-        self.offloading += counts(&member);
-        let entry = &mut Arc::make_mut(&mut self.chunks[chunk])[holder as usize % CHUNK];
-        self.offloading -= counts(entry);
-        *entry = member;
-        while self.chunks.last().is_some_and(|c| c.iter().all(Option::is_none)) {
+        self.offloading = self.offloading + counts(&member) - counts(&self.get(holder));
+        let chunk = Arc::make_mut(&mut self.chunks[number]);
+        let mark = |mask: &mut u64, is: bool| *mask = *mask & !(1 << at) | u64::from(is) << at;
+        let (views, is_only_rank) = member.as_ref().map_or((0, true), |m| (m.views, m.is_only_rank));
+        chunk.views.iter_mut().enumerate().for_each(|(view, mask)| mark(mask, views >> view & 1 == 1));
+        mark(&mut chunk.of_many_ranks, !is_only_rank);
+        chunk.worker_numbers[at] = member.as_ref().map_or(0, |m| m.worker_number);
+        chunk.ranks[at] = member.as_ref().map_or(0, |m| m.rank);
+        chunk.workers[at] = member.map(|m| m.worker).unwrap_or_default();
+        while self.chunks.last().is_some_and(|chunk| chunk.taken() == 0) {
             self.chunks.pop();
+        }
+    }
+}
+
+impl Roster {
+    #[inline]
+    pub(crate) fn members(&self) -> &Members {
+        &self.members
+    }
+
+    /// The holders, for an answer that is kept.
+    #[inline]
+    pub(crate) fn keep(&self) -> Arc<Kept> {
+        let copy = &self.copies[stripe_of_thread() % STRIPES];
+        copy.get_or_init(|| Arc::new(Kept(self.members.clone()))).clone()
+    }
+
+    /// The holder with this number; None if it is (or not yet, or no longer) anyone's.
+    pub(crate) fn get(&self, holder: u32) -> Option<Member> {
+        self.members.get(holder)
+    }
+
+    /// The roster with one entry changed.
+    pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
+        self.members.set(holder, member);
+    }
+
+    /// The roster when the worker of this holder has got another rank.
+    pub(crate) fn put_among_ranks(&mut self, holder: u32) {
+        if let Some(member) = self.get(holder) {
+            self.set(holder, Some(Member { is_only_rank: false, ..member }));
         }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.chunks.len() * (size_of::<Chunk>() + size_of::<Arc<Chunk>>())
+        self.members.chunks.len() * (size_of::<Chunk>() + size_of::<Arc<Chunk>>())
+    }
+}
+
+/// A roster of its own, to be published: nobody keeps an answer of it yet.
+impl Clone for Roster {
+    fn clone(&self) -> Self {
+        Self { members: self.members.clone(), copies: Default::default() }
     }
 }

@@ -108,7 +108,8 @@ fn check(index: &BlockIndex, bounds: &[Bounds], random: &mut Random, workers: u6
     let start: Vec<u64> =
         (0..workers).map(|w| bounds[(w * chains + chain) as usize].version.load(Ordering::SeqCst)).collect();
     let low: Vec<_> = (0..workers).map(|w| range(&bounds[(w * chains + chain) as usize])).collect();
-    let found = index.find(&query).by_rank(View::Device);
+    let found = index.find(&query);
+    let found = found.by_rank(View::Device);
     let mut checked = 0;
     for (worker, (first, version)) in low.into_iter().zip(start).enumerate() {
         let it = &bounds[worker * chains as usize + chain as usize];
@@ -118,7 +119,7 @@ fn check(index: &BlockIndex, bounds: &[Bounds], random: &mut Random, workers: u6
         }
         let (least, most) = (first.0.min(last.0), first.1.max(last.1));
         let name = format!("w{worker}");
-        let depth = found.iter().find(|(w, ..)| **w == *name).map_or(0, |(_, _, depth)| u64::from(*depth));
+        let depth = found.iter().find(|(w, ..)| ***w == *name).map_or(0, |(_, _, depth)| u64::from(*depth));
         assert!(
             depth >= least && (depth <= most || depth <= shared),
             "{name} chain {chain}: {depth} not in {least}..={most}"

@@ -112,7 +112,7 @@ impl Match {
     fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let scores = PyDict::new(py);
         for (worker, depth) in self.found().scores(self.view) {
-            scores.set_item(&*worker, depth)?;
+            scores.set_item(&**worker, depth)?;
         }
         Ok(scores)
     }
@@ -124,7 +124,7 @@ impl Match {
     fn by_rank<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let depths = PyDict::new(py);
         for (worker, rank, depth) in self.found().by_rank(self.view) {
-            depths.set_item((&*worker, rank), depth)?;
+            depths.set_item((&**worker, rank), depth)?;
         }
         Ok(depths)
     }
@@ -151,7 +151,7 @@ impl Match {
         let among = among.map(names).transpose()?;
         let among: Option<Vec<&str>> = among.as_ref().map(|names| names.iter().map(|name| &**name).collect());
         let best = self.found().best(self.view, top_k.0, among.as_deref());
-        PyList::new(py, best.iter().map(|(worker, depth)| (&**worker, *depth)))
+        PyList::new(py, best.iter().map(|(worker, depth)| (&***worker, *depth)))
     }
 
     fn __repr__(&self) -> String {
@@ -160,6 +160,6 @@ impl Match {
     }
 }
 
-fn strings(workers: &[Arc<str>]) -> Vec<&str> {
-    workers.iter().map(|worker| &**worker).collect()
+fn strings<'m>(workers: &[&'m Arc<str>]) -> Vec<&'m str> {
+    workers.iter().map(|worker| &***worker).collect()
 }

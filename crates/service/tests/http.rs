@@ -95,7 +95,8 @@ fn fill(index: &BlockIndex, random: &mut Random) -> Vec<Vec<u32>> {
 /// Depths in tokens, by worker and rank, those above 0.
 fn depths(index: &BlockIndex, prompt: &[u32], view: View) -> BTreeMap<(String, u32), u64> {
     let content = hash::content_hashes(prompt, BLOCK_SIZE, None, None);
-    let ranks = index.find(&content).by_rank(view);
+    let found = index.find(&content);
+    let ranks = found.by_rank(view);
     ranks.into_iter().map(|(worker, rank, depth)| ((worker.to_string(), rank), u64::from(depth) * 4)).collect()
 }
 

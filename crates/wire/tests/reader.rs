@@ -93,10 +93,9 @@ fn stores_removals_and_clears() {
     let mut stream = Stream::new();
     stream.send(&json!([plain(&[10, -11], None, 1), plain(&[12], Some(-11), 5)]));
     assert_eq!(stream.plain(&SIX), 3);
-    assert_eq!(
-        stream.index.find(&hash::content_hashes(&SIX, 2, None, None)).by_rank(View::Device),
-        [("w".into(), 3, 3)]
-    );
+    let found = stream.index.find(&hash::content_hashes(&SIX, 2, None, None));
+    assert_eq!(found.by_rank(View::Device), [(&"w".into(), 3, 3)]);
+    drop(found);
     stream.send(&json!([remove(&[12], &json!({}))]));
     assert_eq!(stream.plain(&SIX), 2);
     stream.send(&json!([{"type": CLEAR}, plain(&[10], None, 1)]));

@@ -1,5 +1,7 @@
-//! kvatlas: `BlockIndex`. A match as it comes (levels, sets unexpanded), and with every worker's score expanded.
+//! kvatlas: `BlockIndex`. A match as it comes (levels, sets unexpanded), and with every worker's score expanded, by
+//! number into memory that is kept and by name into a list of its own.
 
+use std::cell::RefCell;
 use std::hint::black_box;
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
@@ -21,14 +23,22 @@ pub struct Fleet {
     names: Vec<String>,
 }
 
-/// `EXPAND`: whether a lookup ends with the score of every worker, as the peers' do.
-pub struct Kvatlas<const EXPAND: bool> {
+/// How a lookup ends: with a match as it is found, or with the score of every worker, as the peers' do.
+const LEVELS: u8 = 0;
+const SCORES: u8 = 1;
+const NAMES: u8 = 2;
+
+/// `END`: one of the above.
+pub struct Kvatlas<const END: u8> {
     fleet: Fleet,
     nothing: (),
 }
 
-pub type Ours = Kvatlas<false>;
-pub type OursScores = Kvatlas<true>;
+pub type Ours = Kvatlas<LEVELS>;
+pub type OursScores = Kvatlas<SCORES>;
+pub type OursNames = Kvatlas<NAMES>;
+
+thread_local!(static BUFFER: RefCell<Vec<(u32, u32)>> = const { RefCell::new(Vec::new()) });
 
 impl Fleet {
     fn apply(&self, event: &Event) -> bool {
@@ -41,21 +51,27 @@ impl Fleet {
         }
     }
 
-    fn find<const EXPAND: bool>(&self, query: &[u64]) {
+    fn find<const END: u8>(&self, query: &[u64]) {
         let found = self.index.find(query);
-        if EXPAND {
-            black_box(found.scores(View::Device));
-        } else {
-            black_box(found.depth(View::Device));
+        match END {
+            SCORES => BUFFER.with_borrow_mut(|scores| {
+                found.scores_into(View::Device, scores);
+                black_box(scores);
+            }),
+            NAMES => drop(black_box(found.scores(View::Device))),
+            _ => _ = black_box(found.depth(View::Device)),
         }
         black_box(found);
     }
 }
 
-impl<const EXPAND: bool> Adapter for Kvatlas<EXPAND> {
-    const NAME: &'static str = if EXPAND { "ours+scores" } else { "ours" };
-    const ABOUT: &'static str =
-        if EXPAND { "kvatlas BlockIndex, find and every worker's score" } else { "kvatlas BlockIndex, find (levels)" };
+impl<const END: u8> Adapter for Kvatlas<END> {
+    const NAME: &'static str = ["ours", "ours+scores", "ours+names"][END as usize];
+    const ABOUT: &'static str = [
+        "kvatlas BlockIndex, find (levels)",
+        "kvatlas BlockIndex, find and scores_into: every worker's number and score",
+        "kvatlas BlockIndex, find and scores: every worker's name, borrowed, and score",
+    ][END as usize];
     type Event = Event;
     type Query = Vec<u64>;
 
@@ -84,15 +100,15 @@ impl<const EXPAND: bool> Adapter for Kvatlas<EXPAND> {
     }
 
     fn find(&self, query: &mut Vec<u64>) {
-        self.fleet.find::<EXPAND>(query);
+        self.fleet.find::<END>(query);
     }
 
     fn depths(&self, contents: &[u64]) -> Vec<(u32, u32)> {
         let number = |name: &str| {
             name.chars().filter(char::is_ascii_digit).take(5).collect::<String>().parse().expect("an engine's name")
         };
-        let scores = self.fleet.index.find(contents).scores(View::Device);
-        let mut all: Vec<_> = scores.iter().map(|(name, depth)| (number(name), *depth)).collect();
+        let found = self.fleet.index.find(contents);
+        let mut all: Vec<_> = found.scores(View::Device).iter().map(|(name, depth)| (number(name), *depth)).collect();
         all.sort_unstable();
         all
     }
@@ -102,7 +118,7 @@ impl<const EXPAND: bool> Adapter for Kvatlas<EXPAND> {
     }
 }
 
-impl<const EXPAND: bool> Concurrent for Kvatlas<EXPAND> {
+impl<const END: u8> Concurrent for Kvatlas<END> {
     const REUSABLE: bool = true;
     type Reader = Fleet;
     type Writer = ();
@@ -112,7 +128,7 @@ impl<const EXPAND: bool> Concurrent for Kvatlas<EXPAND> {
     }
 
     fn find_in(fleet: &Fleet, query: &mut Vec<u64>) {
-        fleet.find::<EXPAND>(query);
+        fleet.find::<END>(query);
     }
 
     fn apply_in(fleet: &Fleet, (): &mut (), events: &mut [Event]) {

@@ -24,21 +24,19 @@ impl Members<'_> {
         }
     }
 
-    /// Calls `f` with each member that is not among the `seen`, rising, until it breaks; they are seen from then on.
-    /// Costs a step for 64 members that were seen before, so that many levels of one large set are cheap to merge.
+    /// Calls `f` with each word of 64 members that has any, rising, and the number of the word, until it breaks.
     #[inline]
-    pub(crate) fn try_for_each_new(
-        self,
-        seen: &mut Seen,
-        f: &mut impl FnMut(u32) -> ControlFlow<()>,
-    ) -> ControlFlow<()> {
+    pub(crate) fn try_for_each_word(self, mut f: impl FnMut(usize, u64) -> ControlFlow<()>) -> ControlFlow<()> {
+        let mut by_word = |holders: &[u32]| {
+            holders
+                .chunk_by(|one, next| one / 64 == next / 64)
+                .try_for_each(|word| f(word[0] as usize / 64, word.iter().fold(0, |bits, h| bits | 1 << (h % 64))))
+        };
         match self {
-            Self::Mask(mask) => Bits { word: seen.insert_word(0, mask), base: 0 }.try_for_each(f),
-            Self::Few(few, n) => few[..n].iter().copied().filter(|&holder| seen.insert(holder)).try_for_each(f),
-            Self::List(list) => list.iter().copied().filter(|&holder| seen.insert(holder)).try_for_each(f),
-            Self::Bits(bits) => bits.iter().enumerate().try_for_each(|(i, &word)| {
-                Bits { word: seen.insert_word(i, word), base: i as u32 * 64 }.try_for_each(&mut *f)
-            }),
+            Self::Mask(mask) => f(0, mask),
+            Self::Few(few, n) => by_word(&few[..n]),
+            Self::List(list) => by_word(list),
+            Self::Bits(bits) => bits.iter().enumerate().try_for_each(|(i, &word)| f(i, word)),
         }
     }
 
@@ -56,33 +54,44 @@ impl Members<'_> {
     }
 }
 
-/// Holders met so far. (The sets of a match shrink with depth, but a writer may have been at work between two.)
-#[derive(Default)]
-pub(crate) struct Seen(SmallVec<[u64; 4]>);
+/// Numbers met so far: of holders, whose sets in a match shrink with depth but for what a writer did between two; or
+/// of workers.
+pub(crate) struct Seen(SmallVec<[u64; 32]>);
 
 impl Seen {
-    /// Whether it is new.
+    /// Nothing yet, of so many words of 64 numbers each.
     #[inline]
-    pub(crate) fn insert(&mut self, holder: u32) -> bool {
-        self.insert_word(holder as usize / 64, 1 << (holder % 64)) != 0
+    pub(crate) fn none_of(words: usize) -> Self {
+        Self(SmallVec::from_elem(0, words))
     }
 
-    /// Those of the holders `64 * word..` given by `bits` that are new.
+    /// Whether it is new. Numbers beyond the last word never are.
     #[inline]
-    fn insert_word(&mut self, word: usize, bits: u64) -> u64 {
-        if word >= self.0.len() {
-            self.0.resize(word + 1, 0);
-        }
-        let new = bits & !self.0[word];
-        self.0[word] |= bits;
+    pub(crate) fn insert(&mut self, number: u32) -> bool {
+        self.insert_word(number as usize / 64, 1 << (number % 64)) != 0
+    }
+
+    /// Those of the numbers `64 * word..` given by `bits` that are new.
+    #[inline]
+    pub(crate) fn insert_word(&mut self, word: usize, bits: u64) -> u64 {
+        let Some(seen) = self.0.get_mut(word) else { return 0 };
+        let new = bits & !*seen;
+        *seen |= bits;
         new
     }
 }
 
 /// The positions of a word's ones, after a base.
-struct Bits {
+pub(crate) struct Bits {
     word: u64,
     base: u32,
+}
+
+impl Bits {
+    #[inline]
+    pub(crate) fn of(word: u64) -> Self {
+        Self { word, base: 0 }
+    }
 }
 
 impl Iterator for Bits {

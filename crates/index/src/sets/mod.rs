@@ -7,5 +7,5 @@
 mod members;
 mod table;
 
-pub(crate) use members::{OwnedMembers, Seen};
+pub(crate) use members::{Bits, OwnedMembers, Seen};
 pub(crate) use table::Sets;

@@ -1,7 +1,5 @@
 //! A worker holds nothing any more, or is gone.
 
-use std::sync::Arc;
-
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
@@ -14,13 +12,7 @@ use crate::types::Tier;
 
 impl Writer {
     /// A worker, or one rank or tier of it, holds nothing any more.
-    pub(crate) fn clear(
-        &mut self,
-        worker: &str,
-        rank: Option<u32>,
-        tier: Option<Tier>,
-        roster: &Published<Arc<Roster>>,
-    ) {
+    pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>, roster: &Published<Roster>) {
         self.counters.clears += 1;
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
         let ranks: SmallVec<[u32; 4]> = ranks.map(|(n, _)| *n).filter(|n| rank.is_none_or(|r| r == *n)).collect();
@@ -35,7 +27,7 @@ impl Writer {
         }
     }
 
-    fn clear_rank(&mut self, worker: &str, rank: u32, roster: &Published<Arc<Roster>>) {
+    fn clear_rank(&mut self, worker: &str, rank: u32, roster: &Published<Roster>) {
         let books = self.rank_mut(worker, rank);
         books.copies = Copies::default();
         books.offloaded = HashMap::new();
@@ -66,7 +58,7 @@ impl Writer {
     }
 
     /// A worker is gone.
-    pub(crate) fn drop_worker(&mut self, worker: &str, roster: &Published<Arc<Roster>>) {
+    pub(crate) fn drop_worker(&mut self, worker: &str, roster: &Published<Roster>) {
         self.counters.drops += 1;
         if !self.workers.by_name.contains_key(worker) {
             return;

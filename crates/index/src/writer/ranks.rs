@@ -14,7 +14,7 @@ impl Writer {
         self.workers.get_mut(worker, rank).expect("added before it is used")
     }
 
-    pub(super) fn add_rank(&mut self, worker: &str, rank: u32, roster: &Published<Arc<Roster>>) {
+    pub(super) fn add_rank(&mut self, worker: &str, rank: u32, roster: &Published<Roster>) {
         if self.workers.get_mut(worker, rank).is_some() {
             return;
         }
@@ -23,9 +23,15 @@ impl Writer {
             None => Arc::from(worker),
         };
         let device = self.new_holder();
-        let first = self.workers.by_name.get(worker).and_then(|ranks| ranks.first());
-        let worker_number = first.map_or(device, |(_, rank)| rank.device);
-        self.roster.set(device, Some(Member { worker: name.clone(), worker_number, rank, views: ALL_VIEWS }));
+        let others = self.workers.by_name.get(worker).map_or(&[][..], |ranks| ranks);
+        let worker_number = others.first().map_or(device, |(_, rank)| rank.device);
+        if let [(_, only)] = others {
+            let holders = only.wider.into_iter().flatten().chain([only.device]);
+            holders.for_each(|holder| self.roster.put_among_ranks(holder));
+        }
+        let (name_of_it, is_only_rank) = (name.clone(), others.is_empty());
+        let member = Member { worker: name_of_it, worker_number, rank, views: ALL_VIEWS, is_only_rank };
+        self.roster.set(device, Some(member));
         self.publish_roster(roster);
         let books = Rank { device, wider: [None; 3], copies: Copies::default(), offloaded: HashMap::new() };
         self.workers.by_name.entry(name).or_default().push((rank, books));

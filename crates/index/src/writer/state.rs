@@ -1,7 +1,5 @@
 //! What the writer is made of.
 
-use std::sync::Arc;
-
 use super::holder::Holder;
 use super::names::NameTable;
 use super::watch::Watches;
@@ -67,8 +65,8 @@ impl Writer {
     }
 
     /// Shows readers the roster as it is now.
-    pub(super) fn publish_roster(&mut self, published: &Published<Arc<Roster>>) {
-        let old = published.replace(Arc::new(self.roster.clone()), &mut self.runs.token);
+    pub(super) fn publish_roster(&mut self, published: &Published<Roster>) {
+        let old = published.replace(self.roster.clone(), &mut self.runs.token);
         self.trash.push(Garbage::Roster(old));
     }
 

@@ -1,7 +1,5 @@
 //! A rank holds blocks from now on.
 
-use std::sync::Arc;
-
 use smallvec::SmallVec;
 
 use super::state::Writer;
@@ -40,7 +38,7 @@ impl Writer {
         rank: u32,
         tier: Tier,
         chain: &Chain<'_>,
-        roster: &Published<Arc<Roster>>,
+        roster: &Published<Roster>,
     ) -> Result<(), Error> {
         if chain.block_hashes.is_empty() {
             self.counters.stores += 1;
@@ -107,7 +105,7 @@ impl Writer {
         rank: u32,
         tier: Tier,
         block_hashes: &[BlockHash],
-        roster: &Published<Arc<Roster>>,
+        roster: &Published<Roster>,
     ) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
         for &block_hash in block_hashes {

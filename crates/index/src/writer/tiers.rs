@@ -6,8 +6,6 @@
 //! says what it means there, and an announcement of it for the device with another content ends the claims of the
 //! other tiers on it.
 
-use std::sync::Arc;
-
 use super::state::Writer;
 use super::workers::shrink;
 use crate::raw::Published;
@@ -24,7 +22,7 @@ fn reach(claims: Option<&Claims>, view: usize) -> bool {
 
 impl Writer {
     /// Gives a rank a holder for the view down to a tier, if it has none.
-    pub(super) fn add_view(&mut self, worker: &str, rank: u32, tier: Tier, roster: &Published<Arc<Roster>>) {
+    pub(super) fn add_view(&mut self, worker: &str, rank: u32, tier: Tier, roster: &Published<Roster>) {
         let number = tier as usize - 1;
         let books = self.rank_mut(worker, rank);
         if books.wider[number].is_some() {
@@ -47,7 +45,7 @@ impl Writer {
 
     /// Says which holder answers for which view. To be published.
     pub(super) fn set_views(&mut self, device: u32, before: [Option<u32>; 3], after: [Option<u32>; 3]) {
-        let Some(member) = self.roster.get(device).cloned() else { return };
+        let Some(member) = self.roster.get(device) else { return };
         for gone in before.into_iter().flatten().filter(|holder| !after.contains(&Some(*holder))) {
             self.roster.set(gone, None);
         }

@@ -218,18 +218,34 @@ fn answers(plan: &Plan, index: &BlockIndex, reference: &ReferenceIndex) -> Resul
         let found = index.find(query);
         let expected = reference.find(query);
         for view in View::ALL {
-            let mut got = found.by_rank(view);
             let mut want = expected.by_rank(view);
-            got.sort();
             want.sort();
-            if got != want {
-                return Err(format!("query {query:?} {view:?}: {got:?}, not {want:?}"));
+            let kept = found.to_owned();
+            for mut got in [found.by_rank(view), kept.by_rank(view)] {
+                got.sort();
+                if !got.iter().copied().eq(want.iter().map(|(worker, rank, depth)| (worker, *rank, *depth))) {
+                    return Err(format!("query {query:?} {view:?}: {got:?}, not {want:?}"));
+                }
             }
-            let (mut got, mut want) = (found.to_owned().scores(view), expected.scores(view));
-            got.sort();
+            let mut want = expected.scores(view);
             want.sort();
-            if got != want || found.depth(view) != expected.depth(view) {
-                return Err(format!("query {query:?} {view:?} scores: {got:?}, not {want:?}"));
+            let mut numbered = vec![(7, 7)];
+            found.scores_into(view, &mut numbered);
+            let named = numbered.iter().map(|&(number, depth)| (found.worker(number).expect("a worker"), depth));
+            let levels = kept.levels(view);
+            let one_by_one = levels.iter().flat_map(|(depth, workers)| workers.iter().map(|worker| (*worker, *depth)));
+            let all = [found.scores(view), kept.scores(view), named.collect(), one_by_one.collect()];
+            for mut got in all.into_iter().chain([found.best(view, usize::MAX, None)]) {
+                if !got.is_sorted_by(|(_, deeper), (_, depth)| deeper >= depth) {
+                    return Err(format!("query {query:?} {view:?}: not deepest first: {got:?}"));
+                }
+                got.sort();
+                if !got.iter().copied().eq(want.iter().map(|(worker, depth)| (worker, *depth))) {
+                    return Err(format!("query {query:?} {view:?} scores: {got:?}, not {want:?}"));
+                }
+            }
+            if found.depth(view) != expected.depth(view) {
+                return Err(format!("query {query:?} {view:?}: depth {}", found.depth(view)));
             }
         }
     }

@@ -146,7 +146,7 @@ impl Bench {
     fn depth(&self, rank: u32) -> u32 {
         let tokens: Vec<u32> = (0..20).flat_map(|block| [block, block]).collect();
         let found = self.keyspace.index().find(&hash::content_hashes(&tokens, 2, None, None)).to_owned();
-        let mine = |(worker, of, _): &&(Arc<str>, u32, u32)| *worker == self.stream.worker && *of == rank;
+        let mine = |(worker, of, _): &&(&Arc<str>, u32, u32)| **worker == self.stream.worker && *of == rank;
         found.by_rank(View::Device).iter().find(mine).map_or(0, |(_, _, depth)| *depth)
     }
 

@@ -72,7 +72,7 @@ impl Bench {
         found
             .scores(View::Device)
             .iter()
-            .find(|(worker, _)| &**worker == WORKER)
+            .find(|(worker, _)| &***worker == WORKER)
             .map_or(0, |(_, depth)| u64::from(*depth))
     }
 
