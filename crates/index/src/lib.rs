@@ -42,7 +42,7 @@
 //! | `pages.rs`, `forks.rs`, `runs.rs` | the trie of runs: numbers of positions, where children hang, the runs |
 //! | `writer/` | who holds what: its own text lists its files |
 //! | `find.rs` | a lookup, and its answer |
-//! | `index.rs`, `changes.rs`, `dump.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in; [`Changes`]: many under one lock; a dump that lets writers in |
+//! | `index.rs`, `changes.rs`, `adopt.rs`, `dump.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in; [`Changes`]: many under one lock; what was never announced; a dump that lets writers in |
 //! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
 //!
 //! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs.rs`, `writer/mod.rs`, `raw/mod.rs`.
@@ -61,6 +61,7 @@
 //! # Ok::<(), kvatlas_index::Error>(())
 //! ```
 
+mod adopt;
 mod changes;
 mod dump;
 mod error;
@@ -94,3 +95,4 @@ pub use find::{Match, OwnedMatch};
 pub use index::{BlockIndex, Config};
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Event, Tier, View};
+pub use writer::{Adopted, Roots};

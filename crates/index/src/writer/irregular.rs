@@ -168,6 +168,11 @@ impl Irregular {
             && self.room == self.children.values().map(Vec::capacity).sum::<usize>()
     }
 
+    /// Whether blocks continue this name, be it known or not.
+    pub(super) fn awaits(&self, name: u64) -> bool {
+        self.children.contains_key(&name)
+    }
+
     /// Whether a name means nothing here, so that a regular block of that name concerns no irregular one.
     #[inline]
     pub(crate) fn ignores(&self, name: u64) -> bool {

@@ -22,8 +22,10 @@
 //! | `ranks.rs` | a rank of a worker becomes known |
 //! | `chains.rs`, `tiers.rs` | a holder's blocks as chains; the holders of the views beyond the device |
 //! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
+//! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
 //! | `dump.rs`, `slices.rs`, `stats.rs` | everything held, at once and in slices, and how much it is |
 
+mod adopt;
 mod chains;
 mod clear;
 mod cover;
@@ -49,6 +51,7 @@ mod tiers;
 mod watch;
 mod workers;
 
+pub use adopt::{Adopted, Roots};
 pub(crate) use slices::{Large, Slice};
 pub(crate) use state::Writer;
 pub(crate) use store::Chain;

@@ -166,6 +166,11 @@ impl Reader {
         self.shows_salts
     }
 
+    /// These blocks, of which no event told the salt, are held on the device under this one: what continues them has it too.
+    pub fn learn_salt(&mut self, names: &[BlockHash], salt: &Arc<str>) {
+        self.salts.store(names, Some(salt), Tier::Gpu, false);
+    }
+
     /// Blocks held under a salt, which are the ones that take memory here.
     #[must_use]
     pub fn salted_blocks(&self) -> usize {

@@ -1,0 +1,114 @@
+//! Names that were computed from prompts: for each, what it continues and contains.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use kvatlas_index::BlockHash;
+
+/// Names that are kept: 2^18 of them take about 12 MB.
+pub const MOST_NAMES: usize = 1 << 18;
+
+/// The first blocks of a prompt: their names and contents.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Chain {
+    /// The names, from the beginning.
+    pub names: Vec<BlockHash>,
+    /// The content hashes.
+    pub contents: Vec<u64>,
+    /// The prompt's cache salt.
+    pub salt: Option<Arc<str>>,
+}
+
+/// Names that were computed, each with what it continues. When there are too many, all are forgotten: prompts come again.
+#[derive(Debug, Default)]
+pub struct Chains {
+    names: HashMap<BlockHash, (Option<BlockHash>, u64)>,
+    /// The salts of first blocks that have one.
+    salts: HashMap<BlockHash, Arc<str>>,
+    /// Times that all were forgotten.
+    pub forgotten: u64,
+}
+
+impl Chains {
+    /// Keeps the names of consecutive blocks, of which the first continues `parent`.
+    pub fn add(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], salt: Option<&Arc<str>>) {
+        let mut parent = parent;
+        if parent.is_none()
+            && let (Some(salt), Some(&first)) = (salt, names.first())
+        {
+            self.salts.insert(first, salt.clone());
+        }
+        for (&name, &content) in names.iter().zip(contents) {
+            self.names.insert(name, (parent, content));
+            parent = Some(name);
+        }
+    }
+
+    /// Forgets all if there are too many; returns whether that was so.
+    pub fn shrink(&mut self) -> bool {
+        let is_full = self.names.len() > MOST_NAMES;
+        if is_full {
+            *self = Self { forgotten: self.forgotten + 1, ..Self::default() };
+        }
+        is_full
+    }
+
+    /// The blocks from the beginning of a prompt up to the one of this name.
+    #[must_use]
+    pub fn up_to(&self, name: BlockHash) -> Option<Chain> {
+        let mut chain = Chain::default();
+        let mut at = Some(name);
+        while let Some(name) = at {
+            let &(parent, content) = self.names.get(&name)?;
+            chain.names.push(name);
+            chain.contents.push(content);
+            // Names in a circle are nobody's digests.
+            if chain.names.len() > self.names.len() {
+                return None;
+            }
+            at = parent;
+        }
+        chain.names.reverse();
+        chain.contents.reverse();
+        chain.salt = self.salts.get(&chain.names[0]).cloned();
+        Some(chain)
+    }
+
+    /// Names that are kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(of: &[u64]) -> Vec<BlockHash> {
+        of.iter().copied().map(BlockHash).collect()
+    }
+
+    #[test]
+    fn a_chain_is_whole_or_not_there() {
+        let mut chains = Chains::default();
+        let salt: Arc<str> = "s".into();
+        chains.add(None, &names(&[1, 2]), &[10, 20], Some(&salt));
+        chains.add(Some(BlockHash(2)), &names(&[3]), &[30], Some(&salt));
+        chains.add(Some(BlockHash(7)), &names(&[8]), &[80], None);
+        let chain = chains.up_to(BlockHash(3)).expect("whole");
+        assert_eq!(
+            (chain.names, chain.contents, chain.salt.as_deref()),
+            (names(&[1, 2, 3]), vec![10, 20, 30], Some("s"))
+        );
+        assert_eq!((chains.up_to(BlockHash(8)), chains.up_to(BlockHash(4))), (None, None));
+        chains.add(Some(BlockHash(8)), &names(&[7]), &[70], None);
+        assert_eq!(chains.up_to(BlockHash(8)), None, "in a circle");
+    }
+}

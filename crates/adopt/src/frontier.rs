@@ -1,0 +1,272 @@
+//! What a stream has proved without saying what it is, and what it has removed since.
+//!
+//! A store below a block that is not held proves that the engine held that block, and all before it, at that moment. Such
+//! names are the *frontier*. Moments are counted in removals: a proof is as old as the removals that came after it. Of all
+//! blocks so proved, those are held now that were not removed since; to know which, all removals since the oldest proof
+//! are remembered, known names and unknown ones alike, up to a limit. A proof from before what is remembered is worth
+//! nothing any more.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use hashbrown::{HashMap, HashSet};
+use kvatlas_index::BlockHash;
+
+/// Removals that are remembered of a stream: 1 MiB.
+pub const MOST_REMOVALS: usize = 1 << 17;
+/// Names on the frontier of a stream.
+pub const MOST_PROOFS: usize = 1 << 15;
+/// Between two notes of the time.
+const BETWEEN_TIMES: Duration = Duration::from_millis(100);
+/// Notes of the time that are kept: of the last quarter of an hour at least.
+const MOST_TIMES: usize = 9_000;
+
+/// A moment in a stream: how many removals came before it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Moment(u64);
+
+/// What a stream has proved, and what it has removed since.
+#[derive(Debug)]
+pub struct Frontier {
+    /// Names, and when they and all before them were held last, as far as is proved.
+    proofs: HashMap<BlockHash, Moment>,
+    /// Those of them that are new, or proved again, since this was asked last.
+    fresh: HashSet<BlockHash>,
+    /// The last removals, oldest first.
+    removals: VecDeque<BlockHash>,
+    /// The moment before the oldest of them.
+    since: Moment,
+    most_removals: usize,
+    /// When moments were, oldest first.
+    times: VecDeque<(Duration, Moment)>,
+    /// Proofs that became worthless before anybody knew their names.
+    expired: u64,
+}
+
+impl Default for Frontier {
+    fn default() -> Self {
+        Self::remembering(MOST_REMOVALS)
+    }
+}
+
+impl Frontier {
+    /// One that remembers so many removals.
+    #[must_use]
+    pub fn remembering(most_removals: usize) -> Self {
+        Self {
+            proofs: HashMap::new(),
+            fresh: HashSet::new(),
+            removals: VecDeque::new(),
+            since: Moment(0),
+            most_removals,
+            times: VecDeque::new(),
+            expired: 0,
+        }
+    }
+
+    /// The present moment.
+    #[must_use]
+    pub fn now(&self) -> Moment {
+        Moment(self.since.0 + self.removals.len() as u64)
+    }
+
+    /// Blocks were removed, by whatever names.
+    pub fn removed(&mut self, names: &[BlockHash]) {
+        self.removals.extend(names);
+        let beyond = self.removals.len().saturating_sub(self.most_removals);
+        self.removals.drain(..beyond);
+        self.since.0 += beyond as u64;
+    }
+
+    /// At this moment, `name` and all before it were held.
+    pub fn prove(&mut self, name: BlockHash, at: Moment) {
+        if self.proofs.len() >= MOST_PROOFS && !self.proofs.contains_key(&name) {
+            self.expire();
+            if self.proofs.len() >= MOST_PROOFS {
+                self.expired += 1;
+                return;
+            }
+        }
+        let proof = self.proofs.entry(name).or_insert(at);
+        *proof = at.max(*proof);
+        self.fresh.insert(name);
+    }
+
+    /// When `name` was proved last, if it is on the frontier and that is still worth something.
+    #[must_use]
+    pub fn proof(&self, name: BlockHash) -> Option<Moment> {
+        self.proofs.get(&name).copied().filter(|proof| *proof >= self.since)
+    }
+
+    /// The blocks that a proof was for are known.
+    pub fn settle(&mut self, name: BlockHash) {
+        self.proofs.remove(&name);
+    }
+
+    /// Which of these names were removed after a moment. None if that is too long ago to be known.
+    #[must_use]
+    pub fn gone_since(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
+        let skip = usize::try_from(moment.0.checked_sub(self.since.0)?).ok()?;
+        let removed = self.removals.range(skip.min(self.removals.len())..);
+        let mut gone = vec![false; names.len()];
+        if removed.len() == 0 {
+            return Some(gone);
+        }
+        let places: HashMap<BlockHash, usize> = names.iter().copied().zip(0..).collect();
+        for at in removed.filter_map(|name| places.get(name)) {
+            gone[*at] = true;
+        }
+        Some(gone)
+    }
+
+    /// Notes that it is this time. Times do not go back.
+    pub fn pass(&mut self, time: Duration) {
+        if self.times.back().is_none_or(|(last, _)| time >= *last + BETWEEN_TIMES) {
+            if self.times.len() == MOST_TIMES {
+                self.times.pop_front();
+            }
+            self.times.push_back((time, self.now()));
+        }
+    }
+
+    /// A moment that was not after this time: none if that is too long ago to be known.
+    #[must_use]
+    pub fn moment_at(&self, time: Duration) -> Option<Moment> {
+        let after = self.times.partition_point(|(at, _)| *at <= time);
+        let (_, moment) = self.times.get(after.checked_sub(1)?)?;
+        (*moment >= self.since).then_some(*moment)
+    }
+
+    /// Names that are new on the frontier, or were proved again, since this was asked last.
+    pub fn take_fresh(&mut self) -> Vec<BlockHash> {
+        let fresh = std::mem::take(&mut self.fresh);
+        fresh.into_iter().filter(|name| self.proofs.contains_key(name)).collect()
+    }
+
+    /// All names on the frontier.
+    pub fn names(&self) -> impl Iterator<Item = BlockHash> {
+        self.proofs.keys().copied()
+    }
+
+    /// Names on the frontier.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.proofs.len()
+    }
+
+    /// Whether nothing is on the frontier.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.proofs.is_empty()
+    }
+
+    /// Forgets proofs from before what is remembered.
+    pub fn expire(&mut self) {
+        let before = self.proofs.len();
+        self.proofs.retain(|_, proof| *proof >= self.since);
+        self.expired += (before - self.proofs.len()) as u64;
+    }
+
+    /// Proofs that became worthless before anybody knew their names.
+    #[must_use]
+    pub fn expired(&self) -> u64 {
+        self.expired
+    }
+
+    /// Nothing has to be remembered for anybody. What was removed until now is not known later.
+    pub fn rest(&mut self) {
+        if self.proofs.is_empty() {
+            self.forget();
+        }
+    }
+
+    /// The engine's blocks are gone, or something was missed: nothing was proved, and of what was removed nothing is
+    /// known.
+    pub fn forget(&mut self) {
+        self.since = Moment(self.now().0 + 1);
+        let (since, expired) = (self.since, self.expired);
+        *self = Self { since, expired, ..Self::remembering(self.most_removals) };
+    }
+
+    /// Bytes of what is remembered, as allocated.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.proofs.allocation_size()
+            + self.fresh.allocation_size()
+            + self.removals.capacity() * size_of::<BlockHash>()
+            + self.times.capacity() * size_of::<(Duration, Moment)>()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(of: &[u64]) -> Vec<BlockHash> {
+        of.iter().copied().map(BlockHash).collect()
+    }
+
+    #[test]
+    fn what_was_removed_since_a_proof() {
+        let mut frontier = Frontier::remembering(4);
+        frontier.removed(&names(&[1, 2]));
+        frontier.prove(BlockHash(9), frontier.now());
+        frontier.removed(&names(&[2, 3]));
+        let proof = frontier.proof(BlockHash(9)).expect("proved");
+        assert_eq!(frontier.gone_since(proof, &names(&[1, 2, 3, 4])), Some(vec![false, true, true, false]));
+        frontier.removed(&names(&[7, 7]));
+        assert_eq!(frontier.gone_since(proof, &names(&[3])), Some(vec![true]), "all of them are remembered");
+        frontier.removed(&names(&[7]));
+        assert_eq!((frontier.gone_since(proof, &names(&[3])), frontier.proof(BlockHash(9))), (None, None));
+        frontier.expire();
+        assert_eq!((frontier.len(), frontier.expired()), (0, 1));
+    }
+
+    #[test]
+    fn the_newest_proof_counts() {
+        let mut frontier = Frontier::default();
+        frontier.prove(BlockHash(9), frontier.now());
+        assert_eq!(frontier.take_fresh(), names(&[9]));
+        frontier.removed(&names(&[1]));
+        let now = frontier.now();
+        frontier.prove(BlockHash(9), now);
+        frontier.prove(BlockHash(9), Moment(0));
+        assert_eq!(frontier.proof(BlockHash(9)), Some(now));
+        assert_eq!(frontier.take_fresh(), names(&[9]));
+        frontier.prove(BlockHash(9), now);
+        frontier.settle(BlockHash(9));
+        assert!(frontier.take_fresh().is_empty());
+    }
+
+    #[test]
+    fn what_is_forgotten_proves_nothing() {
+        let mut frontier = Frontier::default();
+        let old = frontier.now();
+        frontier.prove(BlockHash(9), old);
+        frontier.pass(Duration::from_secs(1));
+        frontier.forget();
+        assert_eq!((frontier.proof(BlockHash(9)), frontier.gone_since(old, &[])), (None, None));
+        assert_eq!(frontier.moment_at(Duration::from_secs(5)), None);
+        frontier.pass(Duration::from_secs(6));
+        assert_eq!(frontier.moment_at(Duration::from_secs(5)), None);
+        assert_eq!(frontier.moment_at(Duration::from_secs(6)), Some(frontier.now()));
+    }
+
+    #[test]
+    fn moments_are_never_later_than_their_times() {
+        let mut frontier = Frontier::remembering(10);
+        let at = Duration::from_millis;
+        frontier.pass(at(0));
+        frontier.removed(&names(&[1]));
+        frontier.pass(at(50));
+        frontier.removed(&names(&[2]));
+        frontier.pass(at(200));
+        let gone = |frontier: &Frontier, time| {
+            frontier.gone_since(frontier.moment_at(time)?, &names(&[1, 2])).map(|gone| (gone[0], gone[1]))
+        };
+        assert_eq!(gone(&frontier, at(199)), Some((true, true)), "the first was removed before, but nobody noted when");
+        assert_eq!(gone(&frontier, at(200)), Some((false, false)));
+        frontier.removed(&names(&[0; 10]));
+        assert_eq!(gone(&frontier, at(199)), None);
+    }
+}

@@ -1,0 +1,346 @@
+//! One stream's part: what it proves by its batches, how it names blocks, and what it adopts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashSet;
+use kvatlas_index::{Adopted, BlockHash, BlockIndex, Error, Roots, Tier};
+use kvatlas_wire::{BatchOf, EventOf, Reader, StoredOf};
+
+use crate::chains::Chain;
+use crate::dialect::{Dialect, Scheme};
+use crate::frontier::{Frontier, Moment};
+
+/// Beginnings of prompts that are tried until an engine's names are taken to be nobody's.
+const TRIES: u32 = 64;
+
+/// Which rank of which worker in which index.
+#[derive(Clone, Copy)]
+pub struct At<'a> {
+    /// The index.
+    pub index: &'a BlockIndex,
+    /// The worker's name.
+    pub worker: &'a str,
+    /// The rank that its blocks are stored under.
+    pub rank: u32,
+}
+
+/// Why nothing is adopted of what was proved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// A block counts for some of the engine's cache groups only, or its name depends on tokens after it.
+    Groups,
+    /// More was removed since than is remembered, or nothing was proved.
+    Unproved,
+    /// What is held under one of the names is something else.
+    Contrary,
+    /// The index is full.
+    Full,
+}
+
+/// What came of an attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// So many blocks more are held.
+    Blocks(usize),
+    /// None.
+    Not(Why),
+}
+
+/// What was counted.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Counts {
+    /// Times that the blocks before a name, or those that an engine took from its cache, were adopted.
+    pub adoptions: u64,
+    /// Blocks that are held because of that.
+    pub blocks: u64,
+    /// Attempts that what is held under a name contradicted.
+    pub contrary: u64,
+    /// Beginnings of prompts whose names are not of the stream's dialect.
+    pub other_names: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.adoptions += other.adoptions;
+        self.blocks += other.blocks;
+        self.contrary += other.contrary;
+        self.other_names += other.other_names;
+    }
+}
+
+/// What one rank of one worker has proved, and how it names blocks.
+#[derive(Debug, Default)]
+pub struct Late {
+    frontier: Frontier,
+    roots: Roots,
+    dialect: Option<Dialect>,
+    tries: u32,
+    /// Whether cache groups or lookahead make names say less than all.
+    grouped: bool,
+    /// Whether anything was ever proved without being known, or of an engine that may hold more than is known.
+    was_late: bool,
+    /// Whether the stream's first batches are to be looked at, partial or not.
+    settled: bool,
+    /// Blocks that are held because the engine said so in an answer. Answers may be faster than batches: the next store of
+    /// such a block may be of the very copy.
+    answered: HashSet<BlockHash>,
+    /// Adopted names with their salt, which the stream's reader is to be told.
+    salted: Vec<(Vec<BlockHash>, Arc<str>)>,
+    /// What was counted.
+    pub counts: Counts,
+    /// Kept for its memory.
+    removed: Vec<BlockHash>,
+}
+
+impl Late {
+    /// One that remembers so many removals.
+    #[must_use]
+    pub fn remembering(removals: usize) -> Self {
+        Self { frontier: Frontier::remembering(removals), ..Self::default() }
+    }
+
+    /// A batch was applied. `partial`: whether the engine may hold more than it has announced here; of an engine of which
+    /// everything is known nothing is remembered. `time`: the present; `schemes`: how names may be computed.
+    pub fn applied(
+        &mut self,
+        batch: &BatchOf<BlockHash>,
+        reader: &Reader,
+        at: At<'_>,
+        partial: bool,
+        time: impl Fn() -> Duration,
+        schemes: &[Scheme],
+    ) {
+        if !partial && self.settled && self.frontier.is_empty() {
+            return self.frontier.rest();
+        }
+        // The first batch comes before anybody can say whether there was one before it.
+        self.settled = true;
+        self.grouped = reader.hybrid().is_some() || reader.upper_bound();
+        if self.grouped {
+            self.roots.clear();
+            return self.frontier.forget();
+        }
+        self.was_late |= partial;
+        self.frontier.pass(time());
+        self.removed.clear();
+        let (mut parents, mut moments) = (Vec::new(), Vec::new());
+        for event in &batch.events {
+            match event {
+                EventOf::Removed(removed) if removed.tier() == Tier::Gpu => {
+                    self.frontier.removed(&removed.block_hashes);
+                    self.removed.extend_from_slice(&removed.block_hashes);
+                }
+                EventOf::Removed(_) => {}
+                EventOf::Cleared(_) => {
+                    self.forget();
+                    (parents, moments) = (Vec::new(), Vec::new());
+                    self.frontier.pass(time());
+                }
+                EventOf::Stored(stored) if is_readable(stored, at.index) => {
+                    if !self.frontier.is_empty() {
+                        stored.block_hashes.iter().for_each(|&name| self.frontier.settle(name));
+                    }
+                    match stored.parent {
+                        Some(parent) => {
+                            parents.push(parent);
+                            moments.push(self.frontier.now());
+                        }
+                        None => self.learn_from(stored, schemes),
+                    }
+                }
+                EventOf::Stored(_) => {}
+            }
+        }
+        let At { index, worker, rank } = at;
+        if !parents.is_empty() || !self.removed.is_empty() {
+            let missing = index.missing_above(worker, rank, &self.removed, &parents, &mut self.roots);
+            for (missing, moment) in missing.into_iter().zip(moments) {
+                if let Some(name) = missing {
+                    self.was_late = true;
+                    self.frontier.prove(name, moment);
+                }
+            }
+        }
+        if !partial {
+            self.frontier.rest();
+        }
+    }
+
+    /// The stream's blocks are gone, or something of it was missed.
+    pub fn forget(&mut self) {
+        self.frontier.forget();
+        self.roots.clear();
+        self.salted.clear();
+        self.answered.clear();
+        self.removed.clear();
+    }
+
+    /// A new life of the engine, or another engine: nothing is known of it.
+    pub fn begin(&mut self) {
+        self.forget();
+        (self.dialect, self.tries, self.settled) = (None, 0, false);
+    }
+
+    /// What it has proved.
+    #[must_use]
+    pub fn frontier(&self) -> &Frontier {
+        &self.frontier
+    }
+
+    /// The same, to take from.
+    pub fn frontier_mut(&mut self) -> &mut Frontier {
+        &mut self.frontier
+    }
+
+    /// How the engine names blocks, if that is known.
+    #[must_use]
+    pub fn dialect(&self) -> Option<&Dialect> {
+        self.dialect.as_ref()
+    }
+
+    /// Whether enough was tried to say that the engine's names cannot be computed.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        self.dialect.is_none() && self.tries >= TRIES
+    }
+
+    /// Whether the names are of one dialect all: equal names are equal blocks in every stream of which that is so.
+    #[must_use]
+    pub fn is_pure(&self) -> bool {
+        self.dialect.is_some() && self.counts.other_names == 0
+    }
+
+    /// Whether there ever was anything to learn.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        self.was_late
+    }
+
+    /// Why what was proved cannot be named, if nothing can be.
+    #[must_use]
+    pub fn why_not(&self) -> Option<&'static str> {
+        if self.grouped {
+            Some("several cache groups, or names that depend on the tokens after a block")
+        } else if self.is_foreign() {
+            Some("names of blocks that cannot be computed")
+        } else {
+            None
+        }
+    }
+
+    /// A name on the frontier is one that this dialect has for some tokens: that is no accident.
+    pub fn learn(&mut self, dialect: &Dialect) {
+        self.dialect.get_or_insert_with(|| dialect.clone());
+    }
+
+    fn learn_from(&mut self, stored: &StoredOf<BlockHash>, schemes: &[Scheme]) {
+        let is_plain = stored.adapter().is_none()
+            && stored.salt.is_none()
+            && stored.bigrams.is_none()
+            && stored.extra_keys.is_empty();
+        let tokens = stored.tokens.get(..stored.block_size as usize);
+        let (Some(&name), Some(tokens), true) = (stored.block_hashes.first(), tokens, is_plain) else { return };
+        if let Some(dialect) = &self.dialect {
+            let digest = dialect.scheme.namer(None).next(tokens);
+            // Without a place for salts, nobody knows whether there is one.
+            self.counts.other_names += u64::from(!stored.bare && digest.name(dialect.form) != name);
+        } else if self.tries < TRIES {
+            self.tries += 1;
+            let found = schemes.iter().find_map(|scheme| {
+                let digest = scheme.namer(None).next(tokens);
+                let form = scheme.forms().iter().copied().find(|form| digest.name(*form) == name)?;
+                Some(Dialect { scheme: scheme.clone(), form })
+            });
+            self.dialect = found;
+        }
+    }
+
+    /// What is proved by a name on the frontier becomes known: the blocks up to it are those of `chain`, which may go on
+    /// behind it.
+    ///
+    /// `certain`: the names were computed from what the blocks contain.
+    pub fn adopt(&mut self, name: BlockHash, chain: &Chain, certain: bool, at: At<'_>) -> Outcome {
+        let depth = chain.names.iter().position(|it| *it == name).map_or(0, |at| at + 1);
+        let Some(proof) = self.frontier.proof(name).filter(|_| depth > 0) else {
+            self.frontier.expire();
+            return Outcome::Not(Why::Unproved);
+        };
+        let outcome = self.hold(chain, depth, proof, certain, at);
+        if outcome != Outcome::Not(Why::Full) {
+            self.frontier.settle(name);
+        }
+        outcome
+    }
+
+    /// The engine said that it took the first `depth` blocks of a prompt from its cache, after `sent`.
+    pub fn observed(&mut self, chain: &Chain, depth: usize, sent: Duration, at: At<'_>) -> Outcome {
+        match self.frontier.moment_at(sent) {
+            Some(moment) if depth <= chain.names.len() => {
+                let held = at.index.held(at.worker, at.rank, &chain.names[..depth]);
+                let outcome = self.hold(chain, depth, moment, true, at);
+                if let Outcome::Blocks(1..) = outcome {
+                    let new = chain.names[..depth].iter().zip(held).filter(|(_, held)| !held);
+                    self.answered.extend(new.map(|(name, _)| *name));
+                }
+                outcome
+            }
+            _ => Outcome::Not(Why::Unproved),
+        }
+    }
+
+    fn hold(&mut self, chain: &Chain, depth: usize, proof: Moment, certain: bool, at: At<'_>) -> Outcome {
+        if self.grouped {
+            return Outcome::Not(Why::Groups);
+        }
+        let Some(mut gone) = self.frontier.gone_since(proof, &chain.names) else { return Outcome::Not(Why::Unproved) };
+        // Of what comes behind it nothing is proved.
+        gone[depth..].fill(true);
+        let At { index, worker, rank } = at;
+        match index.adopt(worker, rank, &chain.names, &chain.contents, &gone, certain) {
+            Ok(Adopted::Blocks(blocks)) => {
+                self.roots.clear();
+                self.counts.adoptions += u64::from(blocks > 0);
+                self.counts.blocks += blocks as u64;
+                if let (Some(salt), true) = (&chain.salt, blocks > 0) {
+                    let held = chain.names.iter().zip(gone).filter(|(_, gone)| !gone);
+                    self.salted.push((held.map(|(name, _)| *name).collect(), salt.clone()));
+                }
+                Outcome::Blocks(blocks)
+            }
+            Ok(Adopted::Contrary) => {
+                self.counts.contrary += 1;
+                Outcome::Not(Why::Contrary)
+            }
+            Err(Error::Full { .. }) | Err(_) => Outcome::Not(Why::Full),
+        }
+    }
+
+    /// A batch is about to be applied.
+    pub fn applying(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: At<'_>) {
+        for (names, salt) in self.salted.drain(..) {
+            reader.learn_salt(&names, &salt);
+        }
+        if self.answered.is_empty() {
+            return;
+        }
+        let mut twice = Vec::new();
+        for event in &batch.events {
+            match event {
+                EventOf::Stored(stored) => {
+                    twice.extend(stored.block_hashes.iter().copied().filter(|name| self.answered.remove(name)));
+                }
+                EventOf::Removed(removed) => self.answered.retain(|name| !removed.block_hashes.contains(name)),
+                EventOf::Cleared(_) => self.answered.clear(),
+            }
+        }
+        at.index.remove(at.worker, at.rank, Tier::Gpu, &twice);
+    }
+}
+
+/// Whether a store is one that the reader applies to the device.
+fn is_readable(stored: &StoredOf<BlockHash>, index: &BlockIndex) -> bool {
+    let (blocks, size) = (stored.block_hashes.len(), stored.block_size);
+    let fills = blocks.checked_mul(size as usize) == Some(stored.tokens.len());
+    blocks > 0 && size == index.config().block_size && fills && stored.tier() == Tier::Gpu
+}
