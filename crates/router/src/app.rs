@@ -12,7 +12,9 @@ use crate::counts::Counts;
 use crate::fleet::Fleet;
 use crate::place::Places;
 use crate::prompts::Prompts;
+use crate::proxy::Tokens;
 use crate::remote::Remote;
+use crate::stored::Stored;
 
 /// What every request may need.
 pub(crate) struct App {
@@ -26,6 +28,10 @@ pub(crate) struct App {
     pub(crate) service: Option<Service>,
     /// The index in another process, if that is asked.
     pub(crate) remote: Option<Remote>,
+    /// Completions that go to engines as token ids.
+    pub(crate) tokens: Tokens,
+    /// Who made which answer, where engines keep them.
+    pub(crate) stored: Stored,
     /// What is looked at.
     pub(crate) page: Page,
     /// Whether the router is about to end.

@@ -61,6 +61,8 @@ pub struct Config {
     pub response_headers: bool,
     /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
     pub decode_alone: u32,
+    /// Whether engines get completions as token ids, where those are the ones that they would make themselves.
+    pub forward_tokens: bool,
     /// A file to which decisions are written.
     pub record: Option<PathBuf>,
     /// How many of the last decisions are kept to look at.
@@ -283,6 +285,7 @@ impl Default for Config {
             priority_header: String::new(),
             response_headers: true,
             decode_alone: 256,
+            forward_tokens: false,
             record: None,
             decisions: 256,
             forward: Vec::new(),

@@ -35,6 +35,7 @@ mod remote;
 mod router;
 mod server;
 mod state;
+mod stored;
 mod ui;
 
 pub use config::Config;

@@ -24,9 +24,11 @@ use crate::fleet::Fleet;
 use crate::lock;
 use crate::place::Places;
 use crate::prompts::Prompts;
+use crate::proxy::Tokens;
 use crate::remote::Remote;
 use crate::server::Server;
 use crate::state;
+use crate::stored::Stored;
 use crate::ui;
 
 /// How long threads may take to end.
@@ -82,6 +84,8 @@ impl Router {
             remote,
             counts: Counts::new(),
             gate,
+            tokens: Tokens::default(),
+            stored: Stored::default(),
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
@@ -97,7 +101,8 @@ impl Router {
             .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
         let server = Server::start(&app, threads)?;
         control.spawn(control::run(app.clone()));
-        control.spawn(control::tick(app.clone()));
+        let binding = app.clone();
+        control.spawn(async move { binding.places.bind(&binding).await });
         control.spawn(ui::run(app.clone()));
         let watching = app.clone();
         control.spawn(async move { watching.gate.watch().await });

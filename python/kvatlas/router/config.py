@@ -169,6 +169,14 @@ class RouterSection(Section):
             "With prefill and decode engines: uncached prompt tokens up to which a decode engine computes them itself.",
         ),
     )
+    forward_tokens: bool = field(
+        default=False,
+        metadata=about(
+            Switch(),
+            "--forward-tokens",
+            "Send completions on as token ids, to engines that make the same tokens. Needs a tokenizer here.",
+        ),
+    )
     forward: tuple[str, ...] = field(
         default=(),
         metadata=about(
@@ -187,6 +195,11 @@ class RouterSection(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_key("router.index_key", self.index_key, self.index_key_file)
+        if self.forward_tokens and self.tokenizer in ("engine", "none") and not self.tokenizers:
+            raise ConfigError(
+                "router.forward_tokens needs a tokenizer here: set router.tokenizer to a tokenizer.json, "
+                "a directory or a name on the Hugging Face hub"
+            )
         if self.index is None:
             if self.index_key is not None or self.index_key_file is not None:
                 raise ConfigError("router.index_key is for the service at router.index, which is not set")
@@ -395,6 +408,7 @@ class RouterConfig(Config):
             "priority_header": own.priority_header,
             "response_headers": own.response_headers == "on",
             "decode_alone": own.decode_alone,
+            "forward_tokens": own.forward_tokens,
             "record": None if own.record is None else str(own.record),
             "decisions": own.decisions,
             "forward": list(own.forward),

@@ -10,17 +10,22 @@ use super::choose::refused;
 use crate::config::Role;
 use crate::engine::{Engine, Standing};
 use crate::fleet::Fleet;
+use crate::prompts::Known;
 use crate::refusal::Refusal;
 
 /// The ranks of engines that may take a request, at least one.
 pub(super) fn candidates(
     fleet: &Fleet,
-    model: Option<&str>,
+    known: &Known,
     role: Role,
     tried: &[Arc<Engine>],
 ) -> Result<Vec<core::WorkerId>, Refusal> {
     let engines = fleet.engines();
-    let serves = |engine: &Engine| engine.does(role) && model.is_none_or(|model| engine.models.load().serves(model));
+    let model = known.model.as_deref();
+    let may = |engine: &Engine| known.only.as_ref().is_none_or(|only| *only == engine.name);
+    let serves = |engine: &Engine| {
+        may(engine) && engine.does(role) && model.is_none_or(|model| engine.models.load().serves(model))
+    };
     let with = |standing: fn(Standing) -> bool| -> Vec<core::WorkerId> {
         let mut ids = Vec::with_capacity(engines.len());
         for engine in engines.iter().filter(|engine| serves(engine) && standing(engine.health.standing())) {

@@ -10,7 +10,7 @@ use kvatlas_service::lookup::Held;
 use tokio::sync::oneshot;
 
 use super::candidates::{candidates, row};
-use super::waiting::Ticket;
+use super::waiting::{Ticket, Waiter};
 use super::{Core, Placement, Places};
 use crate::app::App;
 use crate::clock::seconds;
@@ -65,7 +65,7 @@ impl Places {
         tried: &[Arc<Engine>],
         started: Instant,
     ) -> Result<Option<Placement>, Refusal> {
-        let allowed = candidates(&app.fleet, known.model.as_deref(), role, tried)?;
+        let allowed = candidates(&app.fleet, known, role, tried)?;
         let chosen = match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(remote) => {
                 let engines = app.fleet.engines().clone();
@@ -115,49 +115,35 @@ impl Places {
         let mut core = self.core();
         let now = seconds();
         let Core { router, depths, unheard, tickets } = &mut *core;
-        match held {
-            None => depths.clear(),
-            Some(held) => {
-                depths.begin();
-                for held in held {
-                    depths.set(held.number, core::Depth { device: held.device, host: held.host, any: held.any });
-                }
-            }
-        }
+        fill(depths, held);
         if let Some(unheard) = unheard.as_mut() {
             unheard.look_up(&known.hashes, now, depths);
         }
         let terms = self.decisions.are_watched().then(|| explain(router, &request, depths, allowed, now));
-        let chosen = match router.choose_among(&request, depths, Some(allowed), now) {
+        let chosen = match router.choose_or_wait(&request, depths, Some(allowed), now) {
             core::Outcome::Placed(decision) => {
                 placed(router, unheard.as_mut(), &decision, known, now);
                 Ok(Chosen::Placed(decision, terms))
             }
             core::Outcome::Waits(id) => {
-                let (sender, receiver) = oneshot::channel();
-                tickets.insert(id.0, sender);
-                Ok(Chosen::Waits(id, receiver))
+                let (waiter, hears) = Waiter::new(known);
+                tickets.insert(id.0, waiter);
+                Ok(Chosen::Waits(id, hears))
             }
             core::Outcome::Refused(why) => Err(refused(why)),
         };
-        core.bind(now);
+        self.call(&core);
         chosen
     }
 
     /// How the candidates for a request look, without any effect.
     pub(crate) fn explain(&self, app: &App, known: &Known) -> Result<Explained, Refusal> {
-        let allowed = candidates(&app.fleet, known.model.as_deref(), Role::Decode, &[])?;
+        let allowed = candidates(&app.fleet, known, Role::Decode, &[])?;
         let mut held = Vec::new();
         let looked = self.look_up(&app.fleet, known, &mut held);
         let mut core = self.core();
         let Core { router, depths, .. } = &mut *core;
-        depths.clear();
-        if looked {
-            depths.begin();
-            for held in &held {
-                depths.set(held.number, core::Depth { device: held.device, host: held.host, any: held.any });
-            }
-        }
+        fill(depths, looked.then_some(&held));
         Ok(explain(router, &request(known), depths, &allowed, seconds()))
     }
 
@@ -208,6 +194,7 @@ impl Places {
             decided: Instant::now(),
             micros,
             block_size: known.block_size,
+            tokens: known.is_counted.then_some(known.tokens),
             first_token: OnceLock::new(),
             record,
         })
@@ -225,6 +212,15 @@ fn request(known: &Known) -> core::Request<'_> {
         priority: known.priority,
         answers: known.answers,
         number: 0,
+    }
+}
+
+/// What was found, in the form that the core takes; None: nobody looked.
+pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<Held>>) {
+    let Some(held) = held else { return depths.clear() };
+    depths.begin();
+    for held in held {
+        depths.set(held.number, core::Depth { device: held.device, host: held.host, any: held.any });
     }
 }
 
@@ -263,6 +259,9 @@ pub(super) fn refused(why: core::Refusal) -> Refusal {
     let message = match why {
         core::Refusal::NoWorker => "no engine takes requests now",
         core::Refusal::QueueFull => "all engines have enough to do, and as many requests wait in the router as may",
+        core::Refusal::Displaced => {
+            "all engines have enough to do, as many requests wait in the router as may, and one of higher priority came"
+        }
         core::Refusal::QueueTimeout => "all engines have enough to do; the request waited as long as it may",
     };
     let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);

@@ -7,7 +7,8 @@ use kvatlas_routing as core;
 
 use super::{OFF_BY, Placement, Places};
 use crate::clock::seconds;
-use crate::observe::Seen;
+use crate::lock;
+use crate::observe::{Seen, Usage};
 
 impl Places {
     /// The first token of a stream has come.
@@ -16,7 +17,7 @@ impl Places {
         let mut core = self.core();
         let now = seconds();
         core.router.first_token(placement.id, now);
-        core.bind(now);
+        self.call(&core);
     }
 
     /// So many tokens more have come.
@@ -36,15 +37,33 @@ impl Places {
             if let Some(unheard) = &mut core.unheard {
                 unheard.ended(placement.id.0, blocks as usize, now);
             }
-            core.bind(now);
+            self.call(&core);
         }
+        let mismatch = placement.mismatch(&seen.usage);
         if let Some(cached) = seen.usage.cached {
-            let (why, off) = placement.off_by(cached);
+            let (why, off) = placement.off_by(cached, mismatch.is_some());
             let at = OFF_BY.partition_point(|bound| *bound < off);
             self.off[why][at].fetch_add(1, Relaxed);
         }
-        placement.ended("finished", seen.usage.cached, output);
+        if let Some(counted) = mismatch {
+            self.tell_mismatch(placement, counted);
+        }
+        placement.ended("finished", &Usage { output, ..seen.usage });
         self.put_down(placement);
+    }
+
+    /// Says once of each engine that it makes other tokens of prompts than the router.
+    fn tell_mismatch(&self, placement: &Placement, counted: u32) {
+        let engine = &placement.engine.name;
+        if lock(&self.mismatched).insert(engine.clone()) {
+            let tokens = placement.tokens.unwrap_or(0);
+            tracing::warn!(
+                engine = &**engine,
+                counted,
+                tokens,
+                "the engine counts other prompt tokens than the router: its tokenizer or chat template is another one"
+            );
+        }
     }
 
     /// A request has failed at an engine.
@@ -64,9 +83,9 @@ impl Places {
         if let Some(unheard) = &mut core.unheard {
             unheard.failed(placement.id.0, now);
         }
-        core.bind(now);
+        self.call(&core);
         drop(core);
-        placement.ended(how, None, None);
+        placement.ended(how, &Usage::default());
         self.put_down(placement);
     }
 

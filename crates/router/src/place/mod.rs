@@ -16,15 +16,15 @@ mod life;
 mod placement;
 mod waiting;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use kvatlas_routing as core;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
+use tokio::sync::Notify;
 
 use crate::clock::seconds;
 use crate::config::Config;
@@ -34,6 +34,8 @@ use crate::error::Error;
 use crate::lock;
 use crate::prompts::Wants;
 use crate::record::Recorder;
+
+use waiting::Waiter;
 
 pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
 
@@ -46,9 +48,13 @@ const BLIND: [&str; 5] = ["random", "round-robin", "power-of-two", "least-loaded
 /// Decides.
 pub(crate) struct Places {
     core: Mutex<Core>,
+    /// Calls the task that places those who wait.
+    room: Notify,
     pub(crate) decisions: Decisions,
     /// The file that they are written to, if there is one.
     pub(crate) recorder: Option<Recorder>,
+    /// Engines of which it was said that they make other tokens of prompts than the router.
+    mismatched: Mutex<HashSet<Arc<str>>>,
     policy: String,
     wants: Wants,
     queue_timeout: Duration,
@@ -62,7 +68,7 @@ struct Core {
     /// What engines should hold by what was sent to them, where they do not tell.
     unheard: Option<core::PredictedIndex>,
     /// Who waits for a decision.
-    tickets: HashMap<u64, oneshot::Sender<core::Outcome>>,
+    tickets: HashMap<u64, Waiter>,
 }
 
 /// What a page wants to know of the decision core.
@@ -106,8 +112,10 @@ impl Places {
                     .then(|| core::PredictedIndex::new(core::Forgets::Mock { blocks: UNKNOWN_CACHE })),
                 tickets: HashMap::new(),
             }),
+            room: Notify::new(),
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
+            mismatched: Mutex::default(),
             policy: name,
             wants,
             queue_timeout: config.routing.queue_timeout,

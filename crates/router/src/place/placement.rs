@@ -8,6 +8,7 @@ use kvatlas_routing as core;
 
 use crate::decisions::{Ended, Record};
 use crate::engine::Engine;
+use crate::observe::Usage;
 use crate::prompts::Known;
 
 const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");
@@ -19,7 +20,8 @@ const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
 
 /// Why what an engine had cached was not what was expected.
-pub(crate) const OFF_WHY: [&str; 4] = ["as_expected", "evicted_meanwhile", "not_yet_announced", "more_than_known"];
+pub(crate) const OFF_WHY: [&str; 5] =
+    ["as_expected", "evicted_meanwhile", "not_yet_announced", "more_than_known", "template_mismatch"];
 
 /// An engine that takes a request. It is reserved there until one of the ways to end it is called.
 pub(crate) struct Placement {
@@ -33,6 +35,8 @@ pub(crate) struct Placement {
     pub(super) decided: Instant,
     pub(super) micros: u32,
     pub(super) block_size: u32,
+    /// Prompt tokens that the engine must count, if they are known.
+    pub(super) tokens: Option<u32>,
     /// Prompt tokens that are expected not to be there.
     pub(super) uncached: u32,
     pub(super) first_token: OnceLock<Instant>,
@@ -53,10 +57,16 @@ impl Placement {
         if known.hashes.is_empty() { known.tokens } else { self.uncached }
     }
 
+    /// How many prompt tokens the engine counts, if that proves that it makes other tokens of the prompt.
+    pub(super) fn mismatch(&self, usage: &Usage) -> Option<u32> {
+        usage.prompt.filter(|counted| self.tokens.is_some_and(|tokens| tokens != *counted))
+    }
+
     /// Why what was cached is not what was expected, and by how many tokens.
-    pub(super) fn off_by(&self, cached: u32) -> (usize, u32) {
+    pub(super) fn off_by(&self, cached: u32, is_mismatch: bool) -> (usize, u32) {
         let off = cached.abs_diff(self.cached);
         let why = match cached.cmp(&self.cached) {
+            _ if is_mismatch => 4,
             _ if off < self.block_size => 0,
             std::cmp::Ordering::Less if off <= self.predicted => 2,
             std::cmp::Ordering::Less => 1,
@@ -65,13 +75,14 @@ impl Placement {
         (why, off)
     }
 
-    pub(super) fn ended(&self, how: &'static str, cached: Option<u32>, output: Option<u32>) {
+    pub(super) fn ended(&self, how: &'static str, usage: &Usage) {
         let Some(record) = &self.record else { return };
         let since = |at: &Instant| at.duration_since(self.decided).as_secs_f64();
         let _ = record.ended.set(Ended {
             how,
-            cached,
-            output,
+            cached: usage.cached,
+            output: usage.output,
+            counted: self.mismatch(usage),
             first_token: self.first_token.get().map(since),
             took: self.decided.elapsed().as_secs_f64(),
         });
