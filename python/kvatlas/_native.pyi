@@ -2742,7 +2742,7 @@ class Decision:
         """bool: Whether it waits in the router."""
     @property
     def refused(self) -> str | None:
-        """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout"; None if it was not."""
+        """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout", "displaced"; else None."""
     @property
     def why(self) -> str:
         """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or

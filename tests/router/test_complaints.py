@@ -232,7 +232,7 @@ def test_what_was_predicted_is_held_against_what_the_engine_says(tokenizer: Path
     text = text_of(1, 800)
     fleet.publishers[1].publish(stored(text))
     wait_until(lambda: holder(fleet.router, text + "?") == "e1", "its holder is known")
-    fleet.engines[1].behaviour = whole(prompt=804, cached=0)
+    fleet.engines[1].behaviour = whole(prompt=805, cached=0)
     answer = fleet.router.ask(prompt(text + "what?"))
     assert int(answer.headers["x-kvatlas-cached-tokens"]) == 800
     assert answer.headers["x-kvatlas-reason"]
@@ -244,6 +244,32 @@ def test_what_was_predicted_is_held_against_what_the_engine_says(tokenizer: Path
     assert fleet.router.metric("kvatlas_router_decisions_total") >= 2
     last = json.loads(fleet.router.get("/decisions")[1])[0]  # the newest comes first
     assert last["worker"] == "e1"
+
+
+def test_an_engine_that_makes_other_tokens_of_a_prompt_is_told_from_one_that_evicted_it(
+    tokenizer: Path, stack: ExitStack
+) -> None:
+    """Complaint 30: hits that never come, as the engine makes other tokens of the prompt, and nothing says so."""
+    fleet = fleet_of(2, tokenizer, stack)
+    text = text_of(1, 800)
+    off = "kvatlas_router_cached_tokens_off_count"
+    for engine in fleet.engines:
+        engine.behaviour = whole(prompt=805, cached=0)
+    assert fleet.router.ask(prompt(text + "what?")).status == 200
+    wait_until(lambda: fleet.router.metric(off, reason="as_expected") == 1, "it is counted")
+    for engine in fleet.engines:
+        engine.behaviour = whole(prompt=820, cached=0)  # a system prompt that the router knows nothing of
+    assert fleet.router.ask(prompt(text + "what?")).status == 200
+    wait_until(lambda: fleet.router.metric(off, reason="template_mismatch") == 1, "it is counted")
+    assert fleet.router.metric(off, reason="evicted_meanwhile") == 0
+    last, before = json.loads(fleet.router.get("/decisions")[1])[:2]
+    assert (last["ended"]["counted_tokens"], before["ended"]["counted_tokens"]) == (820, None)
+    assert "tokenizer or chat template" in fleet.router.log
+    # Of several prompts the engine counts the sum: that proves nothing.
+    several = {"model": "model", "prompt": [text, text], "max_tokens": 1}
+    assert fleet.router.ask(several, path="/v1/completions").status == 200
+    wait_until(lambda: fleet.router.in_flight() == 0, "it is over")
+    assert fleet.router.metric(off, reason="template_mismatch") == 1
 
 
 def test_engines_come_and_go_under_load(engine: Engine, other: Engine) -> None:

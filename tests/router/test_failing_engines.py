@@ -42,6 +42,9 @@ STREAMED = {"model": MODEL, "messages": MESSAGES, "stream": True}
         raw(head("200 OK", "content-length: 10", "content-length: 20") + b"x" * 20),
         raw(head("200 OK", "content-length: nonsense") + b"{}"),
         raw(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000, close=False),
+        raw(head("200 OK", "content-length: 100")),
+        raw(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream")),
+        raw(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream") + chunk(b'data: {"choices": [')),
         reply("503 Service Unavailable", {"error": {"message": "busy"}}),
         reply("502 Bad Gateway", {"error": {"message": "lost"}}),
     ],
@@ -54,6 +57,9 @@ STREAMED = {"model": MODEL, "messages": MESSAGES, "stream": True}
         "two-lengths",
         "bad-length",
         "endless-head",
+        "no-body",
+        "no-event",
+        "half-an-event",
         "503",
         "502",
     ],
@@ -87,6 +93,35 @@ def test_when_all_engines_hang_the_client_is_told_so(router: Router, engine: Eng
     assert answer.status == 504
     assert answer.error["code"] == "engine_timeout"
     wait_until(lambda: router.in_flight() == 0, "nothing is in flight")
+
+
+async def only_a_head(talk: Talk) -> None:
+    await talk.send(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream"))
+    await hang(talk)
+
+
+def test_an_engine_that_hangs_after_its_head_is_given_up_and_another_one_asked(engine: Engine, other: Engine) -> None:
+    engine.behaviour = only_a_head
+    with Router(engine, other, flags=(*PLAIN, "--stall-timeout", "300ms")) as router:
+        answers = [router.ask(STREAMED) for _ in range(2)]
+        assert [answer.status for answer in answers] == [200, 200]
+        assert all(answer.events[-1] == b"[DONE]" for answer in answers)
+        wait_until(lambda: len(engine.given_up) == engine.asked() > 0, "the engine's requests are cancelled")
+        assert router.metric("kvatlas_router_engine_faults_total", reason="stalled") == engine.asked()
+        other.behaviour = only_a_head
+        answer = router.ask(STREAMED)
+        assert (answer.status, answer.error["code"]) == (504, "engine_timeout")
+
+
+def test_when_all_answers_break_off_before_their_first_byte_the_client_is_told_so(
+    router: Router, engine: Engine, other: Engine
+) -> None:
+    for fields in (("content-length: 100",), ("transfer-encoding: chunked",)):
+        engine.behaviour = other.behaviour = raw(head("200 OK", *fields))
+        answer = router.ask()
+        assert (answer.status, answer.error["code"]) == (502, "engine_failed")
+    wait_until(lambda: router.in_flight() == 0, "nothing is in flight")
+    assert router.metric("kvatlas_router_engine_broken_answers_total") == 0, "no client has seen a part of any"
 
 
 def test_when_all_engines_are_gone_the_client_is_told_so_and_they_are_taken_back(

@@ -10,9 +10,12 @@ use kvatlas_service::shown::Page;
 use crate::config::Config;
 use crate::counts::Counts;
 use crate::fleet::Fleet;
+use crate::peers::Peers;
 use crate::place::Places;
 use crate::prompts::Prompts;
+use crate::proxy::Tokens;
 use crate::remote::Remote;
+use crate::stored::Stored;
 
 /// What every request may need.
 pub(crate) struct App {
@@ -26,6 +29,12 @@ pub(crate) struct App {
     pub(crate) service: Option<Service>,
     /// The index in another process, if that is asked.
     pub(crate) remote: Option<Remote>,
+    /// Completions that go to engines as token ids.
+    pub(crate) tokens: Tokens,
+    /// Who made which answer, where engines keep them.
+    pub(crate) stored: Stored,
+    /// Other routers in front of the same engines.
+    pub(crate) peers: Peers,
     /// What is looked at.
     pub(crate) page: Page,
     /// Whether the router is about to end.

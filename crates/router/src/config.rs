@@ -31,6 +31,10 @@ pub struct Config {
     pub index: Option<String>,
     /// The key to show there.
     pub index_key: Option<Secret>,
+    /// The addresses of other routers in front of the same engines, which are told what this one has there.
+    pub peers: Vec<String>,
+    /// The key to show there.
+    pub peer_key: Option<Secret>,
     /// The routing group of the engines in the index.
     pub routing_group: String,
     /// Who decides: `kvatlas`, `round-robin`, ...
@@ -61,6 +65,8 @@ pub struct Config {
     pub response_headers: bool,
     /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
     pub decode_alone: u32,
+    /// Whether engines get completions as token ids, where those are the ones that they would make themselves.
+    pub forward_tokens: bool,
     /// A file to which decisions are written.
     pub record: Option<PathBuf>,
     /// How many of the last decisions are kept to look at.
@@ -269,6 +275,8 @@ impl Default for Config {
             service: None,
             index: None,
             index_key: None,
+            peers: Vec::new(),
+            peer_key: None,
             routing_group: "default".to_owned(),
             policy: "kvatlas".to_owned(),
             policy_options: Map::new(),
@@ -283,6 +291,7 @@ impl Default for Config {
             priority_header: String::new(),
             response_headers: true,
             decode_alone: 256,
+            forward_tokens: false,
             record: None,
             decisions: 256,
             forward: Vec::new(),

@@ -71,14 +71,6 @@ fn trust(app: &App, engines: &[Arc<Engine>]) {
     }
 }
 
-/// Lets those who wait in the router go on as time passes.
-pub(crate) async fn tick(app: Arc<App>) {
-    loop {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        app.places.tick();
-    }
-}
-
 /// Reads one engine's metrics, again and again, for as long as it has any.
 async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
     let health = &app.config.health;
@@ -114,6 +106,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         if !health.interval.is_zero() && engine.health.asked(well) {
             let standing = engine.health.standing().name();
             tracing::info!(engine = &*engine.name, standing, "an engine has changed");
+            app.tokens.forget(&engine);
             if well {
                 app.places.is_back();
             }

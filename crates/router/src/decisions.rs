@@ -65,6 +65,8 @@ pub struct Ended {
     pub how: &'static str,
     /// Prompt tokens in its cache, as the engine says.
     pub cached: Option<u32>,
+    /// Prompt tokens as the engine counts them, where that proves that it makes other tokens of the prompt.
+    pub counted: Option<u32>,
     /// Tokens generated.
     pub output: Option<u32>,
     /// Seconds from the decision to the first token of a stream.
@@ -120,6 +122,7 @@ impl Record {
             json!({
                 "how": ended.how,
                 "cached_tokens": ended.cached,
+                "counted_tokens": ended.counted,
                 "output_tokens": ended.output,
                 "first_token": ended.first_token,
                 "took": ended.took,

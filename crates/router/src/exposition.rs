@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use kvatlas_prompt::WhyNot;
-use kvatlas_routing::Why;
+use kvatlas_routing::{Refusal, Why};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
@@ -16,8 +16,10 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::counts::Histogram;
 use crate::engine::{Engine, FAULTS, Standing};
+use crate::peers;
 use crate::place::{OFF_BY, OFF_WHY};
-use crate::proxy::PREPARED;
+use crate::proxy::{PREPARED, RESULTS};
+use crate::stored::FOUND;
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
 const STANDINGS: [Standing; 6] =
@@ -69,6 +71,27 @@ impl Scrape {
         for (how, count) in PREPARED.iter().zip(&counts.handovers) {
             one(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
         }
+        let help = "Completions, where token ids are forwarded: as ids, or as text and why";
+        let mut family = describe(encoder, "forwarded_completions", help, MetricType::Counter)?;
+        for (result, count) in RESULTS.iter().zip(&self.0.tokens.counts) {
+            one(&mut family, &[("as", *result)], count.load(Relaxed))?;
+        }
+        let help = "Requests for an answer that an engine keeps, or going on from one: whether the engine is known";
+        let mut family = describe(encoder, "stored_answer_requests", help, MetricType::Counter)?;
+        for (found, count) in FOUND.iter().zip(&self.0.stored.asked) {
+            one(&mut family, &[("engine", *found)], count.load(Relaxed))?;
+        }
+        let help = "Answers of which is known which engine keeps them";
+        gauge(encoder, "stored_answers", help, self.0.stored.len() as u64)?;
+        if !self.0.config.peers.is_empty() {
+            let help =
+                "What this router told other routers, and heard of them: messages told and not taken, rows heard";
+            let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
+            for (result, count) in peers::RESULTS.iter().zip(&self.0.peers.counts) {
+                one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+            }
+            gauge(encoder, "peers", "Other routers whose work counts now", self.0.places.summary().peers as u64)?;
+        }
         if let Some(remote) = &self.0.remote {
             let mut family = describe(encoder, "index_questions", "Questions to the index", MetricType::Counter)?;
             for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
@@ -96,8 +119,8 @@ impl Scrape {
             one(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
         }
         let mut family = describe(encoder, "decisions_refused", "Requests placed nowhere", MetricType::Counter)?;
-        for (why, count) in ["no_worker", "queue_full", "queue_timeout"].iter().zip(summary.counts.refused) {
-            one(&mut family, &[("reason", *why)], count)?;
+        for (why, count) in Refusal::ALL.iter().zip(summary.counts.refused) {
+            one(&mut family, &[("reason", why.as_str())], count)?;
         }
         counter(encoder, "decisions_waited", "Requests that waited in the router first", summary.counts.waited)?;
         counter(encoder, "requests_expired", "Requests given up as nothing was heard of them", summary.counts.expired)?;

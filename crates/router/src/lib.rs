@@ -26,6 +26,7 @@ mod exposition;
 mod fleet;
 mod names;
 mod observe;
+mod peers;
 mod place;
 mod prompts;
 mod proxy;
@@ -35,6 +36,7 @@ mod remote;
 mod router;
 mod server;
 mod state;
+mod stored;
 mod ui;
 
 pub use config::Config;

@@ -93,6 +93,14 @@ impl Observer {
         }
     }
 
+    /// Bytes that came and did not leave yet.
+    pub(crate) fn held_back(&self) -> usize {
+        match self {
+            Self::Events(events) => events.partial.len(),
+            _ => 0,
+        }
+    }
+
     /// What was seen, at the end.
     pub(crate) fn seen(&self) -> Seen {
         match self {

@@ -31,6 +31,8 @@ pub(crate) struct Prompts {
     asks_engines: bool,
     /// What the policy looks at.
     wants: Wants,
+    /// Whether the tokens of completions are kept, to be forwarded.
+    keeps_ids: bool,
     block_size: u32,
     routing_group: String,
     /// As many long prompts are read at once as there are cores. Each thread that reads has a tokenizer's memory of
@@ -64,6 +66,12 @@ pub(crate) struct Known {
     pub(crate) answers: u32,
     /// Whether the answer comes token by token.
     pub(crate) streams: bool,
+    /// Whether `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
+    pub(crate) is_counted: bool,
+    /// The one engine that can take it, as it keeps what the request goes on from.
+    pub(crate) only: Option<Arc<str>>,
+    /// The tokens, where they may be forwarded.
+    pub(crate) ids: Option<Vec<u32>>,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
     /// Where the index has the model's blocks.
@@ -95,6 +103,7 @@ impl Prompts {
             by_model,
             asks_engines: config.tokenizer.as_deref() == Some(ENGINE) && wants.hashes,
             wants,
+            keeps_ids: config.forward_tokens,
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
             turns: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
@@ -134,11 +143,14 @@ impl Prompts {
         let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
         let prompter = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
-        let prompted = prompter.prompt(&request);
+        let mut prompted = prompter.prompt(&request);
         if let Some(why_not) = prompted.why_not {
             self.count(why_not);
         }
         known.tokens = prompted.prompt_tokens.max(u32::try_from(prompted.tokens().len()).unwrap_or(u32::MAX));
+        // Of several prompts or answers, and of what engines add to other kinds of requests, the sum would be counted.
+        let is_one = prompted.prompts == 1 && request.answers == 1 && !prompted.tokens().is_empty();
+        known.is_counted = is_one && prompted.whole && matches!(endpoint, Endpoint::Chat | Endpoint::Completions);
         if let Some(found) = &found {
             known.block_size = found.keyspace.block_size;
         }
@@ -149,7 +161,10 @@ impl Prompts {
         }
         known.keyspace = found.map(|found| found.keyspace);
         if self.wants.text && !prompted.text.is_empty() {
-            known.text = Some(prompted.text);
+            known.text = Some(std::mem::take(&mut prompted.text));
+        }
+        if self.keeps_ids && endpoint == Endpoint::Completions && prompted.whole && prompted.prompts == 1 {
+            known.ids = Some(prompted.into_tokens()).filter(|ids| !ids.is_empty());
         }
         known
     }
@@ -185,6 +200,11 @@ impl Prompts {
 }
 
 impl Known {
+    /// Whether it is for an adapter, as far as the index knows.
+    pub(crate) fn has_adapter(&self) -> bool {
+        self.adapter.is_some()
+    }
+
     fn hash(&mut self, tokens: &[u32]) {
         let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
         self.hashes = content_hashes(tokens, self.block_size as usize, adapter, salt).into();

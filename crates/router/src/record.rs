@@ -176,7 +176,14 @@ mod tests {
             terms: None,
             ended: OnceLock::new(),
         };
-        let ended = Ended { how: "finished", cached: Some(32), output: None, first_token: Some(0.0015), took: 2.0 };
+        let ended = Ended {
+            how: "finished",
+            cached: Some(32),
+            counted: None,
+            output: None,
+            first_token: Some(0.0015),
+            took: 2.0,
+        };
         record.ended.set(ended).unwrap();
         Arc::new(record)
     }

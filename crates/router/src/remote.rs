@@ -20,6 +20,8 @@ pub(crate) struct Remote {
     /// Where it is: connections to it are kept as those to engines are.
     at: Engine,
     routing_group: String,
+    /// The shard of its connections for who serves no requests.
+    pub(crate) own_shard: usize,
     /// Questions that were answered, and those that were not.
     pub(crate) answered: AtomicU64,
     pub(crate) unanswered: AtomicU64,
@@ -49,9 +51,9 @@ impl Remote {
         // The keys of engines are not for the index.
         let mut settings = config.clone();
         settings.upstream.key = None;
-        let at = Engine::new(at, &settings, shards, None)?;
+        let at = Engine::new(at, &settings, shards + 1, None)?;
         let routing_group = config.routing_group.clone();
-        Ok(Self { at, routing_group, answered: AtomicU64::new(0), unanswered: AtomicU64::new(0) })
+        Ok(Self { at, routing_group, own_shard: shards, answered: AtomicU64::new(0), unanswered: AtomicU64::new(0) })
     }
 
     /// What ranks hold of a prompt: None if nobody knows. `number`: the caller's number for a worker's rank.

@@ -22,11 +22,14 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::lock;
+use crate::peers::{self, Peers};
 use crate::place::Places;
 use crate::prompts::Prompts;
+use crate::proxy::Tokens;
 use crate::remote::Remote;
 use crate::server::Server;
 use crate::state;
+use crate::stored::Stored;
 use crate::ui;
 
 /// How long threads may take to end.
@@ -82,6 +85,9 @@ impl Router {
             remote,
             counts: Counts::new(),
             gate,
+            tokens: Tokens::default(),
+            stored: Stored::default(),
+            peers: Peers::new(&config)?,
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
@@ -97,7 +103,9 @@ impl Router {
             .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
         let server = Server::start(&app, threads)?;
         control.spawn(control::run(app.clone()));
-        control.spawn(control::tick(app.clone()));
+        let binding = app.clone();
+        control.spawn(async move { binding.places.bind(&binding).await });
+        control.spawn(peers::run(app.clone()));
         control.spawn(ui::run(app.clone()));
         let watching = app.clone();
         control.spawn(async move { watching.gate.watch().await });

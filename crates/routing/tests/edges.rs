@@ -1,8 +1,8 @@
 //! Corners in which something could go wrong without anybody noticing.
 
 use kvatlas_routing::{
-    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Request, RequestId, Router, Usage, WorkerId,
-    by_name,
+    Config, Decision, Depth, Depths, Load, Options, Order, Outcome, Refusal, Request, RequestId, Router, Usage,
+    WorkerId, by_name,
 };
 
 const RATE: f64 = 8_000.0;
@@ -244,4 +244,72 @@ fn answers_that_come_as_a_whole_do_not_look_like_prompts_that_wait() {
         assert_eq!((rows.requests[0], rows.waiting[0], rows.queued_tokens[0], rows.head_tokens[0]), (0, 0, 0.0, 0.0));
         assert_eq!((rows.queued_prompt_tokens[0], rows.context_tokens[0]), (0.0, 0.0));
     }
+}
+
+#[test]
+fn a_full_queue_keeps_those_of_the_highest_priority() {
+    let mut router = router(Config { queue_limit: 2, ..Config::default() });
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    let unknown = Depths::unknown();
+    for worker in [a, b] {
+        placed(router.choose_among(&request(80_000), &unknown, Some(&[worker]), 0.0));
+    }
+    let of = |priority| Request { priority, ..request(4_000) };
+    let low = waits(router.choose_among(&of(-1), &unknown, Some(&[a]), 0.1));
+    let high = waits(router.choose_among(&of(3), &unknown, Some(&[b]), 0.1));
+    // None is of lower priority than the last two.
+    for priority in [-2, -1] {
+        let outcome = router.choose(&of(priority), &unknown, 0.2);
+        assert_eq!(outcome, Outcome::Refused(Refusal::QueueFull));
+    }
+    let next = waits(router.choose(&of(0), &unknown, 0.2));
+    assert_eq!(router.bind(0.2), [(low, Outcome::Refused(Refusal::Displaced))]);
+    let last = waits(router.choose(&of(5), &unknown, 0.2));
+    assert_eq!(router.bind(0.2), [(next, Outcome::Refused(Refusal::Displaced))]);
+    assert_eq!(router.waiting(), 2);
+    assert_eq!(router.counts().refused, [0, 2, 0, 2]);
+    assert_ne!(high, last);
+    // It is over for those that were displaced.
+    assert!(!router.fail(low, 0.3) && router.fail(high, 0.3) && router.fail(last, 0.3));
+}
+
+#[test]
+fn those_who_wait_are_placed_one_at_a_time_by_what_is_held_then() {
+    let mut router = router(Config::default());
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    let b = router.add_worker("b", 0, 1.0, 0.0);
+    let unknown = Depths::unknown();
+    let busy = [a, b].map(|worker| placed(router.choose_among(&request(80_000), &unknown, Some(&[worker]), 0.0)));
+    let prompts: Vec<Vec<u64>> = (0..3).map(|prompt| (0..250).map(|block| prompt * 1000 + block).collect()).collect();
+    let asks = |prompt: usize| Request { content_hashes: &prompts[prompt], ..request(4_000) };
+    let ids: Vec<_> = (0..3).map(|at| waits(router.choose_or_wait(&asks(at), &unknown, None, 0.1))).collect();
+    assert!(router.next_in_turn(0.1).is_empty(), "there is no room");
+    for decision in &busy {
+        router.finish(decision.id, Usage::default(), 0.5);
+    }
+    assert_eq!(router.next_in_turn(0.5), ids);
+    // Meanwhile b has come to hold the last one.
+    let look_up = |request: &Request<'_>, depths: &mut Depths| {
+        depths.begin();
+        if request.number == ids[2].0 {
+            depths.set(b.0, Depth { device: 249, ..Depth::default() });
+        }
+    };
+    let bound = router.bind_up_to(1, 0.5, look_up);
+    let [(id, outcome)] = &bound[..] else { panic!("{bound:?}") };
+    assert_eq!(*id, ids[2], "it is the least work now");
+    let decision = placed(outcome.clone());
+    assert_eq!((decision.worker, decision.cached_tokens), (b, 249 * 16));
+    // A request that comes now does not overtake those who wait, and places nobody.
+    let late = waits(router.choose_or_wait(&asks(2), &unknown, None, 0.5));
+    assert_eq!(router.waiting(), 3);
+    let mut told = Vec::new();
+    while let [(id, Outcome::Placed(_))] = &router.bind_up_to(1, 0.5, look_up)[..] {
+        told.push(*id);
+    }
+    assert!(
+        told.contains(&ids[0]) && !told.contains(&ids[2]) && told.len() + router.waiting() == 3,
+        "{told:?} {late:?}"
+    );
 }

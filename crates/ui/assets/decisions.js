@@ -120,6 +120,7 @@ export function detail(decision) {
       ["Policy", decision.policy],
       ["Model", decision.model],
       ["Prompt", tokens === undefined ? null : `${plural(tokens, "token")}${decision.is_estimate ? ", estimated" : ""}`],
+      ["Prompt, by the engine", decision.counted ? `${plural(decision.counted, "token")}: template mismatch` : null],
       ["Cached, predicted", predicted === undefined ? null : `${whole(predicted)} (${percent(share(predicted, tokens))})`],
       ["Of these, not announced", decision.not_announced ? whole(decision.not_announced) : null],
       ["Cached, reported", cached === undefined ? null : `${whole(cached)} (${percent(share(cached, tokens))})`],

@@ -109,7 +109,7 @@ impl Decision {
         matches!(&*self.state(), State::Waits)
     }
 
-    /// str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout"; None if it was not.
+    /// str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout", "displaced"; else None.
     #[getter]
     fn refused(&self) -> Option<&'static str> {
         match &*self.state() {

@@ -580,6 +580,7 @@ impl Router {
             ("refused_no_worker", counts.refused[0]),
             ("refused_queue_full", counts.refused[1]),
             ("refused_queue_timeout", counts.refused[2]),
+            ("refused_displaced", counts.refused[3]),
         ] {
             dict.set_item(name, count)?;
         }

@@ -73,6 +73,11 @@ impl Flight {
         }
     }
 
+    /// The engine keeps its answer under this name.
+    pub(crate) fn stored(&self, id: &str) {
+        self.app.stored.insert(id, &self.engine().name);
+    }
+
     /// The answer is whole.
     pub(crate) fn done(&mut self, seen: Seen) {
         if self.end() {

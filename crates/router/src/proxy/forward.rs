@@ -1,5 +1,6 @@
 //! One request, from the client's head to the head of the answer.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
 use kvatlas_prompt::Endpoint;
 
@@ -24,6 +25,7 @@ use crate::names;
 use crate::observe::Observer;
 use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
+use crate::stored;
 
 /// Bytes of a body beyond which its prompt is turned into tokens on a thread beside those that serve: the streams of a
 /// whole thread would wait for one that was never seen before.
@@ -66,6 +68,9 @@ pub(crate) async fn forward(
         None => Known::default(),
     };
     hints(app, &head.headers, &mut known);
+    let is_response = endpoint == Some(Endpoint::Responses);
+    let kept = if is_response { stored::previous(&body) } else { stored::of_path(head.uri.path()).map(Cow::Borrowed) };
+    known.only = kept.and_then(|id| app.stored.engine_of(&id, |name| app.fleet.engine(name).is_some()));
     if let Some(endpoint) = endpoint.filter(|_| app.prompts.asks_engines()) {
         let engine = app.fleet.one_for(known.model.as_deref());
         app.prompts.ask(engine.as_deref(), endpoint, &body, &mut known).await;
@@ -84,7 +89,7 @@ pub(crate) async fn forward(
         };
         let (engine, rank) = (placement.engine.clone(), placement.rank);
         let mut flight = Flight::new(app.clone(), placement, arrived);
-        let retries_left = (tried.len() as u32) < app.config.upstream.retries;
+        let retries_left = (tried.len() as u32) < app.config.upstream.retries && known.only.is_none();
         let prepared = if split && flight.placement().uncached(&known) > app.config.decode_alone {
             let prepared = handover::prepare(app, shard, &outgoing, &body, &known, &engine, arrived).await;
             app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
@@ -92,7 +97,10 @@ pub(crate) async fn forward(
         } else {
             Prepared::Alone
         };
-        let (asked, prefill) = match prepared {
+        let (asked, mut prefill) = match prepared {
+            Prepared::Alone if app.config.forward_tokens && endpoint == Some(Endpoint::Completions) => {
+                (app.tokens.body(app, &engine, &known, &body, split), None)
+            }
             Prepared::Alone => (body.clone(), None),
             Prepared::Body(body) => (body, None),
             Prepared::Meanwhile(body, prefill) => (body, Some(prefill)),
@@ -100,11 +108,7 @@ pub(crate) async fn forward(
         let mut bytes = Vec::new();
         outgoing.write(&engine, rank, asked.len(), &mut bytes);
         let answered = exchange(app, &engine, shard, &bytes, &asked, &head.method);
-        let answered = match prefill {
-            None => answered.await,
-            Some(prefill) => handover::beside_prefill(answered, prefill).await,
-        };
-        let fault = match answered {
+        let fault = match handover::beside_prefill(answered, &mut prefill).await {
             Ok((connection, answer)) => {
                 flight.answered(answer.status.as_u16());
                 let pause = pause_wanted(&answer);
@@ -116,7 +120,18 @@ pub(crate) async fn forward(
                     flight.failed(&fault, answer.status == StatusCode::BAD_GATEWAY);
                     fault
                 } else {
-                    return Ok(respond(app, shard, connection, answer, flight, new_id, &head.headers));
+                    let is_kept = is_response && answer.status.is_success();
+                    let (mut passing, told) = pass(app, shard, connection, answer, flight);
+                    if is_kept {
+                        passing = passing.kept();
+                    }
+                    match handover::beside_prefill(passing.begin(), &mut prefill).await {
+                        Ok(()) => return Ok(respond(app, told, passing, new_id, &head.headers)),
+                        Err(fault) => {
+                            passing.into_flight().failed(&fault, fault != Fault::Prefill);
+                            fault
+                        }
+                    }
                 }
             }
             Err(fault) => {
@@ -136,7 +151,7 @@ pub(crate) async fn forward(
 }
 
 /// What headers say of where a request should go, and when.
-fn hints(app: &App, headers: &hyper::HeaderMap, known: &mut Known) {
+fn hints(app: &App, headers: &HeaderMap, known: &mut Known) {
     let config = &app.config;
     let text = |name: &str| (!name.is_empty()).then(|| headers.get(name)?.to_str().ok()).flatten();
     if let Some(name) = text(&config.session_header) {
@@ -167,15 +182,14 @@ fn pause_wanted(answer: &Head) -> Option<Duration> {
     Some(Duration::from_secs(seconds).min(MAX_PAUSE))
 }
 
-fn respond(
-    app: &Arc<App>,
+/// An answer on its way, and what stands before it.
+fn pass(
+    app: &App,
     shard: usize,
     connection: Connection,
     answer: Head,
     flight: Flight,
-    new_id: Option<HeaderValue>,
-    asked: &hyper::HeaderMap,
-) -> Response<Answer> {
+) -> (Passing, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
     strip(&mut headers);
     let observer = if headers.contains_key(CONTENT_ENCODING) {
@@ -183,14 +197,23 @@ fn respond(
     } else {
         Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes))
     };
+    let stall = app.config.upstream.stall_timeout;
+    (Passing::new(connection, framing, keep, shard, observer, flight, stall), (status, headers))
+}
+
+fn respond(
+    app: &App,
+    (status, mut headers): (StatusCode, HeaderMap),
+    passing: Passing,
+    new_id: Option<HeaderValue>,
+    asked: &HeaderMap,
+) -> Response<Answer> {
     if let Some(id) = new_id.or_else(|| asked.get(REQUEST_ID).cloned()) {
         headers.insert(REQUEST_ID, id);
     }
     if app.config.response_headers {
-        flight.placement().tell(&mut headers);
+        passing.placement().tell(&mut headers);
     }
-    let stall = app.config.upstream.stall_timeout;
-    let passing = Passing::new(connection, framing, keep, shard, observer, flight, stall);
     let mut response = Response::new(Answer::Passing(Box::new(passing)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
@@ -201,7 +224,7 @@ fn respond(
 fn failed(engine: &Engine, fault: &Fault) -> Refusal {
     let message = format!("engine {}: {fault}", engine.name);
     match fault {
-        Fault::FirstByte => Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message),
+        Fault::FirstByte | Fault::Stalled => Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message),
         Fault::Busy(_) => {
             Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "engine_busy", message).again_after(engine.health.busy_for())
         }

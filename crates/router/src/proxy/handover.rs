@@ -27,10 +27,13 @@ pub(crate) enum Prepared {
     /// The decode engine gets this.
     Body(Bytes),
     /// The same, while the prefill engine is at work: if that fails, so does the request there.
-    Meanwhile(Bytes, tokio::task::JoinHandle<Result<(), Fault>>),
+    Meanwhile(Bytes, Leg),
     /// No prefill engine has done it: the decode engine computes the prompt itself.
     Alone,
 }
+
+/// A prefill engine at work.
+pub(crate) type Leg = tokio::task::JoinHandle<Result<(), Fault>>;
 
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
@@ -95,25 +98,30 @@ pub(crate) async fn prepare(
     Prepared::Alone
 }
 
-/// The head of a decode engine's answer, unless the prefill engine that it waits for fails first.
+/// What a decode engine answers, unless the prefill engine that it waits for fails first.
 pub(crate) async fn beside_prefill<T>(
     answered: impl Future<Output = Result<T, Fault>>,
-    mut prefill: tokio::task::JoinHandle<Result<(), Fault>>,
+    prefill: &mut Option<Leg>,
 ) -> Result<T, Fault> {
     let mut answered = std::pin::pin!(answered);
-    tokio::select! {
-        biased;
-        answer = answered.as_mut() => {
-            if answer.is_err() {
-                prefill.abort();
+    if let Some(leg) = prefill {
+        tokio::select! {
+            biased;
+            answer = answered.as_mut() => {
+                if answer.is_err() {
+                    leg.abort();
+                }
+                return answer;
             }
-            answer
+            done = &mut *leg => {
+                *prefill = None;
+                if !matches!(done, Ok(Ok(()))) {
+                    return Err(Fault::Prefill);
+                }
+            }
         }
-        done = &mut prefill => match done {
-            Ok(Ok(())) => answered.await,
-            _ => Err(Fault::Prefill),
-        },
     }
+    answered.await
 }
 
 impl Prepared {

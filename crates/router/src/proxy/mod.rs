@@ -11,8 +11,10 @@ mod forward;
 mod handover;
 mod headers;
 mod passing;
+mod tokens;
 
 pub(crate) use self::forward::forward;
 pub(crate) use self::handover::PREPARED;
 pub(crate) use self::headers::REQUEST_ID;
 pub(crate) use self::passing::Passing;
+pub(crate) use self::tokens::{RESULTS, Tokens};

@@ -1,7 +1,7 @@
 //! An answer on its way from the engine to the client.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -12,6 +12,8 @@ use super::flight::Flight;
 use crate::answer::BodyError;
 use crate::engine::{Connection, Fault, Framing};
 use crate::observe::Observer;
+use crate::place::Placement;
+use crate::stored::Name;
 
 /// An answer on its way. If it is dropped before its end, so is the connection to the engine, which ends the request
 /// there.
@@ -26,6 +28,10 @@ pub(crate) struct Passing {
     stall: Duration,
     timer: Option<Pin<Box<Sleep>>>,
     heard: Instant,
+    /// The name of an answer that the engine keeps is looked for here.
+    name: Option<Name>,
+    /// What came first and has not gone out.
+    first: Option<Bytes>,
     /// What has still to go out when the engine's part is over.
     last: Option<Bytes>,
 }
@@ -51,6 +57,8 @@ impl Passing {
             stall,
             timer: None,
             heard: Instant::now(),
+            name: None,
+            first: None,
             last: None,
         };
         if matches!(passing.framing, Framing::Done | Framing::Length(0)) {
@@ -59,19 +67,62 @@ impl Passing {
         passing
     }
 
+    /// The same, and the engine keeps the answer: its name is looked for.
+    pub(crate) fn kept(self) -> Self {
+        Self { name: Some(Name::default()), ..self }
+    }
+
+    /// Until something of it can be passed on, or it is over. As long as this has not come to an end the client knows
+    /// nothing of the answer, and another engine can still give one.
+    ///
+    /// # Errors
+    /// It broke off before. Its flight goes on: [`Passing::into_flight`].
+    pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
+        self.first = std::future::poll_fn(|context| self.poll_piece(context)).await.transpose()?;
+        Ok(())
+    }
+
+    pub(crate) fn placement(&self) -> &Placement {
+        self.flight.placement()
+    }
+
+    /// The request at the engine. The connection there is closed.
+    pub(crate) fn into_flight(self) -> Flight {
+        self.flight
+    }
+
     pub(crate) fn is_over(&self) -> bool {
-        self.connection.is_none() && self.last.is_none()
+        self.connection.is_none() && self.first.is_none() && self.last.is_none()
     }
 
     pub(crate) fn size_hint(&self) -> SizeHint {
+        let here = [&self.first, &self.last].into_iter().flatten().map(Bytes::len).sum::<usize>() as u64;
         match (&self.connection, &self.framing) {
-            (None, _) => SizeHint::with_exact(self.last.as_ref().map_or(0, |last| last.len() as u64)),
-            (Some(_), Framing::Length(left)) => SizeHint::with_exact(*left),
+            (None, _) => SizeHint::with_exact(here),
+            (Some(_), Framing::Length(left)) => SizeHint::with_exact(here + self.observer.held_back() as u64 + left),
             _ => SizeHint::default(),
         }
     }
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        loop {
+            match ready!(self.poll_piece(context)) {
+                None => return Poll::Ready(None),
+                Some(Ok(data)) => return Poll::Ready(Some(Ok(data))),
+                Some(Err(fault)) => {
+                    if let Some(error) = self.broke(&fault) {
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next piece that can be passed on.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
         loop {
             let Some(connection) = &mut self.connection else {
                 return Poll::Ready(self.last.take().map(Ok));
@@ -79,6 +130,9 @@ impl Passing {
             match connection.poll_data(context, &mut self.framing) {
                 Poll::Ready(Some(Ok(data))) => {
                     self.heard = Instant::now();
+                    if let Some(id) = self.name.as_mut().and_then(|name| name.look(&data)) {
+                        self.flight.stored(&id);
+                    }
                     let data = self.observer.pass(data);
                     let events = match &self.observer {
                         Observer::Events(events) => Some(events.seen.events),
@@ -94,20 +148,9 @@ impl Passing {
                     }
                 }
                 Poll::Ready(None) => self.whole(),
-                Poll::Ready(Some(Err(fault))) => {
-                    if let Some(error) = self.broke(&fault) {
-                        return Poll::Ready(Some(Err(error)));
-                    }
-                }
-                Poll::Pending => {
-                    if self.stalls(context) {
-                        if let Some(error) = self.broke(&Fault::Stalled) {
-                            return Poll::Ready(Some(Err(error)));
-                        }
-                        continue;
-                    }
-                    return Poll::Pending;
-                }
+                Poll::Ready(Some(Err(fault))) => return Poll::Ready(Some(Err(fault))),
+                Poll::Pending if self.stalls(context) => return Poll::Ready(Some(Err(Fault::Stalled))),
+                Poll::Pending => return Poll::Pending,
             }
         }
     }

@@ -18,6 +18,7 @@ pub(super) fn line(record: &Record) -> Value {
         "why": record.why,
         "decide_us": record.micros,
         "cached": ended.and_then(|ended| ended.cached),
+        "counted": ended.and_then(|ended| ended.counted),
         "output": ended.and_then(|ended| ended.output),
         "ttft_ms": ended.and_then(|ended| ended.first_token).map(millis),
         "took_ms": ended.map(|ended| millis(ended.took)),

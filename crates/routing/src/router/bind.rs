@@ -26,31 +26,66 @@ impl Router {
     }
 
     /// The same, with `look_up` to look up a prompt again: what the workers hold has changed since.
-    pub fn bind_with(
+    pub fn bind_with(&mut self, now: f64, look_up: impl FnMut(&Request<'_>, &mut Depths)) -> Vec<(RequestId, Outcome)> {
+        self.bind_up_to(usize::MAX, now, look_up)
+    }
+
+    /// The same, and at most `most` are placed, for a caller that holds a lock meanwhile. If so many were, call it again.
+    pub fn bind_up_to(
         &mut self,
+        most: usize,
         now: f64,
         mut look_up: impl FnMut(&Request<'_>, &mut Depths),
     ) -> Vec<(RequestId, Outcome)> {
         let now = self.at(now);
         self.expire_until(now);
-        self.try_waiting(now, &mut look_up);
+        self.try_waiting(most, now, &mut look_up);
         std::mem::take(&mut self.bound)
     }
 
-    pub(super) fn try_waiting(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) {
+    /// Those whose turn may come when [`Router::bind_up_to`] is called next, to look their prompts up before: nobody, if
+    /// there is no room.
+    pub fn next_in_turn(&mut self, now: f64) -> Vec<RequestId> {
+        let now = self.at(now);
+        self.expire_until(now);
+        if self.rests(now) {
+            return Vec::new();
+        }
+        let (lanes, mut numbers, mut all) = (self.lanes_with_room(now), Vec::new(), Vec::new());
+        for lane in &lanes {
+            self.waiting.first(*lane, self.scan(lanes.len()), &mut numbers);
+            all.extend(numbers.iter().copied().map(RequestId));
+        }
+        all
+    }
+
+    /// Whether there is nobody to place, or nothing has changed since it was last tried.
+    fn rests(&self, now: f64) -> bool {
+        self.waiting.len() == 0 || !self.room && now < self.tried + LOOK_AGAIN
+    }
+
+    /// How many of each lane are looked at.
+    fn scan(&self, lanes: usize) -> usize {
+        let most = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
+        (most / lanes.max(1)).max(1)
+    }
+
+    pub(super) fn try_waiting(&mut self, most: usize, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) {
         while let Some(number) = self.waiting.overdue(now) {
             self.waiting.remove(number);
-            let outcome = Outcome::Refused(Refusal::QueueTimeout);
-            self.count_refused(&outcome);
-            self.bound.push((RequestId(number), outcome));
+            self.refuse_waiting(number, Refusal::QueueTimeout);
         }
-        if self.waiting.len() == 0 || !self.room && now < self.tried + LOOK_AGAIN {
+        if self.rests(now) {
             return;
         }
         self.tried = now;
         self.round += 1;
-        while self.place_one(now, look_up) {}
-        self.room = false;
+        let mut placed = 0;
+        while placed < most && self.place_one(now, look_up) {
+            placed += 1;
+        }
+        // There may be room for more.
+        self.room = placed == most;
     }
 
     /// Places the one whose turn it is. False: there is no room for any of those looked at.
@@ -59,9 +94,8 @@ impl Router {
         let mut numbers = std::mem::take(&mut self.numbers);
         // By priority, then turn, then age.
         let mut best: Option<(Reverse<i32>, Time, u64)> = None;
-        let scan = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
+        let scan = self.scan(lanes.len());
         for lane in &lanes {
-            let scan = (scan / lanes.len()).max(1);
             let priority = Reverse(self.waiting.first(*lane, scan, &mut numbers));
             for &number in &numbers {
                 let Some((work, since)) = self.work(number, now, look_up) else { continue };

@@ -28,6 +28,18 @@ impl Router {
         Some(self.fleet.candidates(depths, &self.predicted, Some(&self.who), now).clone())
     }
 
+    /// What workers should hold of a request's prompt, where no events tell.
+    pub(crate) fn guessed(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
+        let now = self.at(now);
+        let request = self.complete(request);
+        self.guess(&request, now)
+    }
+
+    /// A leg that was just placed gets its prompt's blocks from another worker: it has nothing to compute.
+    pub(crate) fn fetches(&mut self, id: RequestId, now: f64) {
+        self.has_first_token(id, false, now);
+    }
+
     /// Where the request's session is, if sessions stick.
     pub(crate) fn home(&self, request: &Request<'_>, now: f64) -> Option<WorkerId> {
         let session = request.session.filter(|_| self.config.session_ttl > 0.0)?;
@@ -57,6 +69,9 @@ impl Router {
     pub fn prefilled(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<Ended> {
         self.first_token(id, now);
         let now = self.at(now);
+        if let Some(unheard) = &mut self.unheard {
+            unheard.ended(id.0, 0, now);
+        }
         let its = self.release(id.0, now)?;
         self.counts.finished += 1;
         if let Some(cached) = usage.cached_tokens {

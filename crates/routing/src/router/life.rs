@@ -15,12 +15,18 @@ const OUTPUT_SHARE: f64 = 0.02;
 impl Router {
     /// The prompt is computed: its first token has come. Nothing, if it had one, or is not with a worker.
     pub fn first_token(&mut self, id: RequestId, now: f64) {
+        self.has_first_token(id, true, now);
+    }
+
+    /// `computed`: its worker has computed the prompt; else the prompt was computed elsewhere, which says nothing of those
+    /// that wait there.
+    pub(super) fn has_first_token(&mut self, id: RequestId, computed: bool, now: f64) {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
         if its.first_token.is_some() {
             return;
         }
-        self.first_tokens += 1;
+        self.first_tokens += u64::from(computed);
         its.first_token = Some(now);
         its.heard = now;
         its.steps_since = now;
@@ -30,7 +36,7 @@ impl Router {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
         }
         if !its.passed {
-            self.fleet.dequeued(its.worker, id.0, &its.share, true, now);
+            self.fleet.dequeued(its.worker, id.0, &its.share, computed, now);
             self.policy.first_token(&its.placed(id), now);
         }
         self.room = true;
@@ -149,6 +155,7 @@ impl Router {
 
     pub(super) fn expire_until(&mut self, now: f64) -> usize {
         self.pass_unseen(now);
+        self.end_peers(now);
         let mut given_up = 0;
         while let Some(&Reverse((time, number))) = self.due.peek()
             && time.0 <= now

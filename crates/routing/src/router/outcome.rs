@@ -79,9 +79,14 @@ pub enum Refusal {
     QueueFull,
     /// It waited as long as it may.
     QueueTimeout,
+    /// As many wait as may, and one of higher priority came.
+    Displaced,
 }
 
 impl Refusal {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::NoWorker, Self::QueueFull, Self::QueueTimeout, Self::Displaced];
+
     /// In a word, for bodies and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -89,6 +94,7 @@ impl Refusal {
             Self::NoWorker => "no_worker",
             Self::QueueFull => "queue_full",
             Self::QueueTimeout => "queue_timeout",
+            Self::Displaced => "displaced",
         }
     }
 
@@ -96,7 +102,7 @@ impl Refusal {
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
-            Self::QueueFull => 429,
+            Self::QueueFull | Self::Displaced => 429,
             Self::NoWorker | Self::QueueTimeout => 503,
         }
     }
@@ -157,8 +163,8 @@ pub struct Counts {
     pub placed: u64,
     /// Requests that waited in the router first.
     pub waited: u64,
-    /// Requests refused: no worker, queue full, waited too long.
-    pub refused: [u64; 3],
+    /// Requests refused, by reason, in the order of [`Refusal::ALL`].
+    pub refused: [u64; 4],
     /// Placed, by reason, in the order of [`Why::ALL`].
     pub why: [u64; 7],
     /// Requests finished, failed, and given up because nothing was heard of them; taken along by a worker that left.

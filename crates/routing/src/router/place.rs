@@ -33,7 +33,8 @@ impl Router {
 
     /// Chooses a worker for a request among those of `allowed`, and reserves.
     ///
-    /// The request's number does not matter. Content hashes beyond its full blocks are left out.
+    /// The request's number does not matter. Content hashes beyond its full blocks are left out. If the queue is full and
+    /// one of lower priority waits, that one is refused instead; [`Router::bind`] tells.
     pub fn choose_among(
         &mut self,
         request: &Request<'_>,
@@ -45,23 +46,46 @@ impl Router {
         self.expire_until(now);
         if self.waiting.len() > 0 {
             // Those that came before come first.
-            self.try_waiting(now, &mut |_, _| ());
+            self.try_waiting(usize::MAX, now, &mut |_, _| ());
         }
+        self.choose_now(request, depths, allowed, true, now)
+    }
+
+    /// The same where others are placed by [`Router::bind_up_to`] alone: while any wait, a request waits as well, unless
+    /// its session says where it goes. Nobody else is placed here, so it takes no longer the more wait.
+    pub fn choose_or_wait(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        allowed: Option<&[WorkerId]>,
+        now: f64,
+    ) -> Outcome {
+        let now = self.at(now);
+        self.expire_until(now);
+        self.choose_now(request, depths, allowed, false, now)
+    }
+
+    fn choose_now(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        allowed: Option<&[WorkerId]>,
+        binds: bool,
+        now: f64,
+    ) -> Outcome {
         self.number += 1;
         let request = Request { number: self.number, ..self.complete(request) };
         let guessed = self.guess(&request, now);
         let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
             Plan::Row { why, .. } if self.waiting.len() > 0 && why != Why::Session => {
-                self.in_turn(&request, depths, allowed, now)
+                self.in_turn(&request, depths, allowed, binds, now)
             }
             Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
-            Plan::Wait if self.waiting.len() >= self.config.queue_limit => Outcome::Refused(Refusal::QueueFull),
             Plan::Wait => {
                 self.wait(&request, depths, allowed, now);
-                self.counts.waited += 1;
-                Outcome::Waits(RequestId(request.number))
+                self.kept_waiting(request.number)
             }
         };
         self.count_refused(&outcome);
@@ -70,20 +94,46 @@ impl Router {
     }
 
     /// There is room for a request while others wait: it is placed only if none of them comes first.
-    fn in_turn(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) -> Outcome {
+    fn in_turn(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        allowed: Option<&[WorkerId]>,
+        binds: bool,
+        now: f64,
+    ) -> Outcome {
         self.wait(request, depths, allowed, now);
         self.room = true;
-        self.try_waiting(now, &mut |_, _| ());
         let id = RequestId(request.number);
-        if let Some(at) = self.bound.iter().position(|(its, _)| *its == id) {
-            return self.bound.remove(at).1;
+        if binds {
+            self.try_waiting(usize::MAX, now, &mut |_, _| ());
+            if let Some(at) = self.bound.iter().position(|(its, _)| *its == id) {
+                return self.bound.remove(at).1;
+            }
         }
-        if self.waiting.len() > self.config.queue_limit {
-            self.waiting.remove(request.number);
-            return Outcome::Refused(Refusal::QueueFull);
+        self.kept_waiting(request.number)
+    }
+
+    /// A request that has just begun to wait goes on, if there is room in the queue or one of lower priority makes it.
+    fn kept_waiting(&mut self, number: u64) -> Outcome {
+        if self.waiting.len() > self.config.queue_limit
+            && let Some((last, _)) = self.waiting.last()
+        {
+            self.waiting.remove(last);
+            if last == number {
+                return Outcome::Refused(Refusal::QueueFull);
+            }
+            self.refuse_waiting(last, Refusal::Displaced);
         }
         self.counts.waited += 1;
-        Outcome::Waits(id)
+        Outcome::Waits(RequestId(number))
+    }
+
+    /// One that waited, and is in no lane any more, goes nowhere.
+    pub(super) fn refuse_waiting(&mut self, number: u64, why: Refusal) {
+        let outcome = Outcome::Refused(why);
+        self.count_refused(&outcome);
+        self.bound.push((RequestId(number), outcome));
     }
 
     fn wait(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) {

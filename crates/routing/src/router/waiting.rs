@@ -118,6 +118,12 @@ impl Waiting {
         ticket
     }
 
+    /// The last that would be placed, and its priority: of the lowest priority the one that came last.
+    pub(super) fn last(&self) -> Option<(u64, i32)> {
+        let key = self.lanes.values().filter_map(|lane| lane.tickets.keys().next_back()).max()?;
+        Some((key.1, key.0.0))
+    }
+
     /// Takes one out for a moment; [`Waiting::put_back`] must follow.
     pub(super) fn take(&mut self, number: u64) -> Option<Ticket> {
         let (lane, key) = self.keys.get(&number)?;

@@ -119,6 +119,8 @@ impl PrefillDecode {
         decode: &[WorkerId],
         now: f64,
     ) -> Legs {
+        let guessed = router.guessed(request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
         let Some(seen) = self.look(router, request, depths, prefill, decode, now) else {
             return Legs::Refused(Refusal::NoWorker);
         };
@@ -134,7 +136,7 @@ impl PrefillDecode {
                 there.set(second.0, Depth { device: blocks, host: blocks, any: blocks });
                 if let Some(decode) = router.place_at(&fetched, &there, second, now) {
                     // It has no prompt to compute, so nobody waits for it there.
-                    router.first_token(decode.id, now);
+                    router.fetches(decode.id, now);
                     return Legs::Both { prefill, decode };
                 }
                 router.fail(prefill.id, now);
@@ -158,7 +160,8 @@ impl PrefillDecode {
         decode: &[WorkerId],
         now: f64,
     ) -> Option<(Vec<WorkerId>, Vec<WorkerId>, Compared)> {
-        let seen = self.look(router, request, depths, prefill, decode, now)?;
+        let guessed = router.guessed(request, now);
+        let seen = self.look(router, request, guessed.as_ref().unwrap_or(depths), prefill, decode, now)?;
         let workers = |all: &Candidates| all.worker.iter().map(|&worker| WorkerId(worker)).collect();
         Some((workers(&seen.prefill), workers(&seen.decode), seen.compared))
     }

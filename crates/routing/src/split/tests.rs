@@ -229,3 +229,49 @@ fn the_page_names_every_option() {
     }
     assert_eq!(section.matches("\n| `").count(), 6);
 }
+
+#[test]
+fn a_decode_leg_says_nothing_of_the_prompts_that_are_computed_there() {
+    let (mut router, chooser) = (router(), chooser(""));
+    // A prompt that d0 computes itself.
+    router.place_at(&prompt(&[7; 20]), &Depths::unknown(), DECODE[0], 0.0).unwrap();
+    let hashes: Vec<u64> = (0..40).collect();
+    let (_, decode) =
+        both(chooser.choose(&mut router, &prompt(&hashes), &Depths::unknown(), &PREFILL, &DECODE[..1], 0.5));
+    assert_eq!(decode.worker, DECODE[0]);
+    let rows = router.candidates(0.75);
+    assert_eq!((rows.waiting[2], rows.head_tokens[2], rows.head_elapsed[2]), (1, 2000.0, 0.75));
+}
+
+#[test]
+fn without_events_what_was_sent_is_known_to_both_pools() {
+    let config = Config {
+        prefill_rate: 1000.0,
+        step_time: 0.01,
+        no_events: Some(crate::Forgets::Mock { blocks: 1000 }),
+        announced_within: 0.1,
+        ..Config::default()
+    };
+    let mut router = Router::new(config, by_name("kvatlas", Options::default(), 0).unwrap());
+    for name in ["p0", "p1", "d0", "d1"] {
+        router.add_worker(name, 0, 1.0, 0.0);
+    }
+    let chooser = chooser("");
+    let hashes: Vec<u64> = (0..40).collect();
+    let unknown = Depths::unknown();
+    let (prefill, decode) = both(chooser.choose(&mut router, &prompt(&hashes), &unknown, &PREFILL, &DECODE, 0.0));
+    assert_eq!(prefill.cached_tokens, 0);
+    router.prefilled(prefill.id, Usage::default(), 1.0);
+    router.handed_over(decode.id, 1.0);
+    router.finish(decode.id, Usage::default(), 2.0);
+    // Long after what is on its way is forgotten: the next turn, of which both hold all but the end.
+    let next: Vec<u64> = (0..41).collect();
+    let (first, second, compared) =
+        chooser.explain(&mut router, &prompt(&next), &unknown, &PREFILL, &DECODE, 100.0).unwrap();
+    assert_eq!((&first[..], &second[..]), (&PREFILL[..], &DECODE[..]));
+    let held = usize::from(decode.worker == DECODE[1]);
+    assert_eq!(compared.decode.values[held * NAMES.len() + 4], 200.0, "what it was sent, but for the last block");
+    let (again, there) = both(chooser.choose(&mut router, &prompt(&next), &unknown, &PREFILL, &DECODE, 100.0));
+    assert_eq!((again.worker, again.cached_tokens), (prefill.worker, 4000));
+    assert_eq!(there.worker, decode.worker);
+}

@@ -1,0 +1,269 @@
+//! An engine for a request: what is held is looked up, and what the core decides is reserved in the same step.
+
+use std::cell::RefCell;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use hyper::StatusCode;
+use kvatlas_routing as core;
+use kvatlas_service::lookup::Held;
+use tokio::sync::oneshot;
+
+use super::candidates::{candidates, row};
+use super::waiting::{Ticket, Waiter};
+use super::{Core, Placement, Places};
+use crate::app::App;
+use crate::clock::seconds;
+use crate::config::Role;
+use crate::decisions::{Explained, Record, unix_seconds};
+use crate::engine::Engine;
+use crate::fleet::Fleet;
+use crate::prompts::Known;
+use crate::refusal::Refusal;
+
+thread_local! {
+    /// What a lookup found, kept for its memory.
+    static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What became of a request to place.
+enum Chosen {
+    Placed(core::Decision, Option<Explained>),
+    Waits(core::RequestId, oneshot::Receiver<core::Outcome>),
+}
+
+impl Places {
+    /// An engine for a request, not one of `tried` if there is another.
+    pub(crate) async fn choose(
+        &self,
+        app: &App,
+        shard: usize,
+        known: &Known,
+        role: Role,
+        tried: &[Arc<Engine>],
+    ) -> Result<Placement, Refusal> {
+        let started = Instant::now();
+        let until = started + self.queue_timeout;
+        loop {
+            if let Some(placement) = self.try_to_choose(app, shard, known, role, tried, started).await? {
+                return Ok(placement);
+            }
+            // Who may take it has changed while it waited.
+            if until <= Instant::now() {
+                return Err(refused(core::Refusal::QueueTimeout));
+            }
+        }
+    }
+
+    /// The same once. None: it waited, and the fleet has changed meanwhile.
+    async fn try_to_choose(
+        &self,
+        app: &App,
+        shard: usize,
+        known: &Known,
+        role: Role,
+        tried: &[Arc<Engine>],
+        started: Instant,
+    ) -> Result<Option<Placement>, Refusal> {
+        let allowed = candidates(&app.fleet, known, role, tried)?;
+        let chosen = match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+            Some(remote) => {
+                let engines = app.fleet.engines().clone();
+                let model = known.model.as_deref().unwrap_or_default();
+                let number = |worker: &str, rank| row(&engines, worker, rank);
+                let held = remote.look_up(shard, model, &known.hashes, number).await;
+                self.decide(known, &allowed, held.as_ref())?
+            }
+            None => HELD.with_borrow_mut(|held| {
+                let looked = self.look_up(&app.fleet, known, held);
+                self.decide(known, &allowed, looked.then_some(&*held))
+            })?,
+        };
+        let (id, receiver) = match chosen {
+            Chosen::Placed(decision, terms) => {
+                return self.placement(app, decision, known, terms, started).map(Some);
+            }
+            Chosen::Waits(id, receiver) => (id, receiver),
+        };
+        let mut ticket = Ticket { places: self, id: Some(id) };
+        let outcome = receiver.await;
+        ticket.id = None;
+        match outcome {
+            Ok(core::Outcome::Placed(decision)) => {
+                let mut core = self.core();
+                let Core { router, unheard, .. } = &mut *core;
+                placed(router, unheard.as_mut(), &decision, known, seconds());
+                drop(core);
+                self.placement(app, decision, known, None, started).map(Some)
+            }
+            Ok(core::Outcome::Refused(why)) => Err(refused(why)),
+            Ok(core::Outcome::Waits(_)) | Err(_) => Ok(None),
+        }
+    }
+
+    /// Whether somebody could be asked.
+    fn look_up(&self, fleet: &Fleet, known: &Known, held: &mut Vec<Held>) -> bool {
+        let Some(keyspace) = known.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
+        let engines = fleet.engines();
+        let number = |worker: &str, rank: u32| row(&engines, worker, rank);
+        keyspace.look_up(&known.hashes, number, held);
+        true
+    }
+
+    fn decide(&self, known: &Known, allowed: &[core::WorkerId], held: Option<&Vec<Held>>) -> Result<Chosen, Refusal> {
+        let request = request(known);
+        let mut core = self.core();
+        let now = seconds();
+        let Core { router, depths, unheard, tickets } = &mut *core;
+        fill(depths, held);
+        if let Some(unheard) = unheard.as_mut() {
+            unheard.look_up(&known.hashes, now, depths);
+        }
+        let terms = self.decisions.are_watched().then(|| explain(router, &request, depths, allowed, now));
+        let chosen = match router.choose_or_wait(&request, depths, Some(allowed), now) {
+            core::Outcome::Placed(decision) => {
+                placed(router, unheard.as_mut(), &decision, known, now);
+                Ok(Chosen::Placed(decision, terms))
+            }
+            core::Outcome::Waits(id) => {
+                let (waiter, hears) = Waiter::new(known);
+                tickets.insert(id.0, waiter);
+                Ok(Chosen::Waits(id, hears))
+            }
+            core::Outcome::Refused(why) => Err(refused(why)),
+        };
+        self.call(&core);
+        chosen
+    }
+
+    /// How the candidates for a request look, without any effect.
+    pub(crate) fn explain(&self, app: &App, known: &Known) -> Result<Explained, Refusal> {
+        let allowed = candidates(&app.fleet, known, Role::Decode, &[])?;
+        let mut held = Vec::new();
+        let looked = self.look_up(&app.fleet, known, &mut held);
+        let mut core = self.core();
+        let Core { router, depths, .. } = &mut *core;
+        fill(depths, looked.then_some(&held));
+        Ok(explain(router, &request(known), depths, &allowed, seconds()))
+    }
+
+    fn placement(
+        &self,
+        app: &App,
+        decision: core::Decision,
+        known: &Known,
+        terms: Option<Explained>,
+        started: Instant,
+    ) -> Result<Placement, Refusal> {
+        let Some(engine) = app.fleet.engine(&decision.name) else {
+            self.core().router.fail(decision.id, seconds());
+            return Err(refused(core::Refusal::NoWorker));
+        };
+        let took = started.elapsed();
+        app.counts.decision.add(took);
+        let why = decision.why.as_str();
+        let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        let record = (self.decisions.are_kept() || self.recorder.is_some()).then(|| {
+            let record = Arc::new(Record {
+                number: decision.id.0,
+                at: unix_seconds(),
+                model: known.model.clone(),
+                tokens: known.tokens,
+                block_size: known.block_size,
+                hashes: known.hashes.clone(),
+                worker: decision.name.clone(),
+                rank: decision.rank,
+                cached: decision.cached_tokens,
+                predicted: decision.predicted_tokens,
+                why,
+                micros,
+                terms,
+                ended: OnceLock::new(),
+            });
+            self.decisions.push(record.clone());
+            record
+        });
+        Ok(Placement {
+            rank: (engine.config.ranks > 1).then_some(decision.rank),
+            engine,
+            id: decision.id,
+            cached: decision.cached_tokens,
+            predicted: decision.predicted_tokens,
+            uncached: decision.uncached_tokens,
+            why,
+            decided: Instant::now(),
+            micros,
+            block_size: known.block_size,
+            tokens: known.is_counted.then_some(known.tokens),
+            first_token: OnceLock::new(),
+            record,
+        })
+    }
+}
+
+fn request(known: &Known) -> core::Request<'_> {
+    core::Request {
+        tokens: known.tokens,
+        block_size: known.block_size,
+        content_hashes: &known.hashes,
+        text: known.text.as_deref(),
+        session: known.session,
+        max_tokens: known.max_tokens,
+        priority: known.priority,
+        answers: known.answers,
+        number: 0,
+    }
+}
+
+/// What was found, in the form that the core takes; None: nobody looked.
+pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<Held>>) {
+    let Some(held) = held else { return depths.clear() };
+    depths.begin();
+    for held in held {
+        depths.set(held.number, core::Depth { device: held.device, host: held.host, any: held.any });
+    }
+}
+
+fn explain(
+    router: &mut core::Router,
+    request: &core::Request<'_>,
+    depths: &core::Depths,
+    allowed: &[core::WorkerId],
+    now: f64,
+) -> Explained {
+    let found = router.explain(request, depths, Some(allowed), now);
+    let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
+    let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
+    Explained { workers, cached_tokens: found.cached_tokens, terms: found.terms }
+}
+
+/// What has to be noted of a request that goes to an engine.
+fn placed(
+    router: &mut core::Router,
+    unheard: Option<&mut core::PredictedIndex>,
+    decision: &core::Decision,
+    known: &Known,
+    now: f64,
+) {
+    // Nobody will tell of its first token.
+    if !known.streams {
+        router.comes_whole(decision.id, now);
+    }
+    if let Some(unheard) = unheard {
+        unheard.sent(decision.id.0, decision.worker.0, &known.hashes, now);
+    }
+}
+
+/// What a client is told when the decision core places its request nowhere.
+pub(super) fn refused(why: core::Refusal) -> Refusal {
+    let message = match why {
+        core::Refusal::NoWorker => "no engine takes requests now",
+        core::Refusal::QueueFull => "all engines have enough to do, and as many requests wait in the router as may",
+        core::Refusal::Displaced => {
+            "all engines have enough to do, as many requests wait in the router as may, and one of higher priority came"
+        }
+        core::Refusal::QueueTimeout => "all engines have enough to do; the request waited as long as it may",
+    };
+    let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
+}

@@ -1,0 +1,98 @@
+//! What becomes of a request at its engine.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use kvatlas_routing as core;
+
+use super::{OFF_BY, Placement, Places};
+use crate::clock::seconds;
+use crate::lock;
+use crate::observe::{Seen, Usage};
+
+impl Places {
+    /// The first token of a stream has come.
+    pub(crate) fn first_token(&self, placement: &Placement) {
+        let _ = placement.first_token.set(Instant::now());
+        let mut core = self.core();
+        let now = seconds();
+        core.router.first_token(placement.id, now);
+        self.call(&core);
+    }
+
+    /// So many tokens more have come.
+    pub(crate) fn progress(&self, placement: &Placement, tokens: u32) {
+        self.core().router.progress(placement.id, tokens, seconds());
+    }
+
+    /// A request is over, and well.
+    pub(crate) fn finish(&self, placement: &Placement, seen: Seen) {
+        let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
+        let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output };
+        {
+            let mut core = self.core();
+            let now = seconds();
+            core.router.finish(placement.id, usage, now);
+            let blocks = output.unwrap_or(0) / placement.block_size.max(1);
+            if let Some(unheard) = &mut core.unheard {
+                unheard.ended(placement.id.0, blocks as usize, now);
+            }
+            self.call(&core);
+        }
+        let mismatch = placement.mismatch(&seen.usage);
+        if let Some(cached) = seen.usage.cached {
+            let (why, off) = placement.off_by(cached, mismatch.is_some());
+            let at = OFF_BY.partition_point(|bound| *bound < off);
+            self.off[why][at].fetch_add(1, Relaxed);
+        }
+        if let Some(counted) = mismatch {
+            self.tell_mismatch(placement, counted);
+        }
+        placement.ended("finished", &Usage { output, ..seen.usage });
+        self.put_down(placement);
+    }
+
+    /// Says once of each engine that it makes other tokens of prompts than the router.
+    fn tell_mismatch(&self, placement: &Placement, counted: u32) {
+        let engine = &placement.engine.name;
+        if lock(&self.mismatched).insert(engine.clone()) {
+            let tokens = placement.tokens.unwrap_or(0);
+            tracing::warn!(
+                engine = &**engine,
+                counted,
+                tokens,
+                "the engine counts other prompt tokens than the router: its tokenizer or chat template is another one"
+            );
+        }
+    }
+
+    /// A request has failed at an engine.
+    pub(crate) fn fail(&self, placement: &Placement) {
+        self.end(placement, "failed");
+    }
+
+    /// A client has given a request up.
+    pub(crate) fn cancel(&self, placement: &Placement) {
+        self.end(placement, "cancelled");
+    }
+
+    fn end(&self, placement: &Placement, how: &'static str) {
+        let mut core = self.core();
+        let now = seconds();
+        core.router.fail(placement.id, now);
+        if let Some(unheard) = &mut core.unheard {
+            unheard.failed(placement.id.0, now);
+        }
+        self.call(&core);
+        drop(core);
+        placement.ended(how, &Usage::default());
+        self.put_down(placement);
+    }
+
+    /// Into the record of decisions, if one is kept.
+    fn put_down(&self, placement: &Placement) {
+        if let (Some(recorder), Some(record)) = (&self.recorder, &placement.record) {
+            recorder.push(record.clone());
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Where a request goes: the decision core, and what it has to be told.
+//!
+//! | file | what |
+//! |---|---|
+//! | `candidates.rs` | who may take a request |
+//! | `choose.rs` | an engine for a request: looked up, decided, reserved |
+//! | `waiting.rs` | requests that wait in the router |
+//! | `placement.rs` | a request's place at an engine |
+//! | `life.rs` | what becomes of it there |
+//! | `engines.rs` | engines come, go and report |
+
+mod candidates;
+mod choose;
+mod engines;
+mod life;
+mod placement;
+mod waiting;
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use kvatlas_routing as core;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::clock::seconds;
+use crate::config::Config;
+use crate::decisions::Decisions;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::lock;
+use crate::prompts::Wants;
+use crate::record::Recorder;
+
+use waiting::Waiter;
+
+pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
+
+/// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
+const UNKNOWN_CACHE: usize = 16_384;
+
+/// Policies that look at nothing of the prompt.
+const BLIND: [&str; 5] = ["random", "round-robin", "power-of-two", "least-loaded", "session"];
+
+/// Decides.
+pub(crate) struct Places {
+    core: Mutex<Core>,
+    /// Calls the task that places those who wait.
+    room: Notify,
+    pub(crate) decisions: Decisions,
+    /// The file that they are written to, if there is one.
+    pub(crate) recorder: Option<Recorder>,
+    /// Engines of which it was said that they make other tokens of prompts than the router.
+    mismatched: Mutex<HashSet<Arc<str>>>,
+    policy: String,
+    wants: Wants,
+    queue_timeout: Duration,
+    /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
+    pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
+}
+
+struct Core {
+    router: core::Router,
+    depths: core::Depths,
+    /// What engines should hold by what was sent to them, where they do not tell.
+    unheard: Option<core::PredictedIndex>,
+    /// Who waits for a decision.
+    tickets: HashMap<u64, Waiter>,
+}
+
+/// What a page wants to know of the decision core.
+pub(crate) struct Summary {
+    pub(crate) policy: String,
+    pub(crate) in_flight: usize,
+    pub(crate) waiting: usize,
+    pub(crate) predicted_blocks: usize,
+    pub(crate) sessions: usize,
+    pub(crate) peers: usize,
+    pub(crate) counts: core::Counts,
+}
+
+impl Places {
+    /// `policy`: the caller's own, or else the one that the configuration names.
+    pub(crate) fn new(config: &Config, policy: Option<Box<dyn core::Policy>>) -> Result<Self, Error> {
+        let given = |options: &serde_json::Map<String, Value>| {
+            core::Options::from_json(&Value::Object(options.clone()).to_string())
+        };
+        let policy = match policy {
+            Some(policy) => policy,
+            None => core::by_name(&config.policy, given(&config.policy_options)?, config.seed)?,
+        };
+        let mut options = given(&config.routing.options)?;
+        let settings = core::Config::from_options(&mut options, config.seed, config.block_size)?;
+        options.finish("of the router")?;
+        let settings = core::Config {
+            session_ttl: config.session_ttl.as_secs_f64(),
+            queue_limit: config.routing.queue,
+            queue_timeout: config.routing.queue_timeout.as_secs_f64(),
+            first_token_timeout: config.upstream.first_byte_timeout.as_secs_f64() + 60.0,
+            ..settings
+        };
+        let name = policy.name().to_owned();
+        let hashes = policy.uses_index() || config.record.is_some();
+        let wants = Wants { hashes, text: !BLIND.contains(&&*name) && name != "kvatlas" };
+        Ok(Self {
+            core: Mutex::new(Core {
+                router: core::Router::new(settings, policy),
+                depths: core::Depths::unknown(),
+                unheard: (config.no_events && hashes)
+                    .then(|| core::PredictedIndex::new(core::Forgets::Mock { blocks: UNKNOWN_CACHE })),
+                tickets: HashMap::new(),
+            }),
+            room: Notify::new(),
+            decisions: Decisions::new(config.decisions),
+            recorder: config.record.as_deref().map(open_record).transpose()?,
+            mismatched: Mutex::default(),
+            policy: name,
+            wants,
+            queue_timeout: config.routing.queue_timeout,
+            off: Default::default(),
+        })
+    }
+
+    /// What of a prompt is looked at.
+    pub(crate) fn wants(&self) -> Wants {
+        self.wants
+    }
+
+    pub(crate) fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    /// What a page wants to know.
+    pub(crate) fn summary(&self) -> Summary {
+        let core = self.core();
+        Summary {
+            policy: self.policy.clone(),
+            in_flight: core.router.in_flight(),
+            waiting: core.router.waiting(),
+            predicted_blocks: core.router.predicted_blocks(),
+            sessions: core.router.sessions(),
+            peers: core.router.peers(),
+            counts: core.router.counts(),
+        }
+    }
+
+    /// An engine's ranks, as the decision core has them.
+    pub(crate) fn rows_of(&self, engine: &Engine) -> Value {
+        let mut core = self.core();
+        let rows = core.router.candidates(seconds());
+        let of = |id: &core::WorkerId| {
+            let at = rows.worker.iter().position(|worker| *worker == id.0)?;
+            Some(json!({
+                "number": id.0,
+                "requests": rows.requests[at],
+                "waiting": rows.waiting[at],
+                "queued_tokens": number(rows.queued_tokens[at]),
+                "context_tokens": number(rows.context_tokens[at]),
+                "prefill_rate": number(rows.prefill_rate[at]),
+                "step_time": number(rows.step_time[at]),
+                "reported_waiting": number(rows.reported_waiting[at]),
+                "reported_running": number(rows.reported_running[at]),
+                "reported_kv_usage": number(rows.reported_kv_usage[at]),
+                "reported_age": number(rows.reported_age[at]),
+                "held_blocks": number(rows.held_blocks[at]),
+                "capacity_blocks": number(rows.capacity_blocks[at]),
+                "trusted": rows.trusted[at],
+                "sent": rows.sent[at],
+                "age": number(rows.age[at]),
+            }))
+        };
+        engine.ids.get().into_iter().flatten().filter_map(of).collect()
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
+    }
+}
+
+fn open_record(path: &Path) -> Result<Recorder, Error> {
+    Recorder::open(path)
+        .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
+}
+
+/// What JSON can say.
+fn number(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}

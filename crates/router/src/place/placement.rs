@@ -1,0 +1,90 @@
+//! A request's place at an engine.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use kvatlas_routing as core;
+
+use crate::decisions::{Ended, Record};
+use crate::engine::Engine;
+use crate::observe::Usage;
+use crate::prompts::Known;
+
+const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");
+const CACHED: HeaderName = HeaderName::from_static("x-kvatlas-cached-tokens");
+const MICROS: HeaderName = HeaderName::from_static("x-kvatlas-decision-us");
+const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
+
+/// Upper bounds of the buckets for tokens by which a prediction was off.
+pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
+
+/// Why what an engine had cached was not what was expected.
+pub(crate) const OFF_WHY: [&str; 5] =
+    ["as_expected", "evicted_meanwhile", "not_yet_announced", "more_than_known", "template_mismatch"];
+
+/// An engine that takes a request. It is reserved there until one of the ways to end it is called.
+pub(crate) struct Placement {
+    pub(crate) engine: Arc<Engine>,
+    /// Its data-parallel rank, if it has several.
+    pub(crate) rank: Option<u32>,
+    pub(super) id: core::RequestId,
+    pub(super) cached: u32,
+    pub(super) predicted: u32,
+    pub(super) why: &'static str,
+    pub(super) decided: Instant,
+    pub(super) micros: u32,
+    pub(super) block_size: u32,
+    /// Prompt tokens that the engine must count, if they are known.
+    pub(super) tokens: Option<u32>,
+    /// Prompt tokens that are expected not to be there.
+    pub(super) uncached: u32,
+    pub(super) first_token: OnceLock<Instant>,
+    pub(super) record: Option<Arc<Record>>,
+}
+
+impl Placement {
+    /// Puts who answers, and why, into the headers of an answer.
+    pub(crate) fn tell(&self, headers: &mut HeaderMap) {
+        headers.insert(WORKER, self.engine.header.clone());
+        headers.insert(CACHED, HeaderValue::from(self.cached));
+        headers.insert(MICROS, HeaderValue::from(self.micros));
+        headers.insert(WHY, HeaderValue::from_static(self.why));
+    }
+
+    /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.
+    pub(crate) fn uncached(&self, known: &Known) -> u32 {
+        if known.hashes.is_empty() { known.tokens } else { self.uncached }
+    }
+
+    /// How many prompt tokens the engine counts, if that proves that it makes other tokens of the prompt.
+    pub(super) fn mismatch(&self, usage: &Usage) -> Option<u32> {
+        usage.prompt.filter(|counted| self.tokens.is_some_and(|tokens| tokens != *counted))
+    }
+
+    /// Why what was cached is not what was expected, and by how many tokens.
+    pub(super) fn off_by(&self, cached: u32, is_mismatch: bool) -> (usize, u32) {
+        let off = cached.abs_diff(self.cached);
+        let why = match cached.cmp(&self.cached) {
+            _ if is_mismatch => 4,
+            _ if off < self.block_size => 0,
+            std::cmp::Ordering::Less if off <= self.predicted => 2,
+            std::cmp::Ordering::Less => 1,
+            _ => 3,
+        };
+        (why, off)
+    }
+
+    pub(super) fn ended(&self, how: &'static str, usage: &Usage) {
+        let Some(record) = &self.record else { return };
+        let since = |at: &Instant| at.duration_since(self.decided).as_secs_f64();
+        let _ = record.ended.set(Ended {
+            how,
+            cached: usage.cached,
+            output: usage.output,
+            counted: self.mismatch(usage),
+            first_token: self.first_token.get().map(since),
+            took: self.decided.elapsed().as_secs_f64(),
+        });
+    }
+}

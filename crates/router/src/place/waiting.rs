@@ -1,0 +1,167 @@
+//! Requests that wait in the router until an engine has room.
+//!
+//! Whatever may make room calls one task, which places those that wait, one at a time: it notes whose turn may come, looks
+//! their prompts up again without the lock, as what engines hold has changed since they came, and has the core decide.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvatlas_routing as core;
+use kvatlas_service::lookup::Held;
+use kvatlas_service::state::Keyspace;
+use tokio::sync::oneshot;
+
+use super::candidates::row;
+use super::choose::fill;
+use super::{Core, Places};
+use crate::app::App;
+use crate::clock::seconds;
+use crate::prompts::Known;
+
+/// Time makes room too: requests that nobody tells of end, and those that wait have waited long enough.
+const TICK: Duration = Duration::from_millis(20);
+
+/// An index elsewhere is asked again for a prompt after that long, and for so many prompts at once.
+const ASKED_AGAIN: Duration = Duration::from_millis(100);
+const ASKED_AT_ONCE: usize = 8;
+
+/// What is needed to look a prompt up again.
+#[derive(Clone)]
+struct Prompt {
+    model: Option<String>,
+    hashes: Arc<[u64]>,
+    keyspace: Option<Arc<Keyspace>>,
+}
+
+/// Who waits for a decision.
+pub(super) struct Waiter {
+    told: oneshot::Sender<core::Outcome>,
+    prompt: Prompt,
+    looked: Instant,
+}
+
+impl Waiter {
+    /// And where it hears of the decision.
+    pub(super) fn new(known: &Known) -> (Self, oneshot::Receiver<core::Outcome>) {
+        let (told, hears) = oneshot::channel();
+        let prompt =
+            Prompt { model: known.model.clone(), hashes: known.hashes.clone(), keyspace: known.keyspace.clone() };
+        (Self { told, prompt, looked: Instant::now() }, hears)
+    }
+}
+
+/// A request that waits in the router. If it is dropped, so is its place in the queue.
+pub(super) struct Ticket<'a> {
+    pub(super) places: &'a Places,
+    pub(super) id: Option<core::RequestId>,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            let mut core = self.places.core();
+            core.tickets.remove(&id.0);
+            core.router.fail(id, seconds());
+        }
+    }
+}
+
+impl Places {
+    /// There may be room for those who wait.
+    pub(super) fn call(&self, core: &Core) {
+        if !core.tickets.is_empty() {
+            self.room.notify_one();
+        }
+    }
+
+    /// Places those who wait, for as long as the router lives.
+    pub(crate) async fn bind(&self, app: &Arc<App>) {
+        loop {
+            let _ = tokio::time::timeout(TICK, self.room.notified()).await;
+            self.core().router.expire(seconds());
+            while self.bind_one(app).await {
+                // Whoever serves requests wants the lock as well.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Places the one whose turn it is. False: there is no room, or nobody waits.
+    async fn bind_one(&self, app: &Arc<App>) -> bool {
+        let stale = if app.remote.is_some() { ASKED_AGAIN } else { Duration::ZERO };
+        let next: Vec<(u64, Prompt)> = {
+            let mut core = self.core();
+            let Core { router, tickets, .. } = &mut *core;
+            if tickets.is_empty() {
+                return false;
+            }
+            let mut prompt = |id: &core::RequestId| {
+                let waiter = tickets.get_mut(&id.0).filter(|waiter| waiter.looked.elapsed() >= stale)?;
+                waiter.looked = Instant::now();
+                Some((id.0, waiter.prompt.clone()))
+            };
+            router.next_in_turn(seconds()).iter().filter_map(&mut prompt).collect()
+        };
+        let found = if self.wants().hashes { look_up(app, next).await } else { HashMap::new() };
+        let mut core = self.core();
+        let now = seconds();
+        let Core { router, unheard, tickets, .. } = &mut *core;
+        let bound = router.bind_up_to(1, now, |request, depths| {
+            if let Some(held) = found.get(&request.number) {
+                fill(depths, Some(held));
+            }
+            if let Some(unheard) = unheard {
+                unheard.look_up(request.content_hashes, now, depths);
+            }
+        });
+        let mut is_placed = false;
+        for (id, outcome) in bound {
+            is_placed |= matches!(outcome, core::Outcome::Placed(_));
+            let told = tickets.remove(&id.0).is_some_and(|waiter| waiter.told.send(outcome).is_ok());
+            if !told {
+                router.fail(id, now);
+            }
+        }
+        is_placed
+    }
+}
+
+/// What engines hold of each of these prompts, as far as somebody says.
+async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Vec<Held>> {
+    let engines = app.fleet.engines().clone();
+    let mut found = HashMap::new();
+    if app.remote.is_none() {
+        for (number, prompt) in prompts {
+            let Some(keyspace) = prompt.keyspace else { continue };
+            let mut held = Vec::new();
+            keyspace.look_up(&prompt.hashes, |worker, rank| row(&engines, worker, rank), &mut held);
+            found.insert(number, held);
+        }
+        return found;
+    }
+    let mut asked = tokio::task::JoinSet::new();
+    for (number, prompt) in prompts.into_iter().filter(|(_, prompt)| !prompt.hashes.is_empty()).take(ASKED_AT_ONCE) {
+        let (app, engines) = (app.clone(), engines.clone());
+        asked.spawn(async move {
+            let remote = app.remote.as_ref()?;
+            let model = prompt.model.as_deref().unwrap_or_default();
+            let its = |worker: &str, rank| row(&engines, worker, rank);
+            Some((number, remote.look_up(remote.own_shard, model, &prompt.hashes, its).await?))
+        });
+    }
+    while let Some(answer) = asked.join_next().await {
+        found.extend(answer.ok().flatten());
+    }
+    found
+}
+
+impl Core {
+    /// Has all who wait ask again: each knows only the engines that there were when it came.
+    pub(super) fn call_again(&mut self, now: f64) {
+        for (id, waiter) in std::mem::take(&mut self.tickets) {
+            self.router.fail(core::RequestId(id), now);
+            drop(waiter);
+        }
+    }
+}

@@ -1,0 +1,142 @@
+"""Requests that wait in the router because all engines have enough to do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvatlas.sim.server import Publisher
+
+from .deciding import exact, expected, prompt, stored
+from .engines import Behaviour, Engine, Talk, usual
+from .running import Answer, Router, wait_until
+
+
+def held_until(release: threading.Event) -> Behaviour:
+    async def act(talk: Talk) -> None:
+        while not release.is_set():
+            await asyncio.sleep(0.01)
+        await usual(talk)
+
+    return act
+
+
+class Asked:
+    """A request in a thread of its own."""
+
+    def __init__(self, router: Router, body: dict[str, object], **headers: str) -> None:
+        self.answer: Answer | None = None
+        self._thread = threading.Thread(target=self._run, args=(router, body, headers))
+        self._thread.start()
+
+    def _run(self, router: Router, body: dict[str, object], headers: dict[str, str]) -> None:
+        self.answer = router.ask(body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    def result(self) -> Answer:
+        self._thread.join()
+        assert self.answer is not None
+        return self.answer
+
+
+@contextmanager
+def busy(router: Router, *engines: Engine) -> Iterator[list[threading.Event]]:
+    """Each engine has a prompt that takes it many seconds, until its event is set."""
+    releases = [threading.Event() for _ in engines]
+    long = []
+    try:
+        for engine, release in zip(engines, releases, strict=True):
+            engine.behaviour = held_until(release)
+        for number in range(len(engines)):
+            text = "".join(random.Random(number).choices("abcdefgh", k=400_000))
+            before = sum(each.asked() for each in engines)
+            # Streamed: how long its first token takes is seen.
+            long.append(Asked(router, prompt(text) | {"stream": True}))
+            wait_until(lambda before=before: sum(each.asked() for each in engines) > before, "an engine has it")
+        assert [engine.asked() for engine in engines] == [1] * len(engines)
+        yield releases
+    finally:
+        for release in releases:
+            release.set()
+        for one in long:
+            one.result()
+
+
+def waiting(router: Router) -> float:
+    return router.metric("kvatlas_router_queue")
+
+
+def test_who_waited_is_placed_by_what_is_held_when_an_engine_has_room(
+    engine: Engine, other: Engine, tokenizer: Path
+) -> None:
+    text = "all that was said before " * 64
+    with Publisher() as one, Publisher() as two:
+        flags = exact(tokenizer, (engine, one), (other, two))
+        with Router(engine, other, flags=flags) as router:
+            router.wait_followed()
+            with busy(router, engine, other) as (_, second):
+                late = [Asked(router, prompt(text + str(number))) for number in range(6)]
+                wait_until(lambda: waiting(router) == 6, "they wait")
+                two.publish(stored(text))
+                wait_until(lambda: expected(router, text + "?")["e1"] == 1600, "it is held meanwhile")
+                second.set()
+                answers = [one.result() for one in late]
+        assert [answer.status for answer in answers] == [200] * 6
+        assert {answer.headers["x-kvatlas-worker"] for answer in answers} == {"e1"}
+        assert {answer.headers["x-kvatlas-cached-tokens"] for answer in answers} == {"1600"}
+
+
+def test_without_events_who_waited_is_placed_by_what_was_sent_meanwhile(
+    engine: Engine, other: Engine, tokenizer: Path
+) -> None:
+    text = "all that was said before " * 64
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--block-size", "16")
+    with Router(engine, other, flags=flags) as router, busy(router, engine, other) as (_, second):
+        late = [Asked(router, prompt(text + str(number))) for number in range(3)]
+        wait_until(lambda: waiting(router) == 3, "they wait")
+        second.set()
+        cached = [int(one.result().headers["x-kvatlas-cached-tokens"]) for one in late]
+        assert sorted(cached) == [0, 1600, 1600], "the first of them brings it there"
+
+
+def test_a_full_queue_keeps_those_of_higher_priority(engine: Engine, other: Engine, tokenizer: Path) -> None:
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--queue", "1")
+    with Router(engine, other, flags=(*flags, "--priority-header", "x-priority")) as router:
+        with busy(router, engine, other) as releases:
+            low = Asked(router, prompt("low"), x_priority="1")
+            wait_until(lambda: waiting(router) == 1, "it waits")
+            refused = router.ask(prompt("as low"), headers={"x-priority": "1"})
+            assert (refused.status, refused.error["code"]) == (429, "queue_full")
+            high = Asked(router, prompt("high"), x_priority="2")
+            displaced = low.result()
+            assert (displaced.status, displaced.error["code"]) == (429, "displaced")
+            assert int(displaced.headers["retry-after"]) >= 1
+            assert waiting(router) == 1
+            releases[0].set()
+            assert high.result().status == 200
+        assert router.metric("kvatlas_router_decisions_refused_total", reason="displaced") == 1
+        assert router.metric("kvatlas_router_decisions_refused_total", reason="queue_full") == 1
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
+    engine: Engine, other: Engine, tokenizer: Path
+) -> None:
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer))
+    with Router(engine, other, flags=flags) as router:
+        with busy(router, engine, other) as releases:
+            made = [router.connect() for _ in range(5)]
+            for one in made:
+                one.sendall(
+                    b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n"
+                    b'{"messages": [{"role": "user", "content": "xyz"}]}'
+                )
+            wait_until(lambda: waiting(router) == 5, "they wait")
+            for one in made:
+                one.close()
+            wait_until(lambda: waiting(router) == 0, "nobody waits any more")
+            releases[0].set()
+            assert router.ask().status == 200
+        wait_until(lambda: router.in_flight() == 0, "nothing is in flight")
