@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::raw::{Children, Level, Owned, Readers, Retired, Run, Set, Spilled};
+use crate::raw::{Children, Owned, Readers, Retired, Run, SetBox, Spilled};
 use crate::roster::Roster;
 
 /// One such thing. Numbers wait like memory: a reader may be about to look something up by them.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
-    Levels(Owned<Spilled>),
-    Set(Owned<Set>),
+    Levels(Spilled),
+    Set(SetBox),
     Children(Owned<Children>),
     Roster(Owned<Arc<Roster>>),
     RunId(u32),
@@ -21,9 +21,9 @@ impl Garbage {
     fn bytes(&self) -> usize {
         match self {
             Self::Run(run) => run.bytes(),
-            Self::Levels(levels) => size_of::<Spilled>() + levels.len() * size_of::<Level>(),
+            Self::Levels(levels) => levels.bytes(),
             Self::Children(children) => children.bytes(),
-            Self::Set(_) => 512,
+            Self::Set(set) => set.bytes(),
             Self::Roster(_) => 4096,
             Self::RunId(_) | Self::HolderId(_) => size_of::<Self>(),
         }

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::forks::Forks;
 use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, Levels, Published, Run, WriterToken};
+use crate::raw::{Children, Level, LevelsRef, Published, Run, WriterToken};
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
@@ -129,7 +129,7 @@ impl Runs {
     }
 
     #[inline]
-    pub(crate) fn levels(&self, id: u32) -> Levels {
+    pub(crate) fn levels(&self, id: u32) -> LevelsRef<'_> {
         self.get(id).head().levels_now(&self.token)
     }
 

@@ -159,7 +159,8 @@ impl Run {
         }
         new.len = self.len;
         new.written = self.len;
-        new.head().publish(&self.head().levels_now(writer), writer);
+        let levels = self.head().levels_now(writer).to_vec();
+        new.head().publish(&levels, writer);
         new.head().set_has_children(self.head().has_children(), writer);
         new
     }

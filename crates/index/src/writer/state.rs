@@ -6,7 +6,7 @@ use super::holder::Holder;
 use super::names::NameTable;
 use super::watch::Watches;
 use super::workers::Workers;
-use crate::raw::{Published, Readers};
+use crate::raw::{Level, Published, Readers};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::runs::Runs;
@@ -23,6 +23,8 @@ pub(crate) struct Writer {
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
+    /// Room for a run's levels while they change.
+    pub(super) levels: Vec<Level>,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     pub(super) trash: Trash,
@@ -42,6 +44,7 @@ impl Writer {
             holders: Vec::new(),
             free_holders: Vec::new(),
             workers: Workers::default(),
+            levels: Vec::new(),
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
@@ -99,5 +102,6 @@ impl Writer {
             + self.workers.bytes()
             + self.roster.bytes()
             + self.trash.bytes()
+            + self.levels.capacity() * size_of::<Level>()
     }
 }
