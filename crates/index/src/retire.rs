@@ -78,16 +78,13 @@ impl Trash {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
-    /// Frees what can be freed now; `reuse` is given the numbers.
+    /// Gives `reuse` what no reader can see any more.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
         let mut freed = 0;
         let left = self.retired.advance(readers, |garbage| {
             freed += garbage.bytes() + size_of::<Garbage>();
-            match garbage {
-                Garbage::RunId(_) | Garbage::HolderId(_) => reuse(garbage),
-                memory => drop(memory),
-            }
+            reuse(garbage);
         });
         self.bytes -= freed;
         self.asked = left.then_some(0);

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 use super::boxes::WriterToken;
 use super::reclaim::Pin;
 use super::set::SetWord;
-use super::thin::{Memory, Thin, ThinBox};
+use super::thin::{Memory, Spares, Thin, ThinBox};
 
 /// The holders of positions up to `end` (exclusive, in blocks from the run's start).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -155,11 +155,16 @@ impl RunHead {
     }
 
     /// Makes `levels` the levels. A list that was spilled before is the result, to be retired.
-    pub(crate) fn publish(&self, levels: &[Level], _writer: &mut WriterToken) -> Option<Spilled> {
+    pub(crate) fn publish(
+        &self,
+        levels: &[Level],
+        spares: &mut Spares<(), Level>,
+        _writer: &mut WriterToken,
+    ) -> Option<Spilled> {
         // Made first: readers spin while the version is odd.
         let spilled = match levels.len() {
             0..=INLINE => ptr::null_mut(),
-            _ => ThinBox::new((), &[levels]).into_raw(),
+            _ => spares.make((), levels).into_raw(),
         };
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -193,7 +198,7 @@ mod tests {
     #[test]
     fn readers_see_the_levels_of_one_version() {
         let (readers, head, done) = (Readers::new(2), RunHead::new(1, 0, 0), AtomicBool::new(false));
-        head.publish(&version(0), &mut WriterToken::new());
+        head.publish(&version(0), &mut Spares::new(), &mut WriterToken::new());
         // Outlives the readers: what is left in it when the writer is done may still be read.
         let mut retired = Retired::new();
         thread::scope(|scope| {
@@ -210,12 +215,12 @@ mod tests {
                     }
                 });
             }
-            let mut writer = WriterToken::new();
+            let (mut writer, mut spares) = (WriterToken::new(), Spares::new());
             for n in 1..100_000 {
-                if let Some(old) = head.publish(&version(n), &mut writer) {
+                if let Some(old) = head.publish(&version(n), &mut spares, &mut writer) {
                     retired.push(old);
                 }
-                retired.advance(&readers, drop);
+                retired.advance(&readers, |old| spares.keep(old));
             }
             done.store(true, Ordering::Relaxed);
         });

@@ -42,3 +42,4 @@ pub(crate) use head::{Level, LevelsRef, Spilled};
 pub(crate) use reclaim::{Pin, Readers, Retired};
 pub(crate) use run::Run;
 pub(crate) use set::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};
+pub(crate) use thin::Spares;

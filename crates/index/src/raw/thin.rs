@@ -35,30 +35,39 @@ pub(super) struct Thin<'p, H, T> {
     owned: PhantomData<&'p Memory<H, T>>,
 }
 
+/// Room is had for so many items more at a time.
+const CLASS: usize = 4;
+
+fn class(len: usize) -> usize {
+    len.div_ceil(CLASS)
+}
+
 impl<H, T: Copy> ThinBox<H, T> {
-    /// Of the items of some lists, one after the other.
-    pub(crate) fn new(head: H, parts: &[&[T]]) -> Self {
-        const { assert!(!std::mem::needs_drop::<H>()) };
-        let len = parts.iter().map(|part| part.len()).sum::<usize>();
-        let layout = Self::layout(len);
+    pub(crate) fn new(head: H, items: &[T]) -> Self {
+        let layout = Self::layout(items.len());
         // SAFETY: the layout is not empty.
         let memory = unsafe { alloc(layout) }.cast::<Memory<H, T>>();
         let Some(memory) = NonNull::new(memory) else { handle_alloc_error(layout) };
-        let len = u32::try_from(len).expect("a list is at most a fleet long");
-        // SAFETY: just allocated for a header and so many items.
+        // SAFETY: just allocated with the layout of this length.
+        unsafe { Self::write(memory, head, items) }
+    }
+
+    /// # Safety
+    /// The memory is nobody's, and has the layout of a list of this length.
+    unsafe fn write(memory: NonNull<Memory<H, T>>, head: H, items: &[T]) -> Self {
+        const { assert!(!std::mem::needs_drop::<H>()) };
+        let len = u32::try_from(items.len()).expect("a list is at most a fleet long");
+        // SAFETY: by contract.
         unsafe {
             memory.write(Memory { head, len, items: [] });
-            let mut to = (&raw mut (*memory.as_ptr()).items).cast::<T>();
-            for part in parts {
-                to.copy_from_nonoverlapping(part.as_ptr(), part.len());
-                to = to.add(part.len());
-            }
+            let to = (&raw mut (*memory.as_ptr()).items).cast::<T>();
+            to.copy_from_nonoverlapping(items.as_ptr(), items.len());
         }
         Self(memory)
     }
 
     fn layout(len: usize) -> Layout {
-        let items = Layout::array::<T>(len).expect("a list is at most a fleet long");
+        let items = Layout::array::<T>(class(len) * CLASS).expect("a list is at most a fleet long");
         let (layout, _) = Layout::new::<Memory<H, T>>().extend(items).expect("a list is at most a fleet long");
         layout
     }
@@ -120,19 +129,87 @@ impl<'p, H, T> Thin<'p, H, T> {
     }
 }
 
+/// Boxes that no reader has any more, to be written anew: most of those that come are as large as one that went.
+pub(crate) struct Spares<H, T: Copy> {
+    /// By their room.
+    classes: Vec<Vec<ThinBox<H, T>>>,
+    bytes: usize,
+}
+
+/// Larger ones are not kept.
+const MOST_CLASSES: usize = 64;
+/// More than this is not kept.
+const MOST_BYTES: usize = 64 << 10;
+
+impl<H, T: Copy> Spares<H, T> {
+    pub(crate) fn new() -> Self {
+        Self { classes: Vec::new(), bytes: 0 }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let lists = self.classes.iter().map(|class| class.capacity() * 8).sum::<usize>();
+        self.bytes + self.classes.capacity() * size_of::<Vec<ThinBox<H, T>>>() + lists
+    }
+
+    /// As [`ThinBox::new`].
+    pub(crate) fn make(&mut self, head: H, items: &[T]) -> ThinBox<H, T> {
+        let Some(spare) = self.classes.get_mut(class(items.len())).and_then(Vec::pop) else {
+            return ThinBox::new(head, items);
+        };
+        self.bytes -= spare.bytes();
+        // SAFETY: it was owned, so it is nobody's now; a class has one layout.
+        unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
+    }
+
+    /// Takes one back that no reader has any more.
+    pub(crate) fn keep(&mut self, it: ThinBox<H, T>) {
+        let (class, bytes) = (class(it.get().items().len()), it.bytes());
+        if class >= MOST_CLASSES || self.bytes + bytes > MOST_BYTES {
+            return;
+        }
+        if self.classes.len() <= class {
+            self.classes.resize_with(class + 1, Vec::new);
+        }
+        self.bytes += bytes;
+        self.classes[class].push(it);
+    }
+
+    /// Frees them.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new();
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
     #[test]
     fn a_header_and_its_list_are_kept_together() {
-        let it = ThinBox::new(7_u8, &[&[1_u64, 2], &[], &[3]]);
+        let it = ThinBox::new(7_u8, &[1_u64, 2, 3]);
         assert_eq!((*it.get().head(), it.get().items()), (7, &[1, 2, 3][..]));
-        assert_eq!(it.bytes(), 8 + 3 * 8);
+        assert_eq!(it.bytes(), 8 + 4 * 8);
         let nothing = ThinBox::<u32, u64>::new(1, &[]);
         assert_eq!(nothing.get().items(), []);
         let raw = nothing.into_raw();
         // SAFETY: just taken out.
         drop(unsafe { ThinBox::from_raw(NonNull::new(raw).unwrap()) });
+    }
+
+    #[test]
+    fn what_is_not_needed_is_written_anew() {
+        let mut spares = Spares::new();
+        let lists: Vec<Vec<u64>> = (0..300).map(|n| (0..n).collect()).collect();
+        for round in 0..3_u32 {
+            let made: Vec<_> = lists.iter().map(|list| spares.make(round, list)).collect();
+            for (it, list) in made.iter().zip(&lists) {
+                assert_eq!((*it.get().head(), it.get().items()), (round, &list[..]));
+            }
+            made.into_iter().for_each(|it| spares.keep(it));
+            assert_eq!(spares.bytes, spares.classes.iter().flatten().map(ThinBox::bytes).sum::<usize>());
+            assert!(spares.bytes > MOST_BYTES / 2 && spares.bytes <= MOST_BYTES);
+        }
+        spares.clear();
+        assert_eq!(spares.bytes(), 0);
     }
 }

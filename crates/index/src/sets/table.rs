@@ -3,7 +3,7 @@
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};
+use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
 use crate::spread::mix;
 
 /// Whether so many members are kept as bits: where that takes at most twice the room, as a list is slower to look
@@ -21,6 +21,8 @@ pub(crate) struct Sets {
     set_bytes: usize,
     /// Unlinked: the writer retires them.
     pub(crate) dead: Vec<SetBox>,
+    /// For sets to come.
+    pub(crate) spares: Spares<SetHead, u64>,
     /// The body of the set that is being looked for.
     body: Vec<u64>,
     counted: CountedToken,
@@ -29,7 +31,7 @@ pub(crate) struct Sets {
 impl Sets {
     pub(crate) fn new(secret: u64) -> Self {
         let (objects, counted) = (HashTable::new(), CountedToken::new());
-        Self { objects, secret, set_bytes: 0, dead: Vec::new(), body: Vec::new(), counted }
+        Self { objects, secret, set_bytes: 0, dead: Vec::new(), spares: Spares::new(), body: Vec::new(), counted }
     }
 
     /// Number of sets that are objects.
@@ -38,7 +40,10 @@ impl Sets {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.objects.allocation_size() + self.set_bytes + (self.dead.capacity() + self.body.capacity()) * 8
+        self.objects.allocation_size()
+            + self.set_bytes
+            + self.spares.bytes()
+            + (self.dead.capacity() + self.body.capacity()) * 8
     }
 
     #[inline]
@@ -178,7 +183,7 @@ impl Sets {
 
     /// A new reference to the set whose body has been spelled.
     fn object(&mut self, key: u64, members: usize, bits: bool) -> SetWord {
-        let Self { objects, body, counted, set_bytes, .. } = self;
+        let Self { objects, body, counted, set_bytes, spares, .. } = self;
         // The key alone would do but for one chance in 2^64 a pair; the comparison makes it exact.
         let is_it = |it: &SetBox| {
             let it = SetWord::of_object(it).object(counted)?;
@@ -188,7 +193,7 @@ impl Sets {
             let word = SetWord::of_object(it);
             return self.retain(word);
         }
-        let it = SetBox::new(SetHead::new(key, members, bits), &[body]);
+        let it = spares.make(SetHead::new(key, members, bits), body);
         *set_bytes += it.bytes();
         let word = SetWord::of_object(&it);
         objects.insert_unique(key, (key, it), |(key, _)| *key);
@@ -231,7 +236,7 @@ mod tests {
                         assert_eq!(a == b, wa == wb);
                     }
                 }
-                sets.dead.clear();
+                std::mem::take(&mut sets.dead).into_iter().for_each(|dead| sets.spares.keep(dead));
             }
         }
         for (_, word) in held {

@@ -36,8 +36,11 @@ impl Writer {
                 continue;
             }
             let next = stretches.last().and_then(|last| self.neighbour(holder, last, name));
-            let next_or_resumed = next.or_else(|| if stretches.is_empty() { self.resumed(holder, name) } else { None });
-            let Some(at) = next_or_resumed.or_else(|| self.find(holder, name)) else { continue };
+            let found = match (next, stretches.last()) {
+                (Some(at), Some(last)) => Some((at, last.cutoff)),
+                (_, last) => self.guessed(holder, last, name).or_else(|| self.find_cut(holder, name)),
+            };
+            let Some((at, cutoff)) = found else { continue };
             let within = |s: &Stretch| s.run == at.run && (s.low..=s.high).contains(&at.offset);
             // A neighbour of the only stretch is not within it.
             if (next.is_none() || stretches.len() > 1) && stretches.iter().any(within) {
@@ -50,7 +53,6 @@ impl Writer {
                 continue;
             }
             gone.push(name);
-            let cutoff = self.cutoff(holder, at.run, at.offset);
             stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset, cutoff });
             if stretches.len() > MOST_STRETCHES {
                 self.cut(holder, &mut stretches);
@@ -75,19 +77,22 @@ impl Writer {
         (next < stretch.cutoff && names[next as usize] == name).then_some(Position { run, offset: next })
     }
 
-    /// The last block the holder has of the run that it lost blocks of last, if it has this name: eviction goes on
+    /// The block before the last stretch in the run that this hangs off, or, if there is no stretch yet, the last block
+    /// the holder has of the run that it lost blocks of last; if it has this name. Eviction goes up a chain, and goes on
     /// where it stopped.
     #[inline]
-    fn resumed(&self, holder: u32, name: u64) -> Option<Position> {
+    fn guessed(&self, holder: u32, last: Option<&Stretch>, name: u64) -> Option<(Position, u32)> {
         let it = &self.holders[holder as usize];
-        let at = it.resume?;
-        let is_it = self.runs.is_live(at.run)
+        let at = match last {
+            None => it.resume?,
+            Some(Stretch { run, low: 0, .. }) => self.runs.origin(*run).before()?,
+            Some(_) => return None,
+        };
+        let is_named = self.runs.is_live(at.run)
             && it.private.is_none()
             && self.runs.get(at.run).names().get(at.offset as usize) == Some(&name)
-            && name != NO_NAME
-            && self.covers(holder, at)
-            && !it.covers_irregularly(at);
-        is_it.then_some(at)
+            && name != NO_NAME;
+        if is_named { self.covered(holder, at) } else { None }
     }
 
     /// Takes the stretches out. A run starts after those it descends from, so whatever hangs off a block goes before it.
@@ -95,8 +100,16 @@ impl Writer {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
         }
-        for &Stretch { run, low, high, .. } in stretches.iter() {
-            let cutoff = self.cutoff(holder, run, high);
+        // The runs may be gone afterwards, but not what they hang off.
+        let up = stretches.last().and_then(|last| match last.low.checked_sub(1) {
+            Some(offset) => Some(Position { run: last.run, offset }),
+            None => self.runs.origin(last.run).before(),
+        });
+        // What is known of how far it covers a run is so until something there is lost.
+        let mut changed = false;
+        for &Stretch { run, low, high, cutoff } in stretches.iter() {
+            let cutoff = if changed { self.cutoff(holder, run, high) } else { cutoff };
+            changed = stretches.len() > 1;
             if high + 1 == cutoff && !self.holds_child_beyond(holder, run, low) {
                 self.lower(holder, run, cutoff, low);
                 continue;
@@ -105,9 +118,8 @@ impl Writer {
                 self.lose_regular(holder, Position { run, offset });
             }
         }
-        if let Some(last) = stretches.last() {
-            let resume = last.low.checked_sub(1).map(|offset| Position { run: last.run, offset });
-            self.holders[holder as usize].resume = resume;
+        if !stretches.is_empty() {
+            self.holders[holder as usize].resume = up;
         }
         stretches.clear();
     }

@@ -11,21 +11,20 @@ impl Writer {
     pub(crate) fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
         self.counters.removes += 1;
         let names: SmallVec<[u64; 64]> = block_hashes.iter().map(|&name| inner(name)).collect();
-        let Some(device) = self.workers.get(worker, rank).map(|books| books.device) else {
+        let Some(rank) = self.workers.rank(worker, rank) else {
             self.counters.unknown_removals += names.len() as u64;
             return;
         };
-        self.touch(device, names.iter().copied());
+        self.touch(rank, names.iter().copied());
         if tier == Tier::Gpu {
-            self.remove_from_device(worker, rank, &names);
+            self.remove_from_device(rank, &names);
         } else {
-            self.remove_elsewhere(worker, rank, tier, &names);
+            self.remove_elsewhere(rank, tier, &names);
         }
     }
 
-    fn remove_from_device(&mut self, worker: &str, rank: u32, names: &[u64]) {
-        let books = self.rank_mut(worker, rank);
-        let device = books.device;
+    fn remove_from_device(&mut self, rank: u32, names: &[u64]) {
+        let books = self.rank_mut(rank);
         let mut left: SmallVec<[u64; 64]> = SmallVec::new();
         let mut names = names;
         if !books.copies.is_empty() {
@@ -33,9 +32,13 @@ impl Writer {
             books.copies.shrink();
             names = &left;
         }
-        let mut gone = Vec::with_capacity(names.len());
-        self.lose(device, names, &mut gone);
+        let mut gone = std::mem::take(&mut self.gone);
+        self.lose(rank, names, &mut gone);
         self.counters.unknown_removals += (names.len() - gone.len()) as u64;
-        self.narrow(worker, rank, &gone);
+        self.narrow(rank, &gone);
+        gone.clear();
+        if gone.capacity() <= 1024 {
+            self.gone = gone;
+        }
     }
 }

@@ -23,6 +23,8 @@ pub(crate) struct Writer {
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
+    /// Room for the names that a removal takes out.
+    pub(super) gone: Vec<u64>,
     /// Room for a run's levels while they change.
     pub(super) levels: Vec<Level>,
     /// What readers are shown; this is the newest.
@@ -44,6 +46,7 @@ impl Writer {
             holders: Vec::new(),
             free_holders: Vec::new(),
             workers: Workers::default(),
+            gone: Vec::new(),
             levels: Vec::new(),
             roster: Roster::default(),
             trash: Trash::new(),
@@ -80,12 +83,18 @@ impl Writer {
         if !now && !self.trash.is_full() && self.runs.len() != 0 {
             return;
         }
-        let Self { trash, runs, holders, free_holders, .. } = self;
-        trash.empty(readers, |number| match number {
+        let Self { trash, runs, sets, holders, free_holders, .. } = self;
+        trash.empty(readers, |garbage| match garbage {
             Garbage::RunId(run) => runs.reuse(run),
             Garbage::HolderId(holder) => free_holders.push(holder),
-            _ => {}
+            Garbage::Set(set) => sets.spares.keep(set),
+            Garbage::Levels(levels) => runs.spare_levels.keep(levels),
+            memory => drop(memory),
         });
+        if runs.len() == 0 {
+            sets.spares.clear();
+            runs.spare_levels.clear();
+        }
         if !holders.is_empty() && free_holders.len() == holders.len() {
             *holders = Vec::new();
             *free_holders = Vec::new();
@@ -102,6 +111,7 @@ impl Writer {
             + self.workers.bytes()
             + self.roster.bytes()
             + self.trash.bytes()
+            + self.gone.capacity() * size_of::<u64>()
             + self.levels.capacity() * size_of::<Level>()
     }
 }
