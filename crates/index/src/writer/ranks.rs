@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 
 use super::state::Writer;
 use super::workers::{Copies, Rank};
+use crate::handle::{Lives, RankHandle};
 use crate::raw::Published;
 use crate::roster::{ALL_VIEWS, Member, Roster};
 
@@ -20,6 +21,15 @@ impl Writer {
         self.workers.rank(worker, rank).unwrap_or_else(|| self.add_rank(worker, rank, roster))
     }
 
+    /// The same, by a handle.
+    #[inline]
+    pub(super) fn known_rank_of(&mut self, handle: &RankHandle, roster: &Published<Arc<Roster>>) -> u32 {
+        self.workers.rank_of(handle).unwrap_or_else(|| {
+            self.add_rank(handle.worker(), handle.rank(), roster);
+            self.workers.rank_of(handle).expect("just added")
+        })
+    }
+
     #[cold]
     fn add_rank(&mut self, worker: &str, rank: u32, roster: &Published<Arc<Roster>>) -> u32 {
         let name = match self.workers.by_name.get_key_value(worker) {
@@ -31,7 +41,13 @@ impl Writer {
         let worker_number = first.map_or(device, |(_, rank)| *rank);
         self.roster.set(device, Some(Member { worker: name.clone(), worker_number, rank, views: ALL_VIEWS }));
         self.publish_roster(roster);
-        let books = Rank { device, wider: [None; 3], copies: Copies::default(), offloaded: HashMap::new() };
+        let books = Rank {
+            device,
+            life: Lives::next(),
+            wider: [None; 3],
+            copies: Copies::default(),
+            offloaded: HashMap::new(),
+        };
         self.workers.add(name, rank, books);
         device
     }

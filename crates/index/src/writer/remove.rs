@@ -4,14 +4,26 @@ use smallvec::SmallVec;
 
 use super::state::Writer;
 use super::workers::inner;
+use crate::handle::RankHandle;
 use crate::types::{BlockHash, Tier};
 
 impl Writer {
     /// A rank does not hold these blocks on a tier any more.
     pub(crate) fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
+        self.remove_by(self.workers.rank(worker, rank), tier, block_hashes);
+    }
+
+    /// The same, by a handle.
+    #[inline]
+    pub(crate) fn remove_from(&mut self, handle: &RankHandle, tier: Tier, block_hashes: &[BlockHash]) {
+        self.remove_by(self.workers.rank_of(handle), tier, block_hashes);
+    }
+
+    #[inline]
+    fn remove_by(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         self.counters.removes += 1;
         let names: SmallVec<[u64; 64]> = block_hashes.iter().map(|&name| inner(name)).collect();
-        let Some(rank) = self.workers.rank(worker, rank) else {
+        let Some(rank) = rank else {
             self.counters.unknown_removals += names.len() as u64;
             return;
         };

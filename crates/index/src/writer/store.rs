@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::state::Writer;
 use super::workers::{Rank, inner};
 use crate::error::Error;
+use crate::handle::RankHandle;
 use crate::raw::Published;
 use crate::roster::Roster;
 use crate::types::{BlockHash, Tier};
@@ -42,6 +43,29 @@ impl Writer {
         chain: &Chain<'_>,
         roster: &Published<Arc<Roster>>,
     ) -> Result<(), Error> {
+        self.store_by(|writer| writer.known_rank(worker, rank, roster), tier, chain, roster)
+    }
+
+    /// The same, by a handle.
+    #[inline]
+    pub(crate) fn store_to(
+        &mut self,
+        handle: &RankHandle,
+        tier: Tier,
+        chain: &Chain<'_>,
+        roster: &Published<Arc<Roster>>,
+    ) -> Result<(), Error> {
+        self.store_by(|writer| writer.known_rank_of(handle, roster), tier, chain, roster)
+    }
+
+    #[inline]
+    fn store_by(
+        &mut self,
+        rank: impl FnOnce(&mut Self) -> u32,
+        tier: Tier,
+        chain: &Chain<'_>,
+        roster: &Published<Arc<Roster>>,
+    ) -> Result<(), Error> {
         if chain.block_hashes.is_empty() {
             self.counters.stores += 1;
             return Ok(());
@@ -53,7 +77,7 @@ impl Writer {
         self.counters.stores += 1;
         let parent = chain.parent.map(inner);
         let names: SmallVec<[u64; 64]> = chain.block_hashes.iter().map(|&name| inner(name)).collect();
-        let rank = self.known_rank(worker, rank, roster);
+        let rank = rank(self);
         self.touch(rank, names.iter().copied());
         match tier {
             Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::handle::RankHandle;
 use crate::position::NO_NAME;
 use crate::steps::step;
 use crate::types::BlockHash;
@@ -23,6 +24,8 @@ type Worker = SmallVec<[(u32, u32); 2]>;
 /// A rank's books.
 pub(super) struct Rank {
     pub(super) device: u32,
+    /// No other rank has or had this number.
+    pub(super) life: u64,
     /// The holders of the wider views, up to cpu, disk and external: each there once that tier was used.
     pub(super) wider: [Option<u32>; 3],
     /// Copies on the device beyond the first.
@@ -121,6 +124,18 @@ impl Workers {
     #[inline]
     pub(super) fn rank(&self, worker: &str, rank: u32) -> Option<u32> {
         self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| *it)
+    }
+
+    /// The number of a rank, without a look at its name if that was looked up before.
+    #[inline]
+    pub(super) fn rank_of(&self, handle: &RankHandle) -> Option<u32> {
+        let (number, life) = handle.found();
+        if self.get(number).is_some_and(|books| books.life == life) {
+            return Some(number);
+        }
+        let number = self.rank(handle.worker(), handle.rank())?;
+        handle.remember(number, self.get(number)?.life);
+        Some(number)
     }
 
     #[inline]
