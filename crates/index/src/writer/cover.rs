@@ -24,13 +24,14 @@ impl Writer {
         }
     }
 
-    /// `holder` loses the positions `to..from` of a run, of which it covers the first `from`.
+    /// `holder` loses the positions `to..from` of a run, of which it covers the first `from`. Names of its own it has lost
+    /// before.
     pub(super) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, to, from, false);
         let left = levels.last().map_or(0, |level| level.end);
         self.names.remove_all(run, left, &self.runs.get(run).names()[left as usize..], &self.runs);
         if let Some(private) = &mut self.holders[holder as usize].private {
-            private.truncate(run, to, &self.runs);
+            private.truncate(run, to);
         }
         self.publish_levels(run, levels);
         let it = &mut self.holders[holder as usize];
@@ -110,8 +111,10 @@ impl Writer {
             }
         });
         if let Some(private) = &mut self.holders[holder as usize].private {
-            private.reserve(1, &self.runs);
-            private.push(at.run, name.unwrap_or(NO_NAME), &self.runs);
+            if let Some(name) = name {
+                private.reserve(1);
+                private.push(at, name, &self.runs);
+            }
         } else if let Some(name) = name
             && self.runs.name(at) == NO_NAME
         {
@@ -135,12 +138,12 @@ impl Writer {
         let it = &self.holders[holder as usize];
         let mut private = Private::new(self.secret);
         for (run, cutoff) in runs {
-            private.reserve(cutoff as usize, &self.runs);
+            private.reserve(cutoff as usize);
             let name = |offset| {
                 let at = Position { run, offset };
                 if it.covers_irregularly(at) { NO_NAME } else { self.runs.name(at) }
             };
-            private.load(run, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
+            private.push_new(run, 0, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
         }
         self.holders[holder as usize].private = Some(Box::new(private));
         self.counters.private_holders += 1;

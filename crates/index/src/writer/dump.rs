@@ -48,6 +48,7 @@ impl Writer {
                 events.extend((0..copies).map(|_| store(*tier, &one)));
             }
         }
+        self.forget_places([device, widest]);
     }
 
     fn single(&self, holder: u32, name: u64) -> Option<HeldChain> {

@@ -65,7 +65,7 @@ impl Writer {
     /// The name of a position that `holder` covers regularly.
     pub(super) fn name_of(&self, holder: u32, at: Position) -> u64 {
         match &self.holders[holder as usize].private {
-            Some(private) => private.name(at).unwrap_or(NO_NAME),
+            Some(private) => private.name(at, &self.runs).unwrap_or(NO_NAME),
             None => self.runs.name(at),
         }
     }

@@ -13,6 +13,8 @@ struct Stretch {
     high: u32,
     /// How far the holder covers the run.
     cutoff: u32,
+    /// Where its names begin among those that are gone.
+    first: usize,
 }
 
 /// Stretches looked through for a name that comes twice, before what there is gets done.
@@ -25,11 +27,14 @@ impl Writer {
     /// that goes as a whole leaves no holes behind on the way.
     pub(super) fn lose(&mut self, holder: u32, names: &[u64], gone: &mut Vec<u64>) {
         let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
-        for &name in names {
+        for (i, &name) in names.iter().enumerate() {
+            if let Some(private) = &self.holders[holder as usize].private {
+                private.prefetch(names, i);
+            }
             let regular = self.regular_prefix(holder, &[name]) == 1;
             if !regular {
                 // Whatever came before it in the list must be done first: it may be the same name.
-                self.cut(holder, &mut stretches);
+                self.cut(holder, &mut stretches, gone);
                 if self.lose_one(holder, name) {
                     gone.push(name);
                 }
@@ -52,13 +57,13 @@ impl Writer {
                 last.high = last.high.max(at.offset);
                 continue;
             }
+            stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset, cutoff, first: gone.len() });
             gone.push(name);
-            stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset, cutoff });
             if stretches.len() > MOST_STRETCHES {
-                self.cut(holder, &mut stretches);
+                self.cut(holder, &mut stretches, gone);
             }
         }
-        self.cut(holder, &mut stretches);
+        self.cut(holder, &mut stretches, gone);
     }
 
     /// The block just before or after the stretch, if it has this name. Most removals are one chain in order, either
@@ -66,10 +71,12 @@ impl Writer {
     #[inline]
     fn neighbour(&self, holder: u32, stretch: &Stretch, name: u64) -> Option<Position> {
         let run = stretch.run;
-        let names = match &self.holders[holder as usize].private {
-            None => self.runs.get(run).names(),
-            Some(private) => private.of_run(run),
-        };
+        if let Some(private) = &self.holders[holder as usize].private {
+            let at = private.find(name, &self.runs)?;
+            let is_next = at.run == run && (at.offset + 1 == stretch.low || at.offset == stretch.high + 1);
+            return is_next.then_some(at);
+        }
+        let names = self.runs.get(run).names();
         if stretch.low > 0 && names[stretch.low as usize - 1] == name {
             return Some(Position { run, offset: stretch.low - 1 });
         }
@@ -96,7 +103,7 @@ impl Writer {
     }
 
     /// Takes the stretches out. A run starts after those it descends from, so whatever hangs off a block goes before it.
-    fn cut(&mut self, holder: u32, stretches: &mut SmallVec<[Stretch; 4]>) {
+    fn cut(&mut self, holder: u32, stretches: &mut SmallVec<[Stretch; 4]>, gone: &[u64]) {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
         }
@@ -107,15 +114,17 @@ impl Writer {
         });
         // What is known of how far it covers a run is so until something there is lost.
         let mut changed = false;
-        for &Stretch { run, low, high, cutoff } in stretches.iter() {
+        for &Stretch { run, low, high, cutoff, first } in stretches.iter() {
             let cutoff = if changed { self.cutoff(holder, run, high) } else { cutoff };
             changed = stretches.len() > 1;
             if high + 1 == cutoff && !self.holds_child_beyond(holder, run, low) {
+                self.forget_own(holder, &gone[first..=first + (high - low) as usize]);
                 self.lower(holder, run, cutoff, low);
                 continue;
             }
             for offset in (low..=high).rev() {
-                self.lose_regular(holder, Position { run, offset });
+                let at = Position { run, offset };
+                self.lose_regular(holder, at, self.name_of(holder, at));
             }
         }
         if !stretches.is_empty() {
@@ -149,17 +158,24 @@ impl Writer {
             return true;
         }
         let Some(at) = self.find(holder, name) else { return false };
-        self.lose_regular(holder, at);
+        self.lose_regular(holder, at, name);
         true
     }
 
+    fn forget_own(&mut self, holder: u32, names: &[u64]) {
+        if let Some(private) = &mut self.holders[holder as usize].private {
+            private.forget(names);
+        }
+    }
+
     /// Takes a regular block out. What it held below becomes irregular.
-    fn lose_regular(&mut self, holder: u32, at: Position) {
+    fn lose_regular(&mut self, holder: u32, at: Position, name: u64) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
         let irregular_reachable =
             self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_reachable());
         if is_leaf && !irregular_reachable {
+            self.forget_own(holder, &[name]);
             self.lower(holder, at.run, cutoff, at.offset);
         } else {
             self.detach(holder, at);
