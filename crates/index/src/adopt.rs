@@ -220,7 +220,9 @@ mod tests {
                 let up: Vec<u64> = std::iter::successors(Some(name), |name| (*name > 1).then_some(name / 2)).collect();
                 let query: Vec<u64> = up.iter().rev().map(|name| name * 10).collect();
                 let expected = reference.find(&query).by_rank(View::Device);
-                let mut found = index.find(&query).by_rank(View::Device);
+                let found = index.find(&query);
+                let mut found: Vec<_> =
+                    found.by_rank(View::Device).into_iter().map(|(who, n, depth)| (who.clone(), n, depth)).collect();
                 found.sort();
                 let mut sorted = expected.clone();
                 sorted.sort();

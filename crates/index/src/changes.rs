@@ -3,6 +3,7 @@
 use std::sync::MutexGuard;
 
 use crate::error::Error;
+use crate::handle::RankHandle;
 use crate::index::{BlockIndex, Config};
 use crate::types::{BlockHash, Event, Tier};
 use crate::writer::{Chain, Writer};
@@ -79,6 +80,28 @@ impl<'i> Changes<'i> {
         self.write(block_hashes.len(), false, |writer| writer.remove(worker, rank, tier, block_hashes));
     }
 
+    /// As [`store`](Self::store), by a handle of the worker's rank, which spares a look-up by name.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn store_to(
+        &mut self,
+        rank: &RankHandle,
+        tier: Tier,
+        parent: Option<BlockHash>,
+        block_hashes: &[BlockHash],
+        content_hashes: &[u64],
+    ) -> Result<(), Error> {
+        let chain = Chain::new(parent, block_hashes, content_hashes)?;
+        let roster = &self.index.roster;
+        self.write(block_hashes.len(), false, |writer| writer.store_to(rank, tier, &chain, roster))
+    }
+
+    /// As [`remove`](Self::remove), by a handle of the worker's rank, which spares a look-up by name.
+    pub fn remove_from(&mut self, rank: &RankHandle, tier: Tier, block_hashes: &[BlockHash]) {
+        self.write(block_hashes.len(), false, |writer| writer.remove_from(rank, tier, block_hashes));
+    }
+
     /// As [`BlockIndex::clear`].
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let roster = &self.index.roster;
@@ -133,6 +156,36 @@ mod tests {
         });
         let held: Vec<_> = index.workers().into_iter().map(|(worker, blocks)| (worker.to_string(), blocks)).collect();
         assert_eq!(held, [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn a_handle_means_its_rank_whoever_comes_and_goes() {
+        let (one, other) = (BlockIndex::new(Config::default()).unwrap(), BlockIndex::new(Config::default()).unwrap());
+        let handles = [RankHandle::new("a", 0), RankHandle::new("a", 1), RankHandle::new("b", 0)];
+        let held = |index: &BlockIndex| {
+            let mut held: Vec<_> = index.ranks().iter().map(|it| (it.worker.to_string(), it.rank)).collect();
+            held.sort();
+            held
+        };
+        for round in 0..4_u64 {
+            for index in [&one, &other] {
+                for handle in &handles {
+                    let mut changes = index.changes();
+                    changes.remove_from(handle, Tier::Gpu, &[BlockHash(9)]);
+                    changes.store_to(handle, Tier::Gpu, None, &[BlockHash(1), BlockHash(2)], &[1, 2]).unwrap();
+                    changes.remove_from(handle, Tier::Gpu, &[BlockHash(2)]);
+                    drop(changes);
+                    index.store(handle.worker(), handle.rank(), Tier::Gpu, None, &[BlockHash(3)], &[3]).unwrap();
+                }
+                assert_eq!(held(index), [("a".to_owned(), 0), ("a".to_owned(), 1), ("b".to_owned(), 0)]);
+                assert!(index.ranks().iter().all(|it| it.device_blocks == 2), "{:?}", index.ranks());
+                // Their numbers are others' afterwards.
+                index.drop_worker(["a", "b"][round as usize % 2]);
+                index.store("c", round as u32, Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
+                index.drop_worker(["b", "a"][round as usize % 2]);
+                index.drop_worker("c");
+            }
+        }
     }
 
     #[test]

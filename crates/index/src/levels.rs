@@ -1,54 +1,48 @@
 //! Changing a run's levels.
 
-use crate::raw::{Level, Levels, SetWord};
+use crate::raw::{Level, SetWord};
 use crate::sets::Sets;
 
-/// The levels after `holder` has gained (or lost, if not `gains`) the positions `from..to`.
+/// Makes `levels` what they are after `holder` has gained (or lost, if not `gains`) the positions `from..to`. What it
+/// gains goes on from what it has, what it loses is the end of that.
 ///
-/// Ends rise and neighbours differ. The sets of the result are new references, those of `levels` stay the caller's.
-pub(crate) fn changed(levels: &[Level], holder: u32, from: u32, to: u32, gains: bool, sets: &mut Sets) -> Levels {
-    let mut out = Levels::new();
-    let mut start = 0;
-    for level in levels {
-        push(&mut out, start, level.end.min(from), level.set, Change::None, holder, sets);
-        let change = if gains { Change::Gain } else { Change::Lose };
-        push(&mut out, start.max(from), level.end.min(to), level.set, change, holder, sets);
-        push(&mut out, start.max(to), level.end, level.set, Change::None, holder, sets);
-        start = level.end;
-    }
-    if gains {
+/// Ends rise and neighbours differ, before and after. The references of `levels` to sets are the caller's, before and
+/// after: a set that stays is not looked at.
+pub(crate) fn change(levels: &mut Vec<Level>, holder: u32, from: u32, to: u32, gains: bool, sets: &mut Sets) {
+    if gains && levels.last().is_none_or(|last| last.end < to) {
         // Beyond what anyone held.
-        push(&mut out, start.max(from), to, SetWord::EMPTY, Change::Gain, holder, sets);
+        levels.push(Level { end: to, set: SetWord::EMPTY });
     }
-    while let Some(last) = out.last()
-        && last.set.is_empty()
-    {
-        out.pop();
+    let mut at = levels.iter().position(|level| level.end > from).unwrap_or(levels.len());
+    let first = at;
+    if at < levels.len() && from > at.checked_sub(1).map_or(0, |before| levels[before].end) {
+        split(levels, at, from, sets);
+        at += 1;
     }
-    out
-}
-
-enum Change {
-    None,
-    Gain,
-    Lose,
-}
-
-/// Appends positions `start..end` with `set`, changed; joins them to the level before if that has the same set.
-fn push(out: &mut Levels, start: u32, end: u32, set: SetWord, change: Change, holder: u32, sets: &mut Sets) {
-    if start >= end {
-        return;
-    }
-    let set = match change {
-        Change::None => sets.retain(set),
-        Change::Gain => sets.with(set, holder),
-        Change::Lose => sets.without(set, holder),
-    };
-    match out.last_mut() {
-        Some(last) if last.set == set => {
-            last.end = end;
-            sets.release(set);
+    while at < levels.len() && at.checked_sub(1).map_or(0, |before| levels[before].end) < to {
+        if levels[at].end > to {
+            split(levels, at, to, sets);
         }
-        _ => out.push(Level { end, set }),
+        let old = levels[at].set;
+        levels[at].set = if gains { sets.with(old, holder) } else { sets.without(old, holder) };
+        sets.release(old);
+        at += 1;
     }
+    // Only the neighbours of those that changed can be equal now.
+    for at in (first..=at.min(levels.len() - 1)).rev() {
+        if at > 0 && levels[at - 1].set == levels[at].set {
+            sets.release(levels[at].set);
+            levels[at - 1].end = levels[at].end;
+            levels.remove(at);
+        }
+    }
+    while levels.last().is_some_and(|last| last.set.is_empty()) {
+        levels.pop();
+    }
+}
+
+/// Makes two levels of one, parted at `end`.
+fn split(levels: &mut Vec<Level>, at: usize, end: u32, sets: &mut Sets) {
+    let set = sets.retain(levels[at].set);
+    levels.insert(at, Level { end, set });
 }

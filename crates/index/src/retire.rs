@@ -1,14 +1,14 @@
 //! What the writer has unlinked and must keep until no reader can see it.
 
-use crate::raw::{Children, Level, Owned, Readers, Retired, Run, Set, Spilled};
+use crate::raw::{Children, Owned, Readers, Retired, Run, SetBox, Spilled};
 use crate::roster::Roster;
 
 /// One such thing. Numbers wait like memory: a reader may be about to look something up by them.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
-    Levels(Owned<Spilled>),
-    Set(Owned<Set>),
+    Levels(Spilled),
+    Set(SetBox),
     Children(Owned<Children>),
     Roster(Owned<Roster>),
     RunId(u32),
@@ -19,9 +19,9 @@ impl Garbage {
     fn bytes(&self) -> usize {
         match self {
             Self::Run(run) => run.bytes(),
-            Self::Levels(levels) => size_of::<Spilled>() + levels.len() * size_of::<Level>(),
+            Self::Levels(levels) => levels.bytes(),
             Self::Children(children) => children.bytes(),
-            Self::Set(_) => 512,
+            Self::Set(set) => set.bytes(),
             Self::Roster(_) => 4096,
             Self::RunId(_) | Self::HolderId(_) => size_of::<Self>(),
         }
@@ -76,16 +76,13 @@ impl Trash {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
-    /// Frees what can be freed now; `reuse` is given the numbers.
+    /// Gives `reuse` what no reader can see any more.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
         let mut freed = 0;
         let left = self.retired.advance(readers, |garbage| {
             freed += garbage.bytes() + size_of::<Garbage>();
-            match garbage {
-                Garbage::RunId(_) | Garbage::HolderId(_) => reuse(garbage),
-                memory => drop(memory),
-            }
+            reuse(garbage);
         });
         self.bytes -= freed;
         self.asked = left.then_some(0);

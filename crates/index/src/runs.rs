@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::forks::Forks;
 use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, Levels, Published, Run, WriterToken};
+use crate::raw::{Children, Level, LevelsRef, Published, Run, Spares, WriterToken};
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
@@ -51,6 +51,8 @@ pub(crate) struct Runs {
     /// Of the places where children hang.
     fork_bytes: usize,
     secret: u64,
+    /// For levels that do not fit into a head.
+    pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
 
@@ -66,6 +68,7 @@ impl Runs {
             bytes: 0,
             fork_bytes: 0,
             secret,
+            spare_levels: Spares::new(),
             token: WriterToken::new(),
         }
     }
@@ -92,6 +95,7 @@ impl Runs {
             + self.entries.capacity() * size_of::<Entry>()
             + self.free.capacity() * 4
             + self.fork_bytes
+            + self.spare_levels.bytes()
             + children
     }
 
@@ -129,7 +133,7 @@ impl Runs {
     }
 
     #[inline]
-    pub(crate) fn levels(&self, id: u32) -> Levels {
+    pub(crate) fn levels(&self, id: u32) -> LevelsRef<'_> {
         self.get(id).head().levels_now(&self.token)
     }
 
@@ -254,7 +258,7 @@ impl Runs {
     fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {
         let entry = &mut self.entries[id as usize];
         let old = entry.run.as_ref().expect("live");
-        let new = old.moved(room, &mut self.token);
+        let new = old.moved(room, &mut self.spare_levels, &mut self.token);
         self.bytes = self.bytes + new.bytes() - old.bytes();
         if let Some(&first) = new.contents().first() {
             self.children.get(&self.token).replace(old, &new, first);
@@ -355,7 +359,7 @@ impl Runs {
     /// Makes `levels` the run's levels and cuts off what nobody holds any more.
     pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash) {
         let run = self.entries[id as usize].run.as_mut().expect("live");
-        if let Some(old) = run.head().publish(levels, &mut self.token) {
+        if let Some(old) = run.head().publish(levels, &mut self.spare_levels, &mut self.token) {
             trash.push(Garbage::Levels(old));
         }
         let len = levels.last().map_or(0, |level| level.end as usize);

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::hint::black_box;
 
-use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
+use kvatlas_index::{BlockHash, BlockIndex, Config, RankHandle, Tier, View};
 
 use super::{Adapter, Concurrent, engine_name};
 use crate::specs::Spec;
@@ -20,7 +20,7 @@ pub struct Event {
 
 pub struct Fleet {
     index: BlockIndex,
-    names: Vec<String>,
+    ranks: Vec<RankHandle>,
 }
 
 /// How a lookup ends: with a match as it is found, or with the score of every worker, as the peers' do.
@@ -42,11 +42,12 @@ thread_local!(static BUFFER: RefCell<Vec<(u32, u32)>> = const { RefCell::new(Vec
 
 impl Fleet {
     fn apply(&self, event: &Event) -> bool {
-        let worker = &self.names[event.engine as usize];
+        let rank = &self.ranks[event.engine as usize];
+        let mut changes = self.index.changes();
         if event.store {
-            self.index.store(worker, 0, Tier::Gpu, event.parent, &event.names, &event.contents).is_ok()
+            changes.store_to(rank, Tier::Gpu, event.parent, &event.names, &event.contents).is_ok()
         } else {
-            self.index.remove(worker, 0, Tier::Gpu, &event.names);
+            changes.remove_from(rank, Tier::Gpu, &event.names);
             true
         }
     }
@@ -78,7 +79,7 @@ impl<const END: u8> Adapter for Kvatlas<END> {
     fn build(spec: &Spec) -> Result<Self, String> {
         let config = Config { block_size: 512 / u32::from(spec.per_id), count_copies: true };
         let index = BlockIndex::new(config).map_err(|e| e.to_string())?;
-        Ok(Self { fleet: Fleet { index, names: (0..spec.engines).map(engine_name).collect() }, nothing: () })
+        Ok(Self { fleet: Fleet { index, ranks: (0..spec.engines).map(|engine| RankHandle::new(&engine_name(engine), 0)).collect() }, nothing: () })
     }
 
     fn event(spelled: &Spelled) -> Event {

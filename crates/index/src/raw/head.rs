@@ -14,11 +14,10 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
-use smallvec::SmallVec;
-
-use super::boxes::{Owned, WriterToken};
+use super::boxes::WriterToken;
 use super::reclaim::Pin;
 use super::set::SetWord;
+use super::thin::{Memory, Spares, Thin, ThinBox};
 
 /// The holders of positions up to `end` (exclusive, in blocks from the run's start).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,11 +26,9 @@ pub(crate) struct Level {
     pub(crate) set: SetWord,
 }
 
-/// A copy of a run's levels, shortest first: ends rise, sets shrink.
-pub(crate) type Levels = SmallVec<[Level; 8]>;
-
 /// Levels that do not fit into the head of a run; immutable.
-pub(crate) type Spilled = SmallVec<[Level; 8]>;
+pub(crate) type Spilled = ThinBox<(), Level>;
+type SpilledMemory = Memory<(), Level>;
 
 /// A run's levels as a reader finds them.
 pub(crate) enum LevelsRef<'p> {
@@ -72,7 +69,7 @@ pub(crate) struct RunHead {
     info: AtomicU32,
     ends: [AtomicU32; INLINE],
     sets: [AtomicU64; INLINE],
-    spilled: AtomicPtr<Spilled>,
+    spilled: AtomicPtr<SpilledMemory>,
 }
 
 const _: () = assert!(size_of::<RunHead>() == 64);
@@ -92,8 +89,13 @@ impl RunHead {
     }
 
     /// Takes the spilled list, if there is one, from a head that no reader has.
-    pub(super) fn take_spilled(&self) -> Option<Owned<Spilled>> {
-        NonNull::new(self.spilled.swap(ptr::null_mut(), Ordering::Relaxed)).map(Owned)
+    pub(super) fn take_spilled(&self) -> Option<Spilled> {
+        Self::owned(self.spilled.swap(ptr::null_mut(), Ordering::Relaxed))
+    }
+
+    fn owned(unlinked: *mut SpilledMemory) -> Option<Spilled> {
+        // SAFETY: what a head links is made by `publish`, and was unlinked by the caller.
+        NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
     }
 
     /// Whether any run hangs off this one.
@@ -126,9 +128,9 @@ impl RunHead {
 
     /// The levels, for the writer.
     #[inline]
-    pub(crate) fn levels_now(&self, _writer: &WriterToken) -> Levels {
-        // SAFETY: rule 1: the writer alone unlinks spilled lists, and copies this one first.
-        Levels::from_slice(&unsafe { self.read_levels() })
+    pub(crate) fn levels_now<'w>(&'w self, _writer: &'w WriterToken) -> LevelsRef<'w> {
+        // SAFETY: rule 1: the writer alone unlinks spilled lists, and only with its token borrowed mutably.
+        unsafe { self.read_levels() }
     }
 
     /// # Safety
@@ -141,7 +143,8 @@ impl RunHead {
             let spilled = self.spilled.load(Ordering::Acquire);
             // The word and the count may be of different versions here; the caller will see that and come again.
             // SAFETY: by contract.
-            return LevelsRef::Spilled(if spilled.is_null() { &[] } else { unsafe { &*spilled } });
+            let list = NonNull::new(spilled).map(|memory| unsafe { Thin::of(memory) }.items());
+            return LevelsRef::Spilled(list.unwrap_or_default());
         }
         let mut levels = [NONE; INLINE];
         for (i, level) in levels.iter_mut().enumerate() {
@@ -152,11 +155,16 @@ impl RunHead {
     }
 
     /// Makes `levels` the levels. A list that was spilled before is the result, to be retired.
-    pub(crate) fn publish(&self, levels: &[Level], _writer: &mut WriterToken) -> Option<Owned<Spilled>> {
+    pub(crate) fn publish(
+        &self,
+        levels: &[Level],
+        spares: &mut Spares<(), Level>,
+        _writer: &mut WriterToken,
+    ) -> Option<Spilled> {
         // Made first: readers spin while the version is odd.
         let spilled = match levels.len() {
             0..=INLINE => ptr::null_mut(),
-            _ => Box::into_raw(Box::new(Spilled::from_slice(levels))),
+            _ => spares.make((), levels).into_raw(),
         };
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -169,7 +177,7 @@ impl RunHead {
         let count = if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED };
         self.info.store(self.info.load(Ordering::Relaxed) & !COUNT | count, Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
-        NonNull::new(old).map(Owned)
+        Self::owned(old)
     }
 }
 
@@ -182,7 +190,7 @@ mod tests {
     use crate::raw::reclaim::{Readers, Retired};
 
     /// `count` levels that say which version they are of, each in its own way.
-    fn version(n: u32) -> Levels {
+    fn version(n: u32) -> Vec<Level> {
         let count = 1 + n % 6;
         (0..count).map(|i| Level { end: n * 8 + i, set: SetWord::from_raw(u64::from(n * 8 + i) << 2 | 1) }).collect()
     }
@@ -190,7 +198,7 @@ mod tests {
     #[test]
     fn readers_see_the_levels_of_one_version() {
         let (readers, head, done) = (Readers::new(2), RunHead::new(1, 0, 0), AtomicBool::new(false));
-        head.publish(&version(0), &mut WriterToken::new());
+        head.publish(&version(0), &mut Spares::new(), &mut WriterToken::new());
         // Outlives the readers: what is left in it when the writer is done may still be read.
         let mut retired = Retired::new();
         thread::scope(|scope| {
@@ -207,12 +215,12 @@ mod tests {
                     }
                 });
             }
-            let mut writer = WriterToken::new();
+            let (mut writer, mut spares) = (WriterToken::new(), Spares::new());
             for n in 1..100_000 {
-                if let Some(old) = head.publish(&version(n), &mut writer) {
+                if let Some(old) = head.publish(&version(n), &mut spares, &mut writer) {
                     retired.push(old);
                 }
-                retired.advance(&readers, drop);
+                retired.advance(&readers, |old| spares.keep(old));
             }
             done.store(true, Ordering::Relaxed);
         });

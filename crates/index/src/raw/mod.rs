@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `reclaim.rs` | when may be freed what readers could still see |
 //! | `boxes.rs` | a thing that the writer replaces as a whole |
+//! | `thin.rs` | a header and a list behind one pointer |
 //! | `set.rs` | a set of holders in a word, or behind it |
 //! | `head.rs` | a run's levels, under a sequence number |
 //! | `run.rs` | a run's hashes, appended behind what readers see |
@@ -32,11 +33,13 @@ mod reclaim;
 mod run;
 mod set;
 mod table;
+mod thin;
 
 pub(crate) use boxes::{Held, Owned, Published, WriterToken};
 pub(crate) use children::Children;
 pub(crate) use cpu::{equal_lanes, prefetch};
-pub(crate) use head::{Level, Levels, Spilled};
+pub(crate) use head::{Level, LevelsRef, Spilled};
 pub(crate) use reclaim::{Pin, Readers, Retired};
 pub(crate) use run::Run;
-pub(crate) use set::{Body, CountedToken, MASK_HOLDERS, Members, Set, SetWord};
+pub(crate) use set::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};
+pub(crate) use thin::Spares;

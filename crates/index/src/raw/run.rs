@@ -16,8 +16,9 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::boxes::WriterToken;
-use super::head::{LevelsRef, RunHead};
+use super::head::{Level, LevelsRef, RunHead};
 use super::reclaim::Pin;
+use super::thin::Spares;
 use crate::position::NO_NAME;
 
 /// A run: head, then room for content hashes, then room for block hashes, in one piece of memory.
@@ -148,7 +149,7 @@ impl Run {
     }
 
     /// The same run in new memory, with a copy of its levels.
-    pub(crate) fn moved(&self, room: usize, writer: &mut WriterToken) -> Self {
+    pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &mut WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);
         let mut new = Self::new(self.head().id, self.head().parent, self.head().fork, room);
@@ -159,7 +160,8 @@ impl Run {
         }
         new.len = self.len;
         new.written = self.len;
-        new.head().publish(&self.head().levels_now(writer), writer);
+        let levels = self.head().levels_now(writer).to_vec();
+        new.head().publish(&levels, spares, writer);
         new.head().set_has_children(self.head().has_children(), writer);
         new
     }

@@ -1,23 +1,23 @@
 //! A set of holders: a word that has the members in it, or leads to them.
 //!
 //! Most sets are small or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
-//! to three holders of any number below 2^20. Any other word is the address of a [`Set`].
+//! to three holders of any number below 2^20. Any other word is the address of a set in memory of its own ([`SetBox`]).
 //!
-//! **Protocol.** The writer counts the references to a `Set` and retires it with the last; readers get at it by words
+//! **Protocol.** The writer counts the references to such a set and retires it with the last; readers get at it by words
 //! that they found under their pin.
 //!
-//! **Invariants.** Words of objects are made of the address of an [`Owned<Set>`], whose key and body never change. A
+//! **Invariants.** Words of objects are made of the address of a [`SetBox`], whose key and members never change. A
 //! word is used either under the pin it was found under (rule 2), or by the writer while the table of sets counts it,
 //! which [`CountedToken`] shows.
 //!
 //! **Checked by** the test of `sets/table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and
 //! the address sanitizer (`make sanitize`).
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
-use super::boxes::Owned;
 use super::reclaim::Pin;
-use crate::sync::AtomicU32;
+use super::thin::{Memory, Thin, ThinBox};
+use crate::sync::{AtomicU32, Ordering};
 
 const KIND: u64 = 3;
 const OBJECT: u64 = 0;
@@ -42,22 +42,84 @@ pub(crate) enum Members<'a> {
     Bits(&'a [u64]),
 }
 
-/// A set that does not fit into a word.
-pub(crate) struct Set {
+/// What goes before the members of a set that does not fit into a word.
+pub(crate) struct SetHead {
     /// The xor of its members' words.
     pub(crate) key: u64,
-    /// How many levels and copies mean it; the writer's own.
-    pub(crate) references: AtomicU32,
-    pub(crate) body: Body,
+    /// How many levels and copies mean it; the writer's own, an atomic only because readers may look beside it.
+    references: AtomicU32,
+    /// Number of members.
+    members: u32,
+    /// Whether they have a bit each, up to the highest; else they are listed, rising, two to a word, with 0 to fill it.
+    bits: bool,
 }
 
-/// Whichever is smaller; a function of the members alone, so that equal sets have equal bodies.
-#[derive(PartialEq, Eq, Clone)]
-pub(crate) enum Body {
-    /// Holders, rising.
-    List(Box<[u32]>),
-    /// A bit for each holder up to the highest.
-    Bits(Box<[u64]>),
+/// A set that does not fit into a word.
+pub(crate) type SetBox = ThinBox<SetHead, u64>;
+
+/// Such a set, to be looked at.
+#[derive(Clone, Copy)]
+pub(crate) struct Set<'a> {
+    head: &'a SetHead,
+    body: &'a [u64],
+}
+
+impl SetHead {
+    /// Of a set of so many members, with one reference.
+    pub(crate) fn new(key: u64, members: usize, bits: bool) -> Self {
+        Self { key, references: AtomicU32::new(1), members: members as u32, bits }
+    }
+}
+
+impl<'a> Set<'a> {
+    fn of(set: Thin<'a, SetHead, u64>) -> Self {
+        Self { head: set.head(), body: set.items() }
+    }
+
+    #[inline]
+    pub(crate) fn key(self) -> u64 {
+        self.head.key
+    }
+
+    /// Number of members.
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        self.head.members as usize
+    }
+
+    #[inline]
+    pub(crate) fn is_bits(self) -> bool {
+        self.head.bits
+    }
+
+    #[inline]
+    pub(crate) fn body(self) -> &'a [u64] {
+        self.body
+    }
+
+    #[inline]
+    pub(crate) fn members(self) -> Members<'a> {
+        if self.head.bits {
+            Members::Bits(self.body)
+        } else {
+            Members::List(&bytemuck::cast_slice(self.body)[..self.len()])
+        }
+    }
+
+    /// One reference more. There is one writer, so no locked instruction.
+    #[inline]
+    pub(crate) fn retain(self, _: &CountedToken) {
+        let references = self.head.references.load(Ordering::Relaxed);
+        self.head.references.store(references + 1, Ordering::Relaxed);
+    }
+
+    /// One reference less; returns whether it was the last.
+    #[inline]
+    pub(crate) fn release(self, _: &CountedToken) -> bool {
+        let references = self.head.references.load(Ordering::Relaxed);
+        self.head.references.store(references - 1, Ordering::Relaxed);
+        references == 1
+    }
 }
 
 /// Shows that the caller is the table that counts the references; there is one an index.
@@ -96,7 +158,7 @@ impl SetWord {
     #[inline]
     pub(crate) fn members<'p>(self, _pin: &'p Pin<'_>) -> Members<'p> {
         // SAFETY: rule 2: what was linked while the reader was pinned is not freed before it leaves.
-        self.decode(|address| unsafe { &*ptr::with_exposed_provenance::<Set>(address as usize) })
+        self.decode(|address| unsafe { Self::at(address) })
     }
 
     /// The members, for the table that counts this word.
@@ -107,14 +169,23 @@ impl SetWord {
 
     /// The set that this word leads to, if it does not have the members in itself.
     #[inline]
-    pub(crate) fn object(self, token: &CountedToken) -> Option<&Set> {
+    pub(crate) fn object(self, token: &CountedToken) -> Option<Set<'_>> {
         self.is_object().then(|| Self::counted(self.0, token))
     }
 
     #[inline]
-    fn counted(address: u64, _: &CountedToken) -> &Set {
+    fn counted(address: u64, _: &CountedToken) -> Set<'_> {
         // SAFETY: the table of sets frees none that is counted, and the writer has no others.
-        unsafe { &*ptr::with_exposed_provenance::<Set>(address as usize) }
+        unsafe { Self::at(address) }
+    }
+
+    /// # Safety
+    /// The address is that of a set that is not freed for as long as `'a`.
+    #[inline]
+    unsafe fn at<'a>(address: u64) -> Set<'a> {
+        let memory = ptr::with_exposed_provenance_mut::<Memory<SetHead, u64>>(address as usize);
+        // SAFETY: the address of a box is not null; the rest by contract.
+        Set::of(unsafe { Thin::of(NonNull::new_unchecked(memory)) })
     }
 
     /// The members of a set that has them in its word.
@@ -124,7 +195,7 @@ impl SetWord {
     }
 
     #[inline]
-    fn decode<'a>(self, object: impl FnOnce(u64) -> &'a Set) -> Members<'a> {
+    fn decode<'a>(self, object: impl FnOnce(u64) -> Set<'a>) -> Members<'a> {
         match self.0 & KIND {
             MASK => Members::Mask(self.0 >> 2),
             FEW => {
@@ -140,16 +211,13 @@ impl SetWord {
                 Members::Few(few, n)
             }
             _ if self.0 == 0 => Members::Mask(0),
-            _ => match &object(self.0).body {
-                Body::List(list) => Members::List(list),
-                Body::Bits(bits) => Members::Bits(bits),
-            },
+            _ => object(self.0).members(),
         }
     }
 
     /// The word of a set that the table of sets owns.
-    pub(crate) fn of_object(set: &Owned<Set>) -> Self {
-        Self(set.address())
+    pub(crate) fn of_object(set: &SetBox) -> Self {
+        Self(set.as_ptr().expose_provenance() as u64)
     }
 
     /// The set of these holders (rising), if its members fit into the word.

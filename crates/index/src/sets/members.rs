@@ -19,6 +19,8 @@ impl Members<'_> {
         match self {
             Self::Mask(mask) => holder < MASK_HOLDERS && mask >> holder & 1 == 1,
             Self::Few(few, n) => few[..n].contains(&holder),
+            // A processor compares eight at a time, and guesses wrong in a search.
+            Self::List(list) if list.len() <= 128 => list.iter().fold(false, |found, &it| found | (it == holder)),
             Self::List(list) => list.binary_search(&holder).is_ok(),
             Self::Bits(bits) => bits.get(holder as usize / 64).is_some_and(|word| word >> (holder % 64) & 1 == 1),
         }

@@ -3,47 +3,35 @@
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-use crate::raw::{Body, CountedToken, Members, Owned, Set, SetWord};
+use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
 use crate::spread::mix;
-use crate::sync::{AtomicU32, Ordering};
 
-impl Body {
-    /// The body of a set of these holders (rising).
-    fn of(holders: &[u32]) -> Self {
-        let highest = holders.last().map_or(0, |&h| h as usize);
-        let words = highest / 64 + 1;
-        if words * 8 >= size_of_val(holders) {
-            return Self::List(holders.into());
-        }
-        let mut bits = vec![0; words];
-        for &holder in holders {
-            bits[holder as usize / 64] |= 1 << (holder % 64);
-        }
-        Self::Bits(bits.into())
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::List(list) => size_of_val::<[u32]>(list),
-            Self::Bits(bits) => size_of_val::<[u64]>(bits),
-        }
-    }
+/// Whether so many members are kept as bits: where that takes at most twice the room, as a list is slower to look
+/// through and to change. Of the members alone, so that equal sets have equal bodies.
+fn as_bits(members: usize, highest: u32) -> bool {
+    highest as usize / 64 < members
 }
 
 /// The writer's table of all sets that are objects.
 pub(crate) struct Sets {
     /// With the key beside: most look-ups end without a look at the set.
-    objects: HashTable<(u64, Owned<Set>)>,
+    objects: HashTable<(u64, SetBox)>,
     secret: u64,
-    body_bytes: usize,
+    /// Of all sets.
+    set_bytes: usize,
     /// Unlinked: the writer retires them.
-    pub(crate) dead: Vec<Owned<Set>>,
+    pub(crate) dead: Vec<SetBox>,
+    /// For sets to come.
+    pub(crate) spares: Spares<SetHead, u64>,
+    /// The body of the set that is being looked for.
+    body: Vec<u64>,
     counted: CountedToken,
 }
 
 impl Sets {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { objects: HashTable::new(), secret, body_bytes: 0, dead: Vec::new(), counted: CountedToken::new() }
+        let (objects, counted) = (HashTable::new(), CountedToken::new());
+        Self { objects, secret, set_bytes: 0, dead: Vec::new(), spares: Spares::new(), body: Vec::new(), counted }
     }
 
     /// Number of sets that are objects.
@@ -52,7 +40,10 @@ impl Sets {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.objects.allocation_size() + self.objects.len() * size_of::<Set>() + self.body_bytes
+        self.objects.allocation_size()
+            + self.set_bytes
+            + self.spares.bytes()
+            + (self.dead.capacity() + self.body.capacity()) * 8
     }
 
     #[inline]
@@ -66,7 +57,7 @@ impl Sets {
     }
 
     #[inline]
-    fn object_of(&self, set: SetWord) -> Option<&Set> {
+    fn object_of(&self, set: SetWord) -> Option<Set<'_>> {
         set.object(&self.counted)
     }
 
@@ -74,7 +65,7 @@ impl Sets {
     #[inline]
     pub(crate) fn retain(&mut self, set: SetWord) -> SetWord {
         if let Some(object) = self.object_of(set) {
-            object.references.fetch_add(1, Ordering::Relaxed);
+            object.retain(&self.counted);
         }
         set
     }
@@ -89,13 +80,13 @@ impl Sets {
 
     fn release_object(&mut self, set: SetWord) {
         let Some(object) = self.object_of(set) else { return };
-        if object.references.fetch_sub(1, Ordering::Relaxed) > 1 {
+        if !object.release(&self.counted) {
             return;
         }
-        let (key, bytes) = (object.key, object.body.bytes());
-        if let Ok(entry) = self.objects.find_entry(key, |(_, o)| o.address() == set.raw()) {
-            self.dead.push(entry.remove().0.1);
-            self.body_bytes -= bytes;
+        if let Ok(entry) = self.objects.find_entry(object.key(), |(_, it)| SetWord::of_object(it) == set) {
+            let ((_, it), _) = entry.remove();
+            self.set_bytes -= it.bytes();
+            self.dead.push(it);
         }
         if self.objects.capacity() > 64 && self.objects.len() * 4 < self.objects.capacity() {
             self.objects.shrink_to(self.objects.len() * 2, |(key, _)| *key);
@@ -114,12 +105,11 @@ impl Sets {
 
     /// The set with `holder` in it if it was not, and the reverse.
     fn changed(&mut self, set: SetWord, holder: u32) -> SetWord {
-        let mut holders: SmallVec<[u32; 128]> = SmallVec::new();
-        let key = self.object_of(set).map(|object| object.key);
-        match self.members(set) {
-            Members::List(list) => holders.extend_from_slice(list),
-            members => members.for_each(|h| holders.push(h)),
+        if let Some(word) = self.changed_likewise(set, holder) {
+            return word;
         }
+        let mut holders: SmallVec<[u32; 128]> = SmallVec::new();
+        self.members(set).for_each(|h| holders.push(h));
         match holders.binary_search(&holder) {
             Ok(at) => drop(holders.remove(at)),
             Err(at) => holders.insert(at, holder),
@@ -127,22 +117,86 @@ impl Sets {
         if let Some(word) = SetWord::of_holders(&holders) {
             return word;
         }
-        let secret = self.secret;
-        let word = |h: u32| mix(u64::from(h) + 1, 0, secret);
-        let key = key.map_or_else(|| holders.iter().fold(0, |key, &h| key ^ word(h)), |key| key ^ word(holder));
-        self.object(key, Body::of(&holders))
+        let key = holders.iter().fold(0, |key, &h| key ^ self.word(h));
+        let highest = holders.last().copied().unwrap_or(0);
+        let bits = as_bits(holders.len(), highest);
+        self.body.clear();
+        if bits {
+            self.body.resize(highest as usize / 64 + 1, 0);
+            holders.iter().for_each(|&h| self.body[h as usize / 64] |= 1 << (h % 64));
+        } else {
+            self.body.resize(holders.len().div_ceil(2), 0);
+            bytemuck::cast_slice_mut(&mut self.body)[..holders.len()].copy_from_slice(&holders);
+        }
+        self.object(key, holders.len(), bits)
     }
 
-    fn object(&mut self, key: u64, body: Body) -> SetWord {
+    /// The same for an object, if the result is one of the same kind: copied as it is, but for one member.
+    #[inline]
+    fn changed_likewise(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
+        let object = set.object(&self.counted)?;
+        let key = object.key() ^ self.word(holder);
+        let body = &mut self.body;
+        body.clear();
+        let (members, highest, bits) = match object.members() {
+            Members::Bits(all) => {
+                body.extend_from_slice(all);
+                let word = holder as usize / 64;
+                if word >= body.len() {
+                    body.resize(word + 1, 0);
+                }
+                body[word] ^= 1 << (holder % 64);
+                let had = body[word] >> (holder % 64) & 1 == 0;
+                while body.last() == Some(&0) {
+                    body.pop();
+                }
+                let highest = body.last().map_or(0, |last| body.len() as u32 * 64 - 1 - last.leading_zeros());
+                (if had { object.len() - 1 } else { object.len() + 1 }, highest, true)
+            }
+            Members::List(all) => {
+                let at = all.iter().filter(|&&it| it < holder).count();
+                let had = all.get(at) == Some(&holder);
+                let members = if had { all.len() - 1 } else { all.len() + 1 };
+                body.resize(members.div_ceil(2), 0);
+                let list = &mut bytemuck::cast_slice_mut(body)[..members];
+                list[..at].copy_from_slice(&all[..at]);
+                if had {
+                    list[at..].copy_from_slice(&all[at + 1..]);
+                } else {
+                    list[at] = holder;
+                    list[at + 1..].copy_from_slice(&all[at..]);
+                }
+                (members, list.last().copied().unwrap_or(0), false)
+            }
+            Members::Mask(_) | Members::Few(..) => return None,
+        };
+        let fits_a_word = members <= 3 || highest < MASK_HOLDERS;
+        let likewise = !fits_a_word && as_bits(members, highest) == bits;
+        likewise.then(|| self.object(key, members, bits))
+    }
+
+    /// The random word of a holder.
+    #[inline]
+    fn word(&self, holder: u32) -> u64 {
+        mix(u64::from(holder) + 1, 0, self.secret)
+    }
+
+    /// A new reference to the set whose body has been spelled.
+    fn object(&mut self, key: u64, members: usize, bits: bool) -> SetWord {
+        let Self { objects, body, counted, set_bytes, spares, .. } = self;
         // The key alone would do but for one chance in 2^64 a pair; the comparison makes it exact.
-        if let Some((_, object)) = self.objects.find(key, |(k, o)| *k == key && o.body == body) {
-            object.references.fetch_add(1, Ordering::Relaxed);
-            return SetWord::of_object(object);
+        let is_it = |it: &SetBox| {
+            let it = SetWord::of_object(it).object(counted)?;
+            (it.len() == members && it.is_bits() == bits && it.body() == body).then_some(it)
+        };
+        if let Some((_, it)) = objects.find(key, |(k, it)| *k == key && is_it(it).is_some()) {
+            let word = SetWord::of_object(it);
+            return self.retain(word);
         }
-        self.body_bytes += body.bytes();
-        let object = Owned::new(Set { key, references: AtomicU32::new(1), body });
-        let word = SetWord::of_object(&object);
-        self.objects.insert_unique(key, (key, object), |(key, _)| *key);
+        let it = spares.make(SetHead::new(key, members, bits), body);
+        *set_bytes += it.bytes();
+        let word = SetWord::of_object(&it);
+        objects.insert_unique(key, (key, it), |(key, _)| *key);
         word
     }
 }
@@ -182,12 +236,12 @@ mod tests {
                         assert_eq!(a == b, wa == wb);
                     }
                 }
-                sets.dead.clear();
+                std::mem::take(&mut sets.dead).into_iter().for_each(|dead| sets.spares.keep(dead));
             }
         }
         for (_, word) in held {
             sets.release(word);
         }
-        assert_eq!((sets.len(), sets.body_bytes), (0, 0));
+        assert_eq!((sets.len(), sets.set_bytes), (0, 0));
     }
 }

@@ -1,7 +1,5 @@
 //! Blocks that were never announced: what waits for them, and their coming in by other ways than a store.
 
-use std::sync::Arc;
-
 use hashbrown::HashMap;
 
 use super::state::Writer;
@@ -54,7 +52,7 @@ impl Writer {
         names: &[BlockHash],
         roots: &mut Roots,
     ) -> Vec<Option<BlockHash>> {
-        let Some(device) = self.workers.get(worker, rank).map(|books| books.device) else {
+        let Some(device) = self.workers.rank(worker, rank) else {
             return names.iter().copied().map(Some).collect();
         };
         let irregular = self.holders[device as usize].irregular.as_ref();
@@ -107,10 +105,10 @@ impl Writer {
         chain: &Chain<'_>,
         gone: &[bool],
         certain: bool,
-        roster: &Published<Arc<Roster>>,
+        roster: &Published<Roster>,
     ) -> Result<Adopted, Error> {
         let (names, contents) = (chain.block_hashes, chain.content_hashes);
-        let Some(device) = self.workers.get(worker, rank).map(|books| books.device) else {
+        let Some(device) = self.workers.rank(worker, rank) else {
             return Ok(Adopted::Contrary);
         };
         let mut wanted = Vec::with_capacity(names.len());
@@ -140,7 +138,7 @@ impl Writer {
 
     /// Which of these blocks a rank holds on its device.
     pub(crate) fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
-        let device = self.workers.get(worker, rank).map(|books| books.device);
+        let device = self.workers.rank(worker, rank);
         let is_held = |&name: &BlockHash| device.is_some_and(|device| self.block(device, inner(name)).is_some());
         names.iter().map(is_held).collect()
     }
@@ -166,8 +164,8 @@ impl Writer {
     /// Whether a rank has shown that it names blocks as others do: at least so many blocks that it announced bear the
     /// same name for others, continue the same block and contain the same, and none was ever named otherwise.
     pub(crate) fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
-        let Some(books) = self.workers.get(worker, rank) else { return false };
-        let device = books.device;
+        let Some(device) = self.workers.rank(worker, rank) else { return false };
+        let Some(books) = self.workers.get(device) else { return false };
         let holder = &self.holders[device as usize];
         if holder.private.is_some() {
             return false;

@@ -11,6 +11,15 @@ pub(super) struct HeldChain {
 }
 
 impl Writer {
+    /// Names by their places, which a dump asks for, are not kept for long.
+    pub(super) fn forget_places(&mut self, holders: [u32; 2]) {
+        for holder in holders {
+            if let Some(private) = self.holders.get_mut(holder as usize).and_then(|it| it.private.as_mut()) {
+                private.forget_places();
+            }
+        }
+    }
+
     /// All that a holder holds: regular blocks with parents before children, then irregular ones in any order.
     pub(super) fn chains_of(&mut self, holder: u32) -> Vec<HeldChain> {
         let mut chains = Vec::new();
@@ -38,7 +47,7 @@ impl Writer {
         let within = ..regular as usize;
         let names = match &it.private {
             None => &self.runs.get(run).names()[within],
-            Some(private) => &private.of_run(run)[within],
+            Some(private) => &private.of_run(run, &self.runs)[within],
         };
         let contents = &self.runs.get(run).contents()[within];
         (regular > 0).then(|| HeldChain {

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use super::state::Writer;
-use super::workers::{Copies, shrink};
+use super::workers::Copies;
 use crate::raw::Published;
 use crate::retire::Garbage;
 use crate::roster::Roster;
@@ -15,20 +15,20 @@ impl Writer {
     pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>, roster: &Published<Roster>) {
         self.counters.clears += 1;
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
-        let ranks: SmallVec<[u32; 4]> = ranks.map(|(n, _)| *n).filter(|n| rank.is_none_or(|r| r == *n)).collect();
+        let ranks: SmallVec<[u32; 4]> =
+            ranks.filter(|(n, _)| rank.is_none_or(|r| r == *n)).map(|(_, rank)| *rank).collect();
         for rank in ranks {
-            let device = self.rank_mut(worker, rank).device;
-            self.touch_all(device);
+            self.touch_all(rank);
             match tier {
-                None => self.clear_rank(worker, rank, roster),
-                Some(Tier::Gpu) => self.clear_device(worker, rank),
-                Some(tier) => self.clear_elsewhere(worker, rank, tier),
+                None => self.clear_rank(rank, roster),
+                Some(Tier::Gpu) => self.clear_device(rank),
+                Some(tier) => self.clear_elsewhere(rank, tier),
             }
         }
     }
 
-    fn clear_rank(&mut self, worker: &str, rank: u32, roster: &Published<Roster>) {
-        let books = self.rank_mut(worker, rank);
+    fn clear_rank(&mut self, rank: u32, roster: &Published<Roster>) {
+        let books = self.rank_mut(rank);
         books.copies = Copies::default();
         books.offloaded = HashMap::new();
         let (device, wider) = (books.device, std::mem::take(&mut books.wider));
@@ -44,15 +44,15 @@ impl Writer {
         wider.into_iter().flatten().for_each(|view| self.trash.push(Garbage::HolderId(view)));
     }
 
-    fn clear_device(&mut self, worker: &str, rank: u32) {
-        let books = self.rank_mut(worker, rank);
+    fn clear_device(&mut self, rank: u32) {
+        let books = self.rank_mut(rank);
         books.copies = Copies::default();
         let device = books.device;
         if books.wider != [None; 3] {
             let chains = self.chains_of(device);
             // Leaves first.
             let names: Vec<u64> = chains.iter().rev().flat_map(|chain| chain.names.iter().rev().copied()).collect();
-            self.narrow(worker, rank, &names);
+            self.narrow(rank, &names);
         }
         self.clear_holder(device);
     }
@@ -65,12 +65,10 @@ impl Writer {
         }
         self.clear(worker, None, None, roster);
         self.counters.clears -= 1;
-        let ranks = self.workers.by_name.remove(worker).unwrap_or_default();
-        for (_, rank) in ranks {
-            self.roster.set(rank.device, None);
-            self.trash.push(Garbage::HolderId(rank.device));
+        for (_, rank) in self.workers.drop(worker) {
+            self.roster.set(rank, None);
+            self.trash.push(Garbage::HolderId(rank));
         }
         self.publish_roster(roster);
-        shrink(&mut self.workers.by_name);
     }
 }

@@ -4,15 +4,14 @@ use super::names::{Private, shared_names};
 use super::state::Writer;
 use crate::levels;
 use crate::position::{NO_NAME, Place, Position};
-use crate::raw::{Level, Levels};
+use crate::raw::Level;
 use crate::retire::Garbage;
 
 impl Writer {
     /// `holder` gains the positions `from..to` of a run, of which it covers the first `from`.
     pub(super) fn raise(&mut self, holder: u32, run: u32, from: u32, to: u32) {
-        let new = self.change_levels(holder, run, from, to, true);
-        self.runs.publish(run, &new.0, &mut self.trash);
-        self.release(&new.1);
+        let levels = self.changed_levels(holder, run, from, to, true);
+        self.publish_levels(run, levels);
         let it = &mut self.holders[holder as usize];
         it.blocks += u64::from(to - from);
         if from == 0 {
@@ -25,16 +24,16 @@ impl Writer {
         }
     }
 
-    /// `holder` loses the positions `to..from` of a run, of which it covers the first `from`.
+    /// `holder` loses the positions `to..from` of a run, of which it covers the first `from`. Names of its own it has lost
+    /// before.
     pub(super) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
-        let new = self.change_levels(holder, run, to, from, false);
-        let left = new.0.last().map_or(0, |level| level.end);
+        let levels = self.changed_levels(holder, run, to, from, false);
+        let left = levels.last().map_or(0, |level| level.end);
         self.names.remove_all(run, left, &self.runs.get(run).names()[left as usize..], &self.runs);
         if let Some(private) = &mut self.holders[holder as usize].private {
-            private.truncate(run, to, &self.runs);
+            private.truncate(run, to);
         }
-        self.runs.publish(run, &new.0, &mut self.trash);
-        self.release(&new.1);
+        self.publish_levels(run, levels);
         let it = &mut self.holders[holder as usize];
         it.blocks -= u64::from(from - to);
         if to == 0 {
@@ -52,17 +51,20 @@ impl Writer {
         self.names.reserve(0, || shared_names(&self.runs));
     }
 
-    /// New levels and old.
+    /// The levels of a run after `holder` has gained or lost some of it: to be published.
     #[inline]
-    fn change_levels(&mut self, holder: u32, run: u32, from: u32, to: u32, gains: bool) -> (Levels, Levels) {
-        let old = self.runs.levels(run);
-        (levels::changed(&old, holder, from, to, gains, &mut self.sets), old)
+    fn changed_levels(&mut self, holder: u32, run: u32, from: u32, to: u32, gains: bool) -> Vec<Level> {
+        let mut levels = std::mem::take(&mut self.levels);
+        levels.extend_from_slice(&self.runs.levels(run));
+        levels::change(&mut levels, holder, from, to, gains, &mut self.sets);
+        levels
     }
 
-    fn release(&mut self, levels: &[Level]) {
-        for level in levels {
-            self.sets.release(level.set);
-        }
+    fn publish_levels(&mut self, run: u32, mut levels: Vec<Level>) {
+        self.runs.publish(run, &levels, &mut self.trash);
+        levels.clear();
+        self.levels = levels;
+        // Unlinked now.
         for set in self.sets.dead.drain(..) {
             self.trash.push(Garbage::Set(set));
         }
@@ -109,8 +111,10 @@ impl Writer {
             }
         });
         if let Some(private) = &mut self.holders[holder as usize].private {
-            private.reserve(1, &self.runs);
-            private.push(at.run, name.unwrap_or(NO_NAME), &self.runs);
+            if let Some(name) = name {
+                private.reserve(1);
+                private.push(at, name, &self.runs);
+            }
         } else if let Some(name) = name
             && self.runs.name(at) == NO_NAME
         {
@@ -134,12 +138,12 @@ impl Writer {
         let it = &self.holders[holder as usize];
         let mut private = Private::new(self.secret);
         for (run, cutoff) in runs {
-            private.reserve(cutoff as usize, &self.runs);
+            private.reserve(cutoff as usize);
             let name = |offset| {
                 let at = Position { run, offset };
                 if it.covers_irregularly(at) { NO_NAME } else { self.runs.name(at) }
             };
-            private.load(run, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
+            private.push_new(run, 0, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
         }
         self.holders[holder as usize].private = Some(Box::new(private));
         self.counters.private_holders += 1;

@@ -24,12 +24,13 @@ impl Writer {
     pub(super) fn detach(&mut self, holder: u32, at: Position) {
         let name = self.name_of(holder, at);
         let positions = self.regular_at_and_below(holder, at);
+        let names: Vec<u64> = positions.iter().map(|&at| self.name_of(holder, at)).collect();
         let blocks: Vec<_> =
-            positions.iter().skip(1).map(|&at| (self.name_of(holder, at), self.block_at(holder, at))).collect();
-        self.touch(holder, blocks.iter().map(|(name, _)| *name));
+            positions.iter().zip(&names).skip(1).map(|(&at, &name)| (name, self.block_at(holder, at))).collect();
+        self.touch(holder, names[1..].iter().copied());
         let it = &mut self.holders[holder as usize];
         if let Some(private) = &mut it.private {
-            positions.iter().for_each(|&at| private.unname(at, &self.runs));
+            positions.iter().zip(&names).for_each(|(&at, &name)| private.unname(at, name));
         }
         let irregular = it.irregular.get_or_insert_default();
         for (name, (parent, content)) in blocks {

@@ -33,7 +33,7 @@ impl Writer {
             block_hashes: chain.names.iter().copied().map(BlockHash).collect(),
             content_hashes: chain.contents.clone(),
         };
-        let Some(books) = self.workers.get(worker, rank) else { return };
+        let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return };
         let (device, widest) = (books.device, books.widest());
         let copies: Vec<(u64, u32)> = books.copies.iter().collect();
         let offloaded: Vec<(u64, [u32; 3])> = books.offloaded.iter().map(|(&name, &claims)| (name, claims)).collect();
@@ -48,6 +48,7 @@ impl Writer {
                 events.extend((0..copies).map(|_| store(*tier, &one)));
             }
         }
+        self.forget_places([device, widest]);
     }
 
     fn single(&self, holder: u32, name: u64) -> Option<HeldChain> {

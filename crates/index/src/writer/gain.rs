@@ -96,11 +96,11 @@ impl Writer {
         let agreed = match &mut self.holders[holder as usize].private {
             None => common_prefix(&run.names()[from..from + alike], names),
             Some(private) => {
-                let agreed = common_prefix(&private.of_run(place.run)[from..from + held], names);
+                let agreed = private.agree(place.run, place.blocks, &names[..held], &self.runs);
                 if agreed < held {
                     agreed
                 } else {
-                    private.reserve(alike - held, &self.runs);
+                    private.reserve(alike - held);
                     held + private.push_new(place.run, cutoff as u32, &names[held..alike], &self.runs)
                 }
             }
@@ -138,7 +138,7 @@ impl Writer {
     fn gain_new_privately(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let (run, start, end) = self.add_blocks(place, contents, None);
         let Some(private) = &mut self.holders[holder as usize].private else { return 0 };
-        private.reserve(names.len(), &self.runs);
+        private.reserve(names.len());
         let names = &names[..(end - start) as usize];
         let gained = private.push_new(run, start, names, &self.runs);
         self.keep_blocks(holder, run, start, start + gained as u32)

@@ -36,6 +36,25 @@ impl Writer {
         (self.covers(holder, at) && !it.covers_irregularly(at)).then_some(at)
     }
 
+    /// The same, with how far it covers the run.
+    #[inline]
+    pub(super) fn find_cut(&self, holder: u32, name: u64) -> Option<(Position, u32)> {
+        if self.holders[holder as usize].private.is_some() {
+            let at = self.find(holder, name)?;
+            return Some((at, self.cutoff(holder, at.run, at.offset)));
+        }
+        self.covered(holder, self.find_shared(name)?)
+    }
+
+    /// A position with how far `holder` covers the run, if it has a regular block there, supposing that it calls it
+    /// as the others do.
+    #[inline]
+    pub(super) fn covered(&self, holder: u32, at: Position) -> Option<(Position, u32)> {
+        let cutoff = self.cutoff(holder, at.run, at.offset);
+        let is_regular = at.offset < cutoff && !self.holders[holder as usize].covers_irregularly(at);
+        is_regular.then_some((at, cutoff))
+    }
+
     /// The position that bears this name for all who agree on it.
     #[inline]
     pub(super) fn find_shared(&self, name: u64) -> Option<Position> {
@@ -46,7 +65,7 @@ impl Writer {
     /// The name of a position that `holder` covers regularly.
     pub(super) fn name_of(&self, holder: u32, at: Position) -> u64 {
         match &self.holders[holder as usize].private {
-            Some(private) => private.name(at).unwrap_or(NO_NAME),
+            Some(private) => private.name(at, &self.runs).unwrap_or(NO_NAME),
             None => self.runs.name(at),
         }
     }

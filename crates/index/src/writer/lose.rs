@@ -13,6 +13,8 @@ struct Stretch {
     high: u32,
     /// How far the holder covers the run.
     cutoff: u32,
+    /// Where its names begin among those that are gone.
+    first: usize,
 }
 
 /// Stretches looked through for a name that comes twice, before what there is gets done.
@@ -25,19 +27,25 @@ impl Writer {
     /// that goes as a whole leaves no holes behind on the way.
     pub(super) fn lose(&mut self, holder: u32, names: &[u64], gone: &mut Vec<u64>) {
         let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
-        for &name in names {
+        for (i, &name) in names.iter().enumerate() {
+            if let Some(private) = &self.holders[holder as usize].private {
+                private.prefetch(names, i);
+            }
             let regular = self.regular_prefix(holder, &[name]) == 1;
             if !regular {
                 // Whatever came before it in the list must be done first: it may be the same name.
-                self.cut(holder, &mut stretches);
+                self.cut(holder, &mut stretches, gone);
                 if self.lose_one(holder, name) {
                     gone.push(name);
                 }
                 continue;
             }
             let next = stretches.last().and_then(|last| self.neighbour(holder, last, name));
-            let next_or_resumed = next.or_else(|| if stretches.is_empty() { self.resumed(holder, name) } else { None });
-            let Some(at) = next_or_resumed.or_else(|| self.find(holder, name)) else { continue };
+            let found = match (next, stretches.last()) {
+                (Some(at), Some(last)) => Some((at, last.cutoff)),
+                (_, last) => self.guessed(holder, last, name).or_else(|| self.find_cut(holder, name)),
+            };
+            let Some((at, cutoff)) = found else { continue };
             let within = |s: &Stretch| s.run == at.run && (s.low..=s.high).contains(&at.offset);
             // A neighbour of the only stretch is not within it.
             if (next.is_none() || stretches.len() > 1) && stretches.iter().any(within) {
@@ -49,14 +57,13 @@ impl Writer {
                 last.high = last.high.max(at.offset);
                 continue;
             }
+            stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset, cutoff, first: gone.len() });
             gone.push(name);
-            let cutoff = self.cutoff(holder, at.run, at.offset);
-            stretches.push(Stretch { run: at.run, low: at.offset, high: at.offset, cutoff });
             if stretches.len() > MOST_STRETCHES {
-                self.cut(holder, &mut stretches);
+                self.cut(holder, &mut stretches, gone);
             }
         }
-        self.cut(holder, &mut stretches);
+        self.cut(holder, &mut stretches, gone);
     }
 
     /// The block just before or after the stretch, if it has this name. Most removals are one chain in order, either
@@ -64,10 +71,12 @@ impl Writer {
     #[inline]
     fn neighbour(&self, holder: u32, stretch: &Stretch, name: u64) -> Option<Position> {
         let run = stretch.run;
-        let names = match &self.holders[holder as usize].private {
-            None => self.runs.get(run).names(),
-            Some(private) => private.of_run(run),
-        };
+        if let Some(private) = &self.holders[holder as usize].private {
+            let at = private.find(name, &self.runs)?;
+            let is_next = at.run == run && (at.offset + 1 == stretch.low || at.offset == stretch.high + 1);
+            return is_next.then_some(at);
+        }
+        let names = self.runs.get(run).names();
         if stretch.low > 0 && names[stretch.low as usize - 1] == name {
             return Some(Position { run, offset: stretch.low - 1 });
         }
@@ -75,39 +84,51 @@ impl Writer {
         (next < stretch.cutoff && names[next as usize] == name).then_some(Position { run, offset: next })
     }
 
-    /// The last block the holder has of the run that it lost blocks of last, if it has this name: eviction goes on
+    /// The block before the last stretch in the run that this hangs off, or, if there is no stretch yet, the last block
+    /// the holder has of the run that it lost blocks of last; if it has this name. Eviction goes up a chain, and goes on
     /// where it stopped.
     #[inline]
-    fn resumed(&self, holder: u32, name: u64) -> Option<Position> {
+    fn guessed(&self, holder: u32, last: Option<&Stretch>, name: u64) -> Option<(Position, u32)> {
         let it = &self.holders[holder as usize];
-        let at = it.resume?;
-        let is_it = self.runs.is_live(at.run)
+        let at = match last {
+            None => it.resume?,
+            Some(Stretch { run, low: 0, .. }) => self.runs.origin(*run).before()?,
+            Some(_) => return None,
+        };
+        let is_named = self.runs.is_live(at.run)
             && it.private.is_none()
             && self.runs.get(at.run).names().get(at.offset as usize) == Some(&name)
-            && name != NO_NAME
-            && self.covers(holder, at)
-            && !it.covers_irregularly(at);
-        is_it.then_some(at)
+            && name != NO_NAME;
+        if is_named { self.covered(holder, at) } else { None }
     }
 
     /// Takes the stretches out. A run starts after those it descends from, so whatever hangs off a block goes before it.
-    fn cut(&mut self, holder: u32, stretches: &mut SmallVec<[Stretch; 4]>) {
+    fn cut(&mut self, holder: u32, stretches: &mut SmallVec<[Stretch; 4]>, gone: &[u64]) {
         if stretches.len() > 1 {
             stretches.sort_unstable_by_key(|s| std::cmp::Reverse((self.runs.start(s.run), s.high)));
         }
-        for &Stretch { run, low, high, .. } in stretches.iter() {
-            let cutoff = self.cutoff(holder, run, high);
+        // The runs may be gone afterwards, but not what they hang off.
+        let up = stretches.last().and_then(|last| match last.low.checked_sub(1) {
+            Some(offset) => Some(Position { run: last.run, offset }),
+            None => self.runs.origin(last.run).before(),
+        });
+        // What is known of how far it covers a run is so until something there is lost.
+        let mut changed = false;
+        for &Stretch { run, low, high, cutoff, first } in stretches.iter() {
+            let cutoff = if changed { self.cutoff(holder, run, high) } else { cutoff };
+            changed = stretches.len() > 1;
             if high + 1 == cutoff && !self.holds_child_beyond(holder, run, low) {
+                self.forget_own(holder, &gone[first..=first + (high - low) as usize]);
                 self.lower(holder, run, cutoff, low);
                 continue;
             }
             for offset in (low..=high).rev() {
-                self.lose_regular(holder, Position { run, offset });
+                let at = Position { run, offset };
+                self.lose_regular(holder, at, self.name_of(holder, at));
             }
         }
-        if let Some(last) = stretches.last() {
-            let resume = last.low.checked_sub(1).map(|offset| Position { run: last.run, offset });
-            self.holders[holder as usize].resume = resume;
+        if !stretches.is_empty() {
+            self.holders[holder as usize].resume = up;
         }
         stretches.clear();
     }
@@ -137,17 +158,24 @@ impl Writer {
             return true;
         }
         let Some(at) = self.find(holder, name) else { return false };
-        self.lose_regular(holder, at);
+        self.lose_regular(holder, at, name);
         true
     }
 
+    fn forget_own(&mut self, holder: u32, names: &[u64]) {
+        if let Some(private) = &mut self.holders[holder as usize].private {
+            private.forget(names);
+        }
+    }
+
     /// Takes a regular block out. What it held below becomes irregular.
-    fn lose_regular(&mut self, holder: u32, at: Position) {
+    fn lose_regular(&mut self, holder: u32, at: Position, name: u64) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
         let irregular_reachable =
             self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_reachable());
         if is_leaf && !irregular_reachable {
+            self.forget_own(holder, &[name]);
             self.lower(holder, at.run, cutoff, at.offset);
         } else {
             self.detach(holder, at);

@@ -11,7 +11,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `slots.rs`, `names.rs` | block hash to position: the hash table, the shared names and a holder's own |
+//! | `slots.rs`, `own.rs`, `names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
 //! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
 //! | `watch.rs` | what a dump in slices must hear about |
 //! | `state.rs` | the writer: what it is made of, and when it frees |
@@ -38,6 +38,7 @@ mod link;
 mod lookup;
 mod lose;
 mod names;
+mod own;
 mod ranks;
 mod remove;
 mod slices;

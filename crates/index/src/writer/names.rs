@@ -1,7 +1,10 @@
 //! Block hash → position.
 
+use std::cell::OnceCell;
+
 use hashbrown::HashMap;
 
+use super::own::OwnTable;
 use super::slots::Slots;
 use crate::pages::PAGE;
 use crate::position::{NO_NAME, Position};
@@ -129,8 +132,14 @@ const AHEAD: usize = 16;
 
 /// The names of one holder whose engine does not name blocks as the others do.
 pub(crate) struct Private {
-    table: NameTable,
-    /// By run, for each position the holder covers; `NO_NAME` where it does so by irregular blocks alone.
+    table: OwnTable,
+    /// The other way round, from when somebody asks: nearly nobody does.
+    by_place: OnceCell<Box<ByPlace>>,
+}
+
+/// Names by run and offset; [`NO_NAME`], or nothing at the end, where the holder covers a position by irregular blocks alone.
+#[derive(Default)]
+struct ByPlace {
     names: HashMap<u32, Vec<u64>>,
     /// Room in these lists, in names.
     room: usize,
@@ -138,110 +147,149 @@ pub(crate) struct Private {
 
 impl Private {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { table: NameTable::new(secret), names: HashMap::new(), room: 0 }
+        Self { table: OwnTable::new(secret), by_place: OnceCell::new() }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.table.bytes() + self.names.allocation_size() + self.room * size_of::<u64>()
+        self.table.bytes() + self.by_place.get().map_or(0, |it| it.bytes())
     }
 
-    /// Whether the room is what it must be.
+    /// Whether the names by place are what they must be.
     #[cfg(test)]
-    pub(crate) fn is_counted(&self) -> bool {
-        self.room == self.names.values().map(Vec::capacity).sum::<usize>()
+    pub(crate) fn is_counted(&self, runs: &Runs) -> bool {
+        self.by_place.get().is_none_or(|it| {
+            let all = it.names.values().flatten().filter(|name| **name != NO_NAME).count();
+            let same = |(name, number)| it.name(runs.position(number)) == Some(name);
+            it.room == it.names.values().map(Vec::capacity).sum::<usize>()
+                && all == self.table.iter().count()
+                && self.table.iter().all(same)
+        })
     }
 
     #[inline]
     pub(crate) fn find(&self, name: u64, runs: &Runs) -> Option<Position> {
-        self.table.find(name, |number| self.name(runs.position(number))).map(|number| runs.position(number))
+        self.table.find(name).map(|number| runs.position(number))
     }
 
-    pub(crate) fn name(&self, at: Position) -> Option<u64> {
-        self.names.get(&at.run)?.get(at.offset as usize).copied()
+    /// As [`NameTable::prefetch`].
+    #[inline]
+    pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
+        self.table.prefetch(names, i);
+    }
+
+    fn by_place(&self, runs: &Runs) -> &ByPlace {
+        self.by_place.get_or_init(|| {
+            let mut it = Box::<ByPlace>::default();
+            for (name, number) in self.table.iter() {
+                it.set(runs.position(number), name);
+            }
+            it
+        })
+    }
+
+    /// Whoever asked for many names by their places is done.
+    pub(crate) fn forget_places(&mut self) {
+        self.by_place.take();
+    }
+
+    pub(crate) fn name(&self, at: Position, runs: &Runs) -> Option<u64> {
+        self.by_place(runs).name(at)
     }
 
     /// The names in one run, by offset.
-    pub(crate) fn of_run(&self, run: u32) -> &[u64] {
-        self.names.get(&run).map_or(&[], Vec::as_slice)
+    pub(crate) fn of_run(&self, run: u32, runs: &Runs) -> &[u64] {
+        self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn reserve(&mut self, more: usize, runs: &Runs) {
-        let Self { table, names, .. } = self;
-        table.reserve(more, || names.iter().flat_map(|(&run, names)| stretches(run, names, runs)));
+    /// How many of these are the names of the positions of a run from `start` on.
+    pub(crate) fn agree(&self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
+        let is_named =
+            |(name, offset): &(&u64, u32)| self.find(**name, runs) == Some(Position { run, offset: *offset });
+        names.iter().zip(start..).take_while(is_named).count()
     }
 
-    /// Names the next position of a run; `NO_NAME` for none. There must be room in the table.
-    pub(crate) fn push(&mut self, run: u32, name: u64, runs: &Runs) {
-        let at = Position { run, offset: self.of_run(run).len() as u32 };
-        if name != NO_NAME {
-            self.table.insert(name, runs.number(at));
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.table.reserve(more);
+    }
+
+    /// Names a position. There must be room in the table.
+    pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
+        self.table.insert_new(name, runs.number(at));
+        if let Some(by_place) = self.by_place.get_mut() {
+            by_place.set(at, name);
         }
-        self.extend(run, &[name]);
     }
 
-    /// Names the first positions of a run that has no names yet. There must be room in the table.
-    pub(crate) fn load(&mut self, run: u32, names: &[u64], runs: &Runs) {
-        for (&name, number) in names.iter().zip(runs.numbers_from(run, 0)) {
-            if name != NO_NAME {
-                self.table.insert(name, number);
-            }
-        }
-        self.extend(run, names);
-    }
-
-    /// Names the positions of a run from `start` on, where its names end, up to the first name that is taken. Returns
+    /// Names the positions of a run from `start` on, up to the first name that is taken; [`NO_NAME`] names nothing. Returns
     /// how many. There must be room in the table.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
-        // Written before they are looked up: a name may come twice.
-        self.extend(run, names);
-        let Self { table, names: all, .. } = self;
-        let name_of = |number| {
-            let at = runs.position(number);
-            all.get(&at.run)?.get(at.offset as usize).copied()
-        };
         let mut taken = 0;
         for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
-            table.prefetch(names, i);
-            if !table.insert_new(name, number, name_of) {
+            self.table.prefetch(names, i);
+            if name != NO_NAME && !self.table.insert_new(name, number) {
                 break;
             }
             taken += 1;
         }
-        if taken < names.len() {
-            self.cut_off(run, start as usize + taken);
+        if let Some(by_place) = self.by_place.get_mut() {
+            for (&name, offset) in names[..taken].iter().zip(start..) {
+                by_place.set(Position { run, offset }, name);
+            }
         }
         taken
     }
 
-    fn extend(&mut self, run: u32, more: &[u64]) {
-        let names = self.names.entry(run).or_default();
-        let room = names.capacity();
-        if names.capacity() < names.len() + more.len() {
-            names.reserve_exact(more.len().max(names.len() / 8 + 1));
+    /// Takes names away from positions that are about to be covered no more.
+    pub(crate) fn forget(&mut self, names: &[u64]) {
+        for (i, &name) in names.iter().enumerate() {
+            self.table.prefetch(names, i);
+            let was_there = self.table.remove(name);
+            debug_assert!(was_there);
         }
-        names.extend_from_slice(more);
+        self.reserve(0);
+    }
+
+    /// Takes the name from a position, which stays covered for now.
+    pub(crate) fn unname(&mut self, at: Position, name: u64) {
+        if name != NO_NAME && self.table.remove(name) {
+            if let Some(by_place) = self.by_place.get_mut() {
+                by_place.set(at, NO_NAME);
+            }
+            self.reserve(0);
+        }
+    }
+
+    /// A run is covered up to `len` only; what was named beyond has lost its name before.
+    pub(crate) fn truncate(&mut self, run: u32, len: u32) {
+        if let Some(by_place) = self.by_place.get_mut() {
+            by_place.truncate(run, len as usize);
+        }
+    }
+}
+
+impl ByPlace {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.names.allocation_size() + self.room * size_of::<u64>()
+    }
+
+    fn name(&self, at: Position) -> Option<u64> {
+        self.names.get(&at.run)?.get(at.offset as usize).copied()
+    }
+
+    fn set(&mut self, at: Position, name: u64) {
+        let names = self.names.entry(at.run).or_default();
+        let (len, room) = (at.offset as usize + 1, names.capacity());
+        if room < len {
+            names.reserve_exact(len + len / 8 + 1 - names.len());
+        }
+        if names.len() < len {
+            names.resize(len, NO_NAME);
+        }
+        names[at.offset as usize] = name;
         self.room += names.capacity() - room;
     }
 
-    /// Takes the name from a position, which stays covered.
-    pub(crate) fn unname(&mut self, at: Position, runs: &Runs) {
-        if let Some(slot) = self.names.get_mut(&at.run).and_then(|n| n.get_mut(at.offset as usize))
-            && *slot != NO_NAME
-        {
-            let name = std::mem::replace(slot, NO_NAME);
-            self.table.remove(name, |number| runs.position(number) == at);
-        }
-    }
-
-    /// Forgets the names of a run from `len` on.
-    pub(crate) fn truncate(&mut self, run: u32, len: u32, runs: &Runs) {
-        let Some(names) = self.names.get_mut(&run) else { return };
-        self.table.remove_all(run, len, &names[len as usize..], runs);
-        self.cut_off(run, len as usize);
-        self.reserve(0, runs);
-    }
-
-    fn cut_off(&mut self, run: u32, len: usize) {
+    fn truncate(&mut self, run: u32, len: usize) {
         let Some(names) = self.names.get_mut(&run) else { return };
         let room = names.capacity();
         names.truncate(len);

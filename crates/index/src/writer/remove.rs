@@ -4,28 +4,39 @@ use smallvec::SmallVec;
 
 use super::state::Writer;
 use super::workers::inner;
+use crate::handle::RankHandle;
 use crate::types::{BlockHash, Tier};
 
 impl Writer {
     /// A rank does not hold these blocks on a tier any more.
     pub(crate) fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
+        self.remove_by(self.workers.rank(worker, rank), tier, block_hashes);
+    }
+
+    /// The same, by a handle.
+    #[inline]
+    pub(crate) fn remove_from(&mut self, handle: &RankHandle, tier: Tier, block_hashes: &[BlockHash]) {
+        self.remove_by(self.workers.rank_of(handle), tier, block_hashes);
+    }
+
+    #[inline]
+    fn remove_by(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         self.counters.removes += 1;
         let names: SmallVec<[u64; 64]> = block_hashes.iter().map(|&name| inner(name)).collect();
-        let Some(device) = self.workers.get(worker, rank).map(|books| books.device) else {
+        let Some(rank) = rank else {
             self.counters.unknown_removals += names.len() as u64;
             return;
         };
-        self.touch(device, names.iter().copied());
+        self.touch(rank, names.iter().copied());
         if tier == Tier::Gpu {
-            self.remove_from_device(worker, rank, &names);
+            self.remove_from_device(rank, &names);
         } else {
-            self.remove_elsewhere(worker, rank, tier, &names);
+            self.remove_elsewhere(rank, tier, &names);
         }
     }
 
-    fn remove_from_device(&mut self, worker: &str, rank: u32, names: &[u64]) {
-        let books = self.rank_mut(worker, rank);
-        let device = books.device;
+    fn remove_from_device(&mut self, rank: u32, names: &[u64]) {
+        let books = self.rank_mut(rank);
         let mut left: SmallVec<[u64; 64]> = SmallVec::new();
         let mut names = names;
         if !books.copies.is_empty() {
@@ -33,9 +44,13 @@ impl Writer {
             books.copies.shrink();
             names = &left;
         }
-        let mut gone = Vec::with_capacity(names.len());
-        self.lose(device, names, &mut gone);
+        let mut gone = std::mem::take(&mut self.gone);
+        self.lose(rank, names, &mut gone);
         self.counters.unknown_removals += (names.len() - gone.len()) as u64;
-        self.narrow(worker, rank, &gone);
+        self.narrow(rank, &gone);
+        gone.clear();
+        if gone.capacity() <= 1024 {
+            self.gone = gone;
+        }
     }
 }

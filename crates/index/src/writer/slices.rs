@@ -66,7 +66,8 @@ struct Known {
 impl Writer {
     /// Copies a rank, or begins to. `spent`: counts the steps.
     pub(crate) fn slice_rank(&mut self, worker: &Arc<str>, rank: u32, steps: usize, spent: &mut usize) -> Slice {
-        let Some(books) = self.workers.get(worker, rank) else { return Slice::Rank(Vec::new()) };
+        let books = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank));
+        let Some(books) = books else { return Slice::Rank(Vec::new()) };
         let (device, widest) = (books.device, books.widest());
         let it = &self.holders[device as usize];
         let irregular = it.irregular.as_ref().map_or(0, |irregular| irregular.len());
@@ -110,7 +111,8 @@ impl Writer {
     /// Copies more of a rank.
     pub(crate) fn slice_more(&mut self, large: &mut Large, steps: usize, spent: &mut usize) -> Slice {
         let Some(touched) = self.touched(large.watch) else { return self.slice_end(large, Slice::Again) };
-        let Some(books) = self.workers.get(&large.worker, large.rank) else {
+        let books = self.workers.rank(&large.worker, large.rank).and_then(|rank| self.workers.get(rank));
+        let Some(books) = books else {
             return self.slice_end(large, Slice::Again);
         };
         large.touched.extend(touched);

@@ -4,7 +4,7 @@ use super::holder::Holder;
 use super::names::NameTable;
 use super::watch::Watches;
 use super::workers::Workers;
-use crate::raw::{Published, Readers};
+use crate::raw::{Level, Published, Readers};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::runs::Runs;
@@ -21,6 +21,10 @@ pub(crate) struct Writer {
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
+    /// Room for the names that a removal takes out.
+    pub(super) gone: Vec<u64>,
+    /// Room for a run's levels while they change.
+    pub(super) levels: Vec<Level>,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     pub(super) trash: Trash,
@@ -40,6 +44,8 @@ impl Writer {
             holders: Vec::new(),
             free_holders: Vec::new(),
             workers: Workers::default(),
+            gone: Vec::new(),
+            levels: Vec::new(),
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
@@ -75,12 +81,18 @@ impl Writer {
         if !now && !self.trash.is_full() && self.runs.len() != 0 {
             return;
         }
-        let Self { trash, runs, holders, free_holders, .. } = self;
-        trash.empty(readers, |number| match number {
+        let Self { trash, runs, sets, holders, free_holders, .. } = self;
+        trash.empty(readers, |garbage| match garbage {
             Garbage::RunId(run) => runs.reuse(run),
             Garbage::HolderId(holder) => free_holders.push(holder),
-            _ => {}
+            Garbage::Set(set) => sets.spares.keep(set),
+            Garbage::Levels(levels) => runs.spare_levels.keep(levels),
+            memory => drop(memory),
         });
+        if runs.len() == 0 {
+            sets.spares.clear();
+            runs.spare_levels.clear();
+        }
         if !holders.is_empty() && free_holders.len() == holders.len() {
             *holders = Vec::new();
             *free_holders = Vec::new();
@@ -97,5 +109,7 @@ impl Writer {
             + self.workers.bytes()
             + self.roster.bytes()
             + self.trash.bytes()
+            + self.gone.capacity() * size_of::<u64>()
+            + self.levels.capacity() * size_of::<Level>()
     }
 }

@@ -30,7 +30,8 @@ impl Writer {
     /// See [`crate::BlockIndex::ranks_of`].
     pub(crate) fn ranks_of(&self, worker: &str) -> Vec<RankStats> {
         let Some((name, ranks)) = self.workers.by_name.get_key_value(worker) else { return Vec::new() };
-        ranks.iter().map(|(rank, books)| self.rank_stats(name, *rank, books)).collect()
+        let books = |&(n, rank): &(u32, u32)| Some(self.rank_stats(name, n, self.workers.get(rank)?));
+        ranks.iter().filter_map(books).collect()
     }
 
     fn rank_stats(&self, worker: &Arc<str>, rank: u32, books: &Rank) -> RankStats {

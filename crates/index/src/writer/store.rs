@@ -5,6 +5,7 @@ use smallvec::SmallVec;
 use super::state::Writer;
 use super::workers::{Rank, inner};
 use crate::error::Error;
+use crate::handle::RankHandle;
 use crate::raw::Published;
 use crate::roster::Roster;
 use crate::types::{BlockHash, Tier};
@@ -40,6 +41,29 @@ impl Writer {
         chain: &Chain<'_>,
         roster: &Published<Roster>,
     ) -> Result<(), Error> {
+        self.store_by(|writer| writer.known_rank(worker, rank, roster), tier, chain, roster)
+    }
+
+    /// The same, by a handle.
+    #[inline]
+    pub(crate) fn store_to(
+        &mut self,
+        handle: &RankHandle,
+        tier: Tier,
+        chain: &Chain<'_>,
+        roster: &Published<Roster>,
+    ) -> Result<(), Error> {
+        self.store_by(|writer| writer.known_rank_of(handle, roster), tier, chain, roster)
+    }
+
+    #[inline]
+    fn store_by(
+        &mut self,
+        rank: impl FnOnce(&mut Self) -> u32,
+        tier: Tier,
+        chain: &Chain<'_>,
+        roster: &Published<Roster>,
+    ) -> Result<(), Error> {
         if chain.block_hashes.is_empty() {
             self.counters.stores += 1;
             return Ok(());
@@ -51,49 +75,37 @@ impl Writer {
         self.counters.stores += 1;
         let parent = chain.parent.map(inner);
         let names: SmallVec<[u64; 64]> = chain.block_hashes.iter().map(|&name| inner(name)).collect();
-        self.add_rank(worker, rank, roster);
-        let device = self.rank_mut(worker, rank).device;
-        self.touch(device, names.iter().copied());
+        let rank = rank(self);
+        self.touch(rank, names.iter().copied());
         match tier {
-            Tier::Gpu => self.store_on_device(worker, rank, parent, &names, chain.content_hashes),
+            Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),
             tier => {
-                self.add_view(worker, rank, tier, roster);
-                self.store_elsewhere(worker, rank, tier, parent, &names, chain.content_hashes);
+                self.add_view(rank, tier, roster);
+                self.store_elsewhere(rank, tier, parent, &names, chain.content_hashes);
             }
         }
         Ok(())
     }
 
-    fn store_on_device(&mut self, worker: &str, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
-        let books = self.rank_mut(worker, rank);
-        let device = books.device;
-        if !books.copies.is_empty() {
-            self.end_copies_of_replaced(worker, rank, parent, names, contents);
+    fn store_on_device(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        if !self.rank_mut(rank).copies.is_empty() {
+            self.end_copies_of_replaced(rank, parent, names, contents);
         }
         let mut same = Vec::new();
-        self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
+        self.counters.replaced += self.gain(rank, parent, names, contents, &mut same);
         if self.count_copies && !same.is_empty() {
-            let copies = &mut self.rank_mut(worker, rank).copies;
+            let copies = &mut self.rank_mut(rank).copies;
             same.iter().for_each(|&name| copies.add(name));
         }
-        self.widen(worker, rank, parent, names, contents);
+        self.widen(rank, parent, names, contents);
     }
 
     /// A name that is about to mean another block has one copy of that.
-    fn end_copies_of_replaced(
-        &mut self,
-        worker: &str,
-        rank: u32,
-        parent: Option<u64>,
-        names: &[u64],
-        contents: &[u64],
-    ) {
+    fn end_copies_of_replaced(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
             let parent = if i == 0 { parent } else { Some(names[i - 1]) };
-            let books = self.rank_mut(worker, rank);
-            let device = books.device;
-            if books.copies.of(name) > 0 && self.block(device, name) != Some((parent, content)) {
-                self.rank_mut(worker, rank).copies.forget(name);
+            if self.rank_mut(rank).copies.of(name) > 0 && self.block(rank, name) != Some((parent, content)) {
+                self.rank_mut(rank).copies.forget(name);
             }
         }
     }
@@ -109,7 +121,7 @@ impl Writer {
     ) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
         for &block_hash in block_hashes {
-            let widest = self.workers.get(worker, rank).map(Rank::widest);
+            let widest = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)).map(Rank::widest);
             let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {
                 unknown.push(block_hash);
                 continue;

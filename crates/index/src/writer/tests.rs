@@ -12,7 +12,7 @@ impl Writer {
     fn is_counted(&self) -> bool {
         let holder = |it: &Holder| {
             it.irregular.as_ref().is_none_or(|irregular| irregular.is_counted())
-                && it.private.as_ref().is_none_or(|private| private.is_counted())
+                && it.private.as_ref().is_none_or(|private| private.is_counted(&self.runs))
         };
         self.holders.iter().all(holder)
             && self.workers.ranks().all(|(_, _, books)| books.copies.is_counted())

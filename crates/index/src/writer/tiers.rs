@@ -22,9 +22,9 @@ fn reach(claims: Option<&Claims>, view: usize) -> bool {
 
 impl Writer {
     /// Gives a rank a holder for the view down to a tier, if it has none.
-    pub(super) fn add_view(&mut self, worker: &str, rank: u32, tier: Tier, roster: &Published<Roster>) {
+    pub(super) fn add_view(&mut self, rank: u32, tier: Tier, roster: &Published<Roster>) {
         let number = tier as usize - 1;
-        let books = self.rank_mut(worker, rank);
+        let books = self.rank_mut(rank);
         if books.wider[number].is_some() {
             return;
         }
@@ -37,7 +37,7 @@ impl Writer {
         }
         let mut after = before;
         after[number] = Some(holder);
-        self.rank_mut(worker, rank).wider = after;
+        self.rank_mut(rank).wider = after;
         // Only now may readers count on it.
         self.set_views(device, before, after);
         self.publish_roster(roster);
@@ -61,17 +61,17 @@ impl Writer {
     }
 
     /// What the device just stored is in the wider views, too.
-    pub(super) fn widen(&mut self, worker: &str, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
-        let books = self.rank_mut(worker, rank);
-        let (views, widest) = (books.views(), books.widest());
-        if views.is_empty() {
+    pub(super) fn widen(&mut self, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let books = self.rank_mut(rank);
+        if books.wider == [None; 3] {
             return;
         }
+        let (views, widest) = (books.views(), books.widest());
         let first = parent;
         for (&name, &content) in names.iter().zip(contents) {
-            let claimed = self.rank_mut(worker, rank).offloaded.contains_key(&name);
+            let claimed = self.rank_mut(rank).offloaded.contains_key(&name);
             if claimed && self.block(widest, name) != Some((parent, content)) {
-                self.rank_mut(worker, rank).offloaded.remove(&name);
+                self.rank_mut(rank).offloaded.remove(&name);
                 self.counters.replaced += 1;
             }
             parent = Some(name);
@@ -82,9 +82,12 @@ impl Writer {
     }
 
     /// What the device just lost, or is about to, leaves the views in which nothing else claims it.
-    pub(super) fn narrow(&mut self, worker: &str, rank: u32, names: &[u64]) {
-        for (view, holder) in self.rank_mut(worker, rank).views() {
-            let offloaded = &self.rank_mut(worker, rank).offloaded;
+    pub(super) fn narrow(&mut self, rank: u32, names: &[u64]) {
+        if self.rank_mut(rank).wider == [None; 3] {
+            return;
+        }
+        for (view, holder) in self.rank_mut(rank).views() {
+            let offloaded = &self.rank_mut(rank).offloaded;
             let gone: Vec<u64> = names.iter().copied().filter(|name| !reach(offloaded.get(name), view)).collect();
             self.lose(holder, &gone, &mut Vec::new());
         }
@@ -93,7 +96,6 @@ impl Writer {
     /// A rank holds consecutive blocks on a tier other than the device, whose view it has.
     pub(super) fn store_elsewhere(
         &mut self,
-        worker: &str,
         rank: u32,
         tier: Tier,
         mut parent: Option<u64>,
@@ -101,12 +103,12 @@ impl Writer {
         contents: &[u64],
     ) {
         let slot = tier as usize - 1;
-        let books = self.rank_mut(worker, rank);
+        let books = self.rank_mut(rank);
         let (views, widest) = (books.views(), books.widest());
         for (&name, &content) in names.iter().zip(contents) {
             let same_block = self.block(widest, name) == Some((parent, content));
             let count_copies = self.count_copies;
-            let offloaded = &mut self.rank_mut(worker, rank).offloaded;
+            let offloaded = &mut self.rank_mut(rank).offloaded;
             let mut only = [0; 3];
             only[slot] = 1;
             let before = match offloaded.get_mut(&name) {
@@ -120,7 +122,7 @@ impl Writer {
                 Some(claims) => {
                     let before = std::mem::replace(claims, only);
                     self.counters.replaced += 1;
-                    self.leave(worker, rank, name, &before);
+                    self.leave(rank, name, &before);
                     [0; 3]
                 }
                 None => {
@@ -138,15 +140,15 @@ impl Writer {
     }
 
     /// A rank does not hold these blocks on a tier other than the device any more.
-    pub(super) fn remove_elsewhere(&mut self, worker: &str, rank: u32, tier: Tier, names: &[u64]) {
+    pub(super) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
-            match self.rank_mut(worker, rank).offloaded.get_mut(&name) {
+            match self.rank_mut(rank).offloaded.get_mut(&name) {
                 Some(claims) if claims[slot] > 0 => {
                     let before = *claims;
                     claims[slot] -= 1;
                     if claims[slot] == 0 {
-                        self.leave(worker, rank, name, &before);
+                        self.leave(rank, name, &before);
                     }
                 }
                 _ => self.counters.unknown_removals += 1,
@@ -155,22 +157,22 @@ impl Writer {
     }
 
     /// Another tier than the device holds nothing any more.
-    pub(super) fn clear_elsewhere(&mut self, worker: &str, rank: u32, tier: Tier) {
+    pub(super) fn clear_elsewhere(&mut self, rank: u32, tier: Tier) {
         let slot = tier as usize - 1;
         let claimed = |(&name, claims): (&u64, &mut Claims)| {
             let before = *claims;
             claims[slot] = 0;
             (before[slot] > 0).then_some((name, before))
         };
-        let left: Vec<_> = self.rank_mut(worker, rank).offloaded.iter_mut().filter_map(claimed).collect();
+        let left: Vec<_> = self.rank_mut(rank).offloaded.iter_mut().filter_map(claimed).collect();
         for (name, before) in left {
-            self.leave(worker, rank, name, &before);
+            self.leave(rank, name, &before);
         }
     }
 
     /// The views in which the claims on a name have ended have what the device has of it, if anything.
-    fn leave(&mut self, worker: &str, rank: u32, name: u64, before: &Claims) {
-        let books = self.rank_mut(worker, rank);
+    fn leave(&mut self, rank: u32, name: u64, before: &Claims) {
+        let books = self.rank_mut(rank);
         let now = books.offloaded.get(&name).copied().unwrap_or_default();
         if now == [0; 3] {
             books.offloaded.remove(&name);

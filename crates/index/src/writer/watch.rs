@@ -37,6 +37,9 @@ impl Writer {
 
     /// Nobody listens any more.
     pub(crate) fn unwatch(&mut self, id: u64) {
+        if let Some(watch) = self.watches.all.iter().find(|watch| watch.id == id) {
+            self.forget_places(watch.holders);
+        }
         self.watches.all.retain(|watch| watch.id != id);
         if self.watches.all.is_empty() {
             self.watches.all = Vec::new();

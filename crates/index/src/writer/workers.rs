@@ -5,22 +5,27 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::handle::RankHandle;
 use crate::position::NO_NAME;
 use crate::steps::step;
 use crate::types::BlockHash;
 
-/// All workers.
+/// All workers. A name is looked up once an event; from then on a rank is the number of its holder on the device.
 #[derive(Default)]
 pub(super) struct Workers {
     pub(super) by_name: HashMap<Arc<str>, Worker>,
+    /// By that number.
+    books: Vec<Option<Rank>>,
 }
 
-/// A worker's ranks; most have one.
-type Worker = SmallVec<[(u32, Rank); 1]>;
+/// A worker's ranks, with the holders of their devices; most have one.
+type Worker = SmallVec<[(u32, u32); 2]>;
 
 /// A rank's books.
 pub(super) struct Rank {
     pub(super) device: u32,
+    /// No other rank has or had this number.
+    pub(super) life: u64,
     /// The holders of the wider views, up to cpu, disk and external: each there once that tier was used.
     pub(super) wider: [Option<u32>; 3],
     /// Copies on the device beyond the first.
@@ -97,28 +102,74 @@ impl Copies {
 
 impl Workers {
     pub(super) fn bytes(&self) -> usize {
-        let ranks = self.by_name.values().flatten().inspect(|_| step());
-        let books = |(_, rank): &(u32, Rank)| rank.copies.by_name.allocation_size() + rank.offloaded.allocation_size();
-        self.by_name.allocation_size() + ranks.map(books).sum::<usize>()
+        let maps = |(_, _, rank): (&Arc<str>, u32, &Rank)| {
+            rank.copies.by_name.allocation_size() + rank.offloaded.allocation_size()
+        };
+        self.by_name.allocation_size()
+            + self.books.capacity() * size_of::<Option<Rank>>()
+            + self.ranks().map(maps).sum::<usize>()
     }
 
     /// Every rank with its worker's name and its number, in no particular order.
     pub(super) fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
-        let ranks = self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, rank)));
-        ranks.inspect(|_| step())
+        let ranks = self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, *rank)));
+        ranks.inspect(|_| step()).filter_map(|(name, n, rank)| Some((name, n, self.get(rank)?)))
     }
 
     pub(super) fn len(&self) -> usize {
         self.by_name.len()
     }
 
-    pub(super) fn get(&self, worker: &str, rank: u32) -> Option<&Rank> {
-        self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| it)
+    /// The number of a rank.
+    #[inline]
+    pub(super) fn rank(&self, worker: &str, rank: u32) -> Option<u32> {
+        self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| *it)
     }
 
-    pub(super) fn get_mut(&mut self, worker: &str, rank: u32) -> Option<&mut Rank> {
-        let ranks = self.by_name.get_mut(worker)?;
-        ranks.iter_mut().find(|(n, _)| *n == rank).map(|(_, it)| it)
+    /// The number of a rank, without a look at its name if that was looked up before.
+    #[inline]
+    pub(super) fn rank_of(&self, handle: &RankHandle) -> Option<u32> {
+        let (number, life) = handle.found();
+        if self.get(number).is_some_and(|books| books.life == life) {
+            return Some(number);
+        }
+        let number = self.rank(handle.worker(), handle.rank())?;
+        handle.remember(number, self.get(number)?.life);
+        Some(number)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, rank: u32) -> Option<&Rank> {
+        self.books.get(rank as usize)?.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, rank: u32) -> Option<&mut Rank> {
+        self.books.get_mut(rank as usize)?.as_mut()
+    }
+
+    /// A rank of a worker is known from now on.
+    pub(super) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) {
+        let rank = books.device as usize;
+        if self.books.len() <= rank {
+            self.books.resize_with(rank + 1, || None);
+        }
+        self.by_name.entry(worker).or_default().push((number, books.device));
+        self.books[rank] = Some(books);
+    }
+
+    /// A worker is not known any more. Returns its ranks.
+    pub(super) fn drop(&mut self, worker: &str) -> Worker {
+        let ranks = self.by_name.remove(worker).unwrap_or_default();
+        ranks.iter().for_each(|(_, rank)| self.books[*rank as usize] = None);
+        while self.books.last().is_some_and(Option::is_none) {
+            self.books.pop();
+        }
+        if self.books.is_empty() {
+            self.books = Vec::new();
+        }
+        shrink(&mut self.by_name);
+        ranks
     }
 }
 

@@ -1,0 +1,61 @@
+//! A rank of a worker that is looked up by its name once and not at every event.
+
+use std::sync::Arc;
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// A rank of a worker, to be named by in many changes: [`Changes::store_to`](crate::Changes::store_to). It may be made
+/// before the worker is known, and is good for as long as its owner likes, of whatever index: it remembers the name, and
+/// where that was found last.
+#[derive(Debug)]
+pub struct RankHandle {
+    worker: Arc<str>,
+    rank: u32,
+    /// The rank's number when it was looked up last, and which life of the number that was; 0 for none.
+    number: AtomicU32,
+    life: AtomicU64,
+}
+
+/// Numbers lives: no two ranks that were ever made known to any index of this process have the same.
+pub(crate) struct Lives;
+
+impl Lives {
+    pub(crate) fn next() -> u64 {
+        // Not loom's: a plain counter that nothing is ordered by.
+        static LAST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        LAST.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1
+    }
+}
+
+impl RankHandle {
+    /// A handle for a rank of a worker, known or not.
+    #[must_use]
+    pub fn new(worker: &str, rank: u32) -> Self {
+        Self { worker: worker.into(), rank, number: AtomicU32::new(0), life: AtomicU64::new(0) }
+    }
+
+    /// The worker's name.
+    #[must_use]
+    pub fn worker(&self) -> &str {
+        &self.worker
+    }
+
+    /// The data-parallel rank within the worker.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Where it was found last. Written by two at once, the number may be of another life than is said: who reads it
+    /// asks whether the number has this life, and no two numbers ever have.
+    #[inline]
+    pub(crate) fn found(&self) -> (u32, u64) {
+        (self.number.load(Ordering::Relaxed), self.life.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn remember(&self, number: u32, life: u64) {
+        self.number.store(number, Ordering::Relaxed);
+        self.life.store(life, Ordering::Relaxed);
+    }
+}
