@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
@@ -49,9 +50,10 @@ class Talk:
         self.writer.transport.abort()
 
     async def gone(self) -> None:
-        """Until the other side has closed."""
-        while await self.reader.read(4096):
-            pass
+        """Until the other side has closed, with or without a reset."""
+        with contextlib.suppress(ConnectionError):
+            while await self.reader.read(4096):
+                pass
 
 
 Behaviour = Callable[[Talk], Awaitable[None]]

@@ -10,6 +10,7 @@ use kvatlas_service::shown::Page;
 use crate::config::Config;
 use crate::counts::Counts;
 use crate::fleet::Fleet;
+use crate::peers::Peers;
 use crate::place::Places;
 use crate::prompts::Prompts;
 use crate::proxy::Tokens;
@@ -32,6 +33,8 @@ pub(crate) struct App {
     pub(crate) tokens: Tokens,
     /// Who made which answer, where engines keep them.
     pub(crate) stored: Stored,
+    /// Other routers in front of the same engines.
+    pub(crate) peers: Peers,
     /// What is looked at.
     pub(crate) page: Page,
     /// Whether the router is about to end.

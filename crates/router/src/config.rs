@@ -31,6 +31,10 @@ pub struct Config {
     pub index: Option<String>,
     /// The key to show there.
     pub index_key: Option<Secret>,
+    /// The addresses of other routers in front of the same engines, which are told what this one has there.
+    pub peers: Vec<String>,
+    /// The key to show there.
+    pub peer_key: Option<Secret>,
     /// The routing group of the engines in the index.
     pub routing_group: String,
     /// Who decides: `kvatlas`, `round-robin`, ...
@@ -271,6 +275,8 @@ impl Default for Config {
             service: None,
             index: None,
             index_key: None,
+            peers: Vec::new(),
+            peer_key: None,
             routing_group: "default".to_owned(),
             policy: "kvatlas".to_owned(),
             policy_options: Map::new(),

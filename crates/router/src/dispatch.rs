@@ -17,6 +17,7 @@ use crate::admin;
 use crate::answer::{Answer, json, typed};
 use crate::app::App;
 use crate::exposition;
+use crate::peers;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
 use crate::state;
@@ -157,7 +158,7 @@ async fn dispatch(
             _ => Err(unknown_path()),
         };
     }
-    let changes = path.starts_with("/engines") && !is_get;
+    let changes = (path.starts_with("/engines") || path == peers::PATH) && !is_get;
     app.gate.check(&request, if changes { Wants::ToChange } else { Wants::ToAsk })?;
     if is_get {
         match path {
@@ -181,6 +182,9 @@ async fn dispatch(
         if let Some(name) = path.strip_prefix("/v1/models/") {
             return admin::model(app, name);
         }
+    }
+    if path == peers::PATH && *request.method() == Method::POST {
+        return peers::hear(app, request, until).await;
     }
     if changes {
         return admin::change(app, request, until).await;

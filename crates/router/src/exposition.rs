@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use crate::app::App;
 use crate::counts::Histogram;
 use crate::engine::{Engine, FAULTS, Standing};
+use crate::peers;
 use crate::place::{OFF_BY, OFF_WHY};
 use crate::proxy::{PREPARED, RESULTS};
 use crate::stored::FOUND;
@@ -82,6 +83,15 @@ impl Scrape {
         }
         let help = "Answers of which is known which engine keeps them";
         gauge(encoder, "stored_answers", help, self.0.stored.len() as u64)?;
+        if !self.0.config.peers.is_empty() {
+            let help =
+                "What this router told other routers, and heard of them: messages told and not taken, rows heard";
+            let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
+            for (result, count) in peers::RESULTS.iter().zip(&self.0.peers.counts) {
+                one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+            }
+            gauge(encoder, "peers", "Other routers whose work counts now", self.0.places.summary().peers as u64)?;
+        }
         if let Some(remote) = &self.0.remote {
             let mut family = describe(encoder, "index_questions", "Questions to the index", MetricType::Counter)?;
             for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {

@@ -26,6 +26,7 @@ mod exposition;
 mod fleet;
 mod names;
 mod observe;
+mod peers;
 mod place;
 mod prompts;
 mod proxy;

@@ -22,6 +22,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::lock;
+use crate::peers::{self, Peers};
 use crate::place::Places;
 use crate::prompts::Prompts;
 use crate::proxy::Tokens;
@@ -86,6 +87,7 @@ impl Router {
             gate,
             tokens: Tokens::default(),
             stored: Stored::default(),
+            peers: Peers::new(&config)?,
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
@@ -103,6 +105,7 @@ impl Router {
         control.spawn(control::run(app.clone()));
         let binding = app.clone();
         control.spawn(async move { binding.places.bind(&binding).await });
+        control.spawn(peers::run(app.clone()));
         control.spawn(ui::run(app.clone()));
         let watching = app.clone();
         control.spawn(async move { watching.gate.watch().await });

@@ -48,6 +48,6 @@ pub use predict::{Forgets, PredictedIndex};
 pub use request::Request;
 pub use router::{
     Config, Counts, Decision, Ended, Explanation, Load, Lookup, Order, Outcome, Refusal, RequestId, Router, Usage, Why,
-    WorkerId,
+    Work, WorkerId,
 };
 pub use split::{Compared, Legs, PrefillDecode};

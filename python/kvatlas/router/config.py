@@ -126,6 +126,17 @@ class RouterSection(Section):
             File(), "--index-key-file", "File with the key of that service. Alternatively, set KVATLAS_INDEX_KEY."
         ),
     )
+    peers: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Texts(),
+            "--peer",
+            "URL of another router in front of the same engines, which is told what this one has there. Repeatable.",
+        ),
+    )
+    peer_key_file: Path | None = field(
+        default=None, metadata=about(File(), "--peer-key-file", "File with the key that those routers ask for.")
+    )
     session_header: str = field(
         default="x-session-id",
         metadata=about(_AnyText(), "--session-header", "Request header that names a session; empty for none."),
@@ -200,6 +211,12 @@ class RouterSection(Section):
                 "router.forward_tokens needs a tokenizer here: set router.tokenizer to a tokenizer.json, "
                 "a directory or a name on the Hugging Face hub"
             )
+        try:
+            object.__setattr__(self, "peers", tuple(checked_url(peer) for peer in self.peers))
+        except ValueError as error:
+            raise ConfigError(f"router.peers must be http://HOST:PORT, but {error}") from None
+        if self.peer_key_file is not None and not self.peers:
+            raise ConfigError("router.peer_key_file is for the routers at router.peers, which are not set")
         if self.index is None:
             if self.index_key is not None or self.index_key_file is not None:
                 raise ConfigError("router.index_key is for the service at router.index, which is not set")
@@ -220,6 +237,14 @@ class RouterSection(Section):
         if self.index_key_file is None:
             return self.index_key
         return read_secret(self.index_key_file, "router.index_key_file")
+
+    def peer_bearer(self) -> str | None:
+        """The key of the routers at `peers`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        return None if self.peer_key_file is None else read_secret(self.peer_key_file, "router.peer_key_file")
 
     @property
     def is_own_policy(self) -> bool:
@@ -394,6 +419,8 @@ class RouterConfig(Config):
             "service": service if self.follows_events else None,
             "index": own.index,
             "index_key": own.index_bearer(),
+            "peers": list(own.peers),
+            "peer_key": own.peer_bearer(),
             "routing_group": self.routing_group,
             "policy": own.policy,
             "policy_options": dict(own.policy_options),

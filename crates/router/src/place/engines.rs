@@ -7,6 +7,7 @@ use kvatlas_routing as core;
 use super::{Core, Places};
 use crate::clock::seconds;
 use crate::engine::{Engine, Standing};
+use crate::peers::Row;
 
 impl Places {
     /// An engine takes requests from now on, in the place of `replaced`. If that is the same engine with other settings,
@@ -72,6 +73,31 @@ impl Places {
                 unheard.set_room(id.0, blocks as usize);
             }
         }
+    }
+
+    /// What this router has at each rank of each engine.
+    pub(crate) fn own_work(&self) -> Vec<Row> {
+        let core = self.core();
+        let workers = core.router.workers().map(|(id, _)| id);
+        let row = |id| {
+            let ((name, rank), work) = (core.router.name(id)?, core.router.own_work(id)?);
+            Some(Row::new(name, rank, &work))
+        };
+        workers.filter_map(row).collect()
+    }
+
+    /// What another router has there: of how many ranks that are known here.
+    pub(crate) fn hear(&self, peer: u64, lasts: f64, rows: &[Row]) -> usize {
+        let mut core = self.core();
+        let now = seconds();
+        let mut heard = 0;
+        for row in rows {
+            if let Some(id) = core.router.worker(&row.engine, row.rank) {
+                heard += usize::from(core.router.set_peer(peer, id, &row.work(), now + lasts, now));
+            }
+        }
+        self.call(&core);
+        heard
     }
 
     /// What the index says of an engine's rank can be trusted, or not.

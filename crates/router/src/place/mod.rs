@@ -78,6 +78,7 @@ pub(crate) struct Summary {
     pub(crate) waiting: usize,
     pub(crate) predicted_blocks: usize,
     pub(crate) sessions: usize,
+    pub(crate) peers: usize,
     pub(crate) counts: core::Counts,
 }
 
@@ -141,6 +142,7 @@ impl Places {
             waiting: core.router.waiting(),
             predicted_blocks: core.router.predicted_blocks(),
             sessions: core.router.sessions(),
+            peers: core.router.peers(),
             counts: core.router.counts(),
         }
     }

@@ -9,6 +9,7 @@ use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::router::config::Config;
 use crate::router::outcome::{Load, WorkerId};
+use crate::router::peers::Work;
 use crate::speed::{FleetSpeed, Speed};
 
 /// Samples of the fleet's speed after which all rows are brought up to date.
@@ -265,6 +266,30 @@ impl Fleet {
         self.rows.requests[at] -= 1;
         self.rows.context_tokens[at] -= share.tokens + share.generated;
         self.rows.output_tokens_left[at] -= share.output_left;
+    }
+
+    /// What counts at a row, of whatever router.
+    pub(super) fn work(&self, at: u32) -> Work {
+        let (rows, at) = (&self.rows, at as usize);
+        Work {
+            requests: rows.requests[at],
+            waiting: rows.waiting[at],
+            queued_tokens: rows.queued_tokens[at],
+            queued_prompt_tokens: rows.queued_prompt_tokens[at],
+            context_tokens: rows.context_tokens[at],
+            output_tokens_left: rows.output_tokens_left[at],
+        }
+    }
+
+    /// More work counts at a row, and less of what counted before.
+    pub(super) fn add_work(&mut self, at: u32, more: &Work, less: &Work) {
+        let (rows, at) = (&mut self.rows, at as usize);
+        rows.requests[at] = rows.requests[at] + more.requests - less.requests;
+        rows.waiting[at] = rows.waiting[at] + more.waiting - less.waiting;
+        rows.queued_tokens[at] += more.queued_tokens - less.queued_tokens;
+        rows.queued_prompt_tokens[at] += more.queued_prompt_tokens - less.queued_prompt_tokens;
+        rows.context_tokens[at] += more.context_tokens - less.context_tokens;
+        rows.output_tokens_left[at] += more.output_tokens_left - less.output_tokens_left;
     }
 
     fn publish(&mut self, at: usize) {

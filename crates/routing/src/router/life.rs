@@ -155,6 +155,7 @@ impl Router {
 
     pub(super) fn expire_until(&mut self, now: f64) -> usize {
         self.pass_unseen(now);
+        self.end_peers(now);
         let mut given_up = 0;
         while let Some(&Reverse((time, number))) = self.due.peek()
             && time.0 <= now

@@ -6,6 +6,7 @@ mod fleet;
 mod legs;
 mod life;
 mod outcome;
+mod peers;
 mod place;
 mod sessions;
 mod waiting;
@@ -18,6 +19,8 @@ pub use config::{Config, Order};
 pub use fleet::Lookup;
 pub use outcome::{Counts, Decision, Ended, Load, Outcome, Refusal, RequestId, Usage, Why, WorkerId};
 
+pub use peers::Work;
+
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::policy::{Policy, Terms};
@@ -25,6 +28,7 @@ use crate::predict::{Leaf, OnTheWay, PredictedIndex};
 use crate::request::Request;
 use crate::time::Time;
 use fleet::{Fleet, Share};
+use peers::Peers;
 use sessions::Sessions;
 use waiting::Waiting;
 
@@ -62,6 +66,8 @@ pub struct Router {
     guessed: Depths,
     sessions: Sessions,
     waiting: Waiting,
+    /// What other routers have at the workers; the rows count it.
+    peers: Peers,
     /// Placed or refused since, and not yet told.
     bound: Vec<(RequestId, Outcome)>,
     /// Whether room may have come since waiting requests were last tried.
@@ -126,6 +132,7 @@ impl Router {
             guessed: Depths::unknown(),
             sessions: Sessions::default(),
             waiting: Waiting::default(),
+            peers: Peers::default(),
             bound: Vec::new(),
             room: false,
             tried: f64::NEG_INFINITY,

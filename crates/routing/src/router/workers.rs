@@ -31,6 +31,7 @@ impl Router {
             self.release(*number, now);
         }
         self.counts.orphaned += numbers.len() as u64;
+        self.peers_left(worker.0);
         self.on_the_way.forget_worker(worker.0);
         self.sessions.left(worker.0);
         self.waiting.left(worker);

@@ -1,0 +1,189 @@
+//! Routers beside this one, in front of the same engines: each tells the others what it has at each engine, so that they
+//! do not all choose the one that has least to do.
+//!
+//! What is told is the sum of requests, tokens and blocks to come, not the requests: it counts in the decision core like
+//! this router's own, until the other says otherwise or falls silent. Engines are told apart by name.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+use hyper::{Request, Response, StatusCode};
+use kvatlas_routing::Work;
+use serde::{Deserialize, Serialize};
+
+use crate::answer::{Answer, json};
+use crate::app::App;
+use crate::config::{Config, EngineConfig};
+use crate::control::whole;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::names;
+use crate::refusal::Refusal;
+
+/// Where it is told.
+pub(crate) const PATH: &str = "/peers/work";
+
+/// How often this router looks whether it has something new to tell, and tells it again though nothing is new.
+const LOOK: Duration = Duration::from_millis(50);
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// For how long it counts; the longest that is believed; within which it must be taken.
+const COUNTS: Duration = Duration::from_secs(2);
+const MOST_SECONDS: f64 = 60.0;
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Bytes of what another tells.
+const MOST_BYTES: usize = 4 << 20;
+
+/// What became of what was told: by this router, and to it.
+pub(crate) const RESULTS: [&str; 4] = ["told", "not_taken", "heard", "unknown_engine"];
+
+/// The routers beside this one.
+pub(crate) struct Peers {
+    /// Who this is, for the others.
+    number: u64,
+    others: Vec<Engine>,
+    /// Engines' ranks that were told and heard of, and messages that were not taken, by [`RESULTS`].
+    pub(crate) counts: [AtomicU64; RESULTS.len()],
+}
+
+/// What one router tells.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Told {
+    router: u64,
+    /// For how long it counts.
+    seconds: f64,
+    engines: Vec<Row>,
+}
+
+/// What it has at one rank of an engine.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Row {
+    pub(crate) engine: String,
+    pub(crate) rank: u32,
+    requests: u32,
+    waiting: u32,
+    queued_tokens: f64,
+    queued_prompt_tokens: f64,
+    context_tokens: f64,
+    output_tokens_left: f64,
+}
+
+impl Row {
+    pub(crate) fn new(engine: &str, rank: u32, work: &Work) -> Self {
+        Self {
+            engine: engine.to_owned(),
+            rank,
+            requests: work.requests,
+            waiting: work.waiting,
+            queued_tokens: work.queued_tokens,
+            queued_prompt_tokens: work.queued_prompt_tokens,
+            context_tokens: work.context_tokens,
+            output_tokens_left: work.output_tokens_left,
+        }
+    }
+
+    pub(crate) fn work(&self) -> Work {
+        Work {
+            requests: self.requests,
+            waiting: self.waiting,
+            queued_tokens: self.queued_tokens,
+            queued_prompt_tokens: self.queued_prompt_tokens,
+            context_tokens: self.context_tokens,
+            output_tokens_left: self.output_tokens_left,
+        }
+    }
+}
+
+impl Peers {
+    pub(crate) fn new(config: &Config) -> Result<Self, Error> {
+        // The keys of engines are not for other routers.
+        let mut settings = config.clone();
+        settings.upstream.key = None;
+        let other = |url: &String| {
+            if !url.starts_with("http://") {
+                return Err(Error::config(format!("a peer must be http://host:port, got {url:?}")));
+            }
+            let at = EngineConfig { key: config.peer_key.clone(), ..EngineConfig::at(url) };
+            Engine::new(at, &settings, 1, None)
+        };
+        let others = config.peers.iter().map(other).collect::<Result<_, _>>()?;
+        Ok(Self { number: names::number() >> 11, others, counts: Default::default() })
+    }
+}
+
+/// Tells the others, for as long as the router lives.
+pub(crate) async fn run(app: Arc<App>) {
+    for at in 0..app.peers.others.len() {
+        tokio::spawn(tell(app.clone(), at));
+    }
+}
+
+/// Tells one of them: one that hangs holds up nobody else.
+async fn tell(app: Arc<App>, at: usize) {
+    let (mut last, mut told) = (String::new(), Instant::now());
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let told_now = Told { router: app.peers.number, seconds: COUNTS.as_secs_f64(), engines: app.places.own_work() };
+        let Ok(body) = serde_json::to_string(&told_now) else { continue };
+        if body == last && told.elapsed() < AGAIN {
+            continue;
+        }
+        let taken = tokio::time::timeout(PATIENCE, send(&app.peers.others[at], &body)).await;
+        let is_taken = taken.ok().flatten().is_some();
+        app.peers.counts[usize::from(!is_taken)].fetch_add(1, Relaxed);
+        // What was not taken is told again, and not at once.
+        (last, told) = (if is_taken { body } else { String::new() }, Instant::now());
+        if !is_taken {
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+async fn send(other: &Engine, body: &str) -> Option<()> {
+    let key = other.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
+    let (base, authority, length) = (&other.address.base, &other.address.authority, body.len());
+    let head = format!(
+        "POST {base}{PATH} HTTP/1.1\r\nhost: {authority}\r\n{key}content-type: application/json\r\n\
+         content-length: {length}\r\n\r\n"
+    );
+    let mut connection = other.connection(0).await.ok()?;
+    connection.send(head.as_bytes(), body.as_bytes()).await.ok()?;
+    let answer = connection.head(&hyper::Method::POST).await.ok()?;
+    let (keep, is_ok) = (answer.keep, answer.status.is_success());
+    let (connection, _) = whole(connection, answer.framing).await.ok()?;
+    if keep && connection.is_clean() {
+        other.pool.put(0, connection);
+    }
+    is_ok.then_some(())
+}
+
+/// Another router tells what it has.
+pub(crate) async fn hear(app: &App, request: Request<Incoming>, until: Instant) -> Result<Response<Answer>, Refusal> {
+    let reading = Limited::new(request.into_body(), MOST_BYTES).collect();
+    let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
+    let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
+    let told: Told = serde_json::from_slice(&body)
+        .map_err(|error| Refusal::bad("invalid_work", format!("not a router's work: {error}")))?;
+    if !(0.0..=MOST_SECONDS).contains(&told.seconds) {
+        let message = format!("seconds must be from 0 to {MOST_SECONDS}, got {}", told.seconds);
+        return Err(Refusal::bad("invalid_work", message));
+    }
+    if let Some(row) = told.engines.iter().find(|row| !row.work().is_sound()) {
+        let message =
+            format!("engine {}, rank {}: counts must fit each other, amounts be from 0 to 1e12", row.engine, row.rank);
+        return Err(Refusal::bad("invalid_work", message));
+    }
+    // Two names for one router: it hears itself.
+    if told.router != app.peers.number {
+        let heard = app.places.hear(told.router, told.seconds, &told.engines);
+        app.peers.counts[2].fetch_add(heard as u64, Relaxed);
+        app.peers.counts[3].fetch_add((told.engines.len() - heard) as u64, Relaxed);
+    }
+    Ok(json(StatusCode::OK, "{}"))
+}

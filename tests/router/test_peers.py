@@ -1,0 +1,166 @@
+"""Two routers in front of the same engines: each counts what the other has there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .deciding import prompt
+from .engines import MODEL, Behaviour, Engine, Talk, usual
+from .running import Router, wait_until
+
+
+def free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port: int = made.getsockname()[1]
+        return port
+
+
+def text_of(number: int, tokens: int) -> str:
+    return "".join(random.Random(number).choices("abcdefgh", k=tokens))
+
+
+Pair = tuple[Router, Router]
+
+
+@pytest.fixture
+def pair(engine: Engine, other: Engine, tokenizer: Path) -> Iterator[Pair]:
+    """Two routers that know of each other. The engines say nothing of their load."""
+    ports = free_port(), free_port()
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer))
+    with (
+        Router(engine, other, flags=(*flags, "--peer", f"http://127.0.0.1:{ports[1]}"), port=ports[0]) as one,
+        Router(engine, other, flags=(*flags, "--peer", f"http://127.0.0.1:{ports[0]}"), port=ports[1]) as two,
+    ):
+        yield one, two
+
+
+def held(release: threading.Event) -> Behaviour:
+    async def act(talk: Talk) -> None:
+        while not release.is_set():
+            await asyncio.sleep(0.01)
+        await usual(talk)
+
+    return act
+
+
+def requests(router: Router) -> list[int]:
+    """At each engine, as the router's decisions count them."""
+    return [sum(rank["requests"] for rank in worker["ranks"]) for worker in router.workers()]
+
+
+def long(router: Router, number: int) -> threading.Thread:
+    """A request with much to compute, streamed, so that its first token is seen to be missing."""
+    thread = threading.Thread(target=router.ask, args=(prompt(text_of(number, 100_000)) | {"stream": True},))
+    thread.start()
+    return thread
+
+
+def test_what_one_has_at_an_engine_counts_for_the_other(pair: Pair, engine: Engine, other: Engine) -> None:
+    """Complaint 37: routers that each choose the engine that has least to do, and all the same one."""
+    one, two = pair
+    release = threading.Event()
+    engine.behaviour = other.behaviour = held(release)
+    waiting = [long(one, 1)]
+    try:
+        wait_until(lambda: engine.asked() + other.asked() == 1, "an engine has it")
+        wait_until(lambda: requests(two) == requests(one) == [engine.asked(), other.asked()], "the other one knows")
+        waiting.append(long(two, 2))
+        wait_until(lambda: engine.asked() == other.asked() == 1, "it goes to the other engine")
+        wait_until(lambda: requests(two) == requests(one) == [1, 1], "both know of both")
+        # Neither counts its own twice, however often they tell each other.
+        told = one.metric("kvatlas_router_peer_reports_total", result="told")
+        wait_until(lambda: one.metric("kvatlas_router_peer_reports_total", result="told") > told + 3, "told again")
+        assert requests(two) == requests(one) == [1, 1]
+        assert one.metric("kvatlas_router_peers") == two.metric("kvatlas_router_peers") == 1
+    finally:
+        release.set()
+        for thread in waiting:
+            thread.join()
+    wait_until(lambda: requests(two) == requests(one) == [0, 0], "it is over for both")
+
+
+def test_who_waits_at_one_is_placed_when_the_others_request_ends(pair: Pair, engine: Engine, other: Engine) -> None:
+    one, two = pair
+    release = threading.Event()
+    engine.behaviour = other.behaviour = held(release)
+    waiting = [long(one, 1), long(one, 2)]
+    try:
+        wait_until(lambda: engine.asked() == other.asked() == 1, "each engine has one")
+        wait_until(lambda: requests(two) == [1, 1], "the other one knows")
+        waiting.append(long(two, 3))
+        wait_until(lambda: two.metric("kvatlas_router_queue") == 1, "it waits")
+    finally:
+        release.set()
+        for thread in waiting:
+            thread.join()
+    assert engine.asked() + other.asked() == 3
+    assert two.metric("kvatlas_router_queue") == 0
+
+
+def test_what_a_router_has_that_is_gone_counts_no_more(pair: Pair, engine: Engine, other: Engine) -> None:
+    one, two = pair
+    release = threading.Event()
+    engine.behaviour = other.behaviour = held(release)
+    made = one.connect()
+    try:
+        body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
+        made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body))
+        made.sendall(body)
+        wait_until(lambda: sum(requests(two)) == 1, "the other one knows")
+        one.kill()
+        wait_until(lambda: sum(requests(two)) == 0, "it is forgotten")
+        assert two.metric("kvatlas_router_peers") == 0
+    finally:
+        release.set()
+        made.close()
+    engine.behaviour = other.behaviour = usual
+    assert two.ask({"model": MODEL, "messages": [{"role": "user", "content": "x"}]}).status == 200
+    wait_until(lambda: two.metric("kvatlas_router_peer_reports_total", result="not_taken") > 0, "it is counted")
+
+
+ROW = {
+    "engine": "e0",
+    "rank": 0,
+    "requests": 1,
+    "waiting": 1,
+    "queued_tokens": 5.0,
+    "queued_prompt_tokens": 5.0,
+    "context_tokens": 5.0,
+    "output_tokens_left": 5.0,
+}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"",
+        b"[]",
+        b"{",
+        {"router": 1, "seconds": 1.0},
+        {"router": 1, "seconds": -1.0, "engines": []},
+        {"router": 1, "seconds": 1e9, "engines": []},
+        {"router": 1, "seconds": 1.0, "engines": [], "more": 1},
+        {"router": 1, "seconds": 1.0, "engines": [ROW, {**ROW, "rank": 1, "queued_tokens": -1.0}]},
+        {"router": 1, "seconds": 1.0, "engines": [ROW, {**ROW, "rank": 1, "waiting": 2}]},
+        {"router": 1, "seconds": 1.0, "engines": [ROW, {**ROW, "rank": 1, "requests": -1}]},
+    ],
+)
+def test_what_cannot_be_so_is_refused_whole(router: Router, told: object) -> None:
+    answer = router.ask(told, path="/peers/work")
+    assert answer.status == 400
+    assert answer.error["code"] == "invalid_work"
+    assert requests(router) == [0, 0]
+
+
+def test_engines_that_are_not_there_are_left_out(router: Router) -> None:
+    told = {"router": 1, "seconds": 5.0, "engines": [ROW, {**ROW, "engine": "nobody"}, {**ROW, "rank": 7}]}
+    assert router.ask(told, path="/peers/work").status == 200
+    assert requests(router) == [1, 0]
