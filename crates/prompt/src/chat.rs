@@ -15,7 +15,11 @@ use crate::why_not::WhyNot;
 /// A chat, ready for a template.
 #[derive(Debug)]
 pub(crate) struct Chat<'a> {
+    /// Messages that are known, as the template takes them; they are the first.
+    before: Vec<Value>,
     messages: Vec<Message<'a>>,
+    /// Where these end in the list that was parsed.
+    ends: Vec<usize>,
     tools: Option<Value>,
     documents: Option<Value>,
     add_generation_prompt: bool,
@@ -29,13 +33,25 @@ pub(crate) struct Chat<'a> {
 pub(crate) struct Rendered {
     /// As far as it is known.
     pub(crate) text: String,
+    /// How many bytes are those of the earlier text.
+    pub(crate) same: usize,
     /// Why it ends before the prompt does.
     pub(crate) cut: Option<WhyNot>,
+    /// The messages, as the template took them.
+    pub(crate) messages: Vec<Value>,
+    /// Where those that were not known end in the list that was parsed.
+    pub(crate) ends: Vec<usize>,
 }
 
 impl<'a> Chat<'a> {
-    /// That of a request. `defaults` are variables for the template that the engine was started with.
-    pub(crate) fn of(request: &Request<'a>, defaults: &[(String, Value)], engine: Engine) -> Result<Self, WhyNot> {
+    /// That of a request. `defaults` are variables for the template that the engine was started with; `before` are
+    /// messages that are known and not in what was parsed.
+    pub(crate) fn of(
+        request: &Request<'a>,
+        defaults: &[(String, Value)],
+        engine: Engine,
+        before: &[Value],
+    ) -> Result<Self, WhyNot> {
         let parts = &request.parts;
         if is_there(parts.chat_template) {
             return Err(WhyNot::OwnTemplate);
@@ -43,11 +59,15 @@ impl<'a> Chat<'a> {
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
             return Err(WhyNot::Stored);
         }
-        let messages = match request.endpoint {
-            Endpoint::Responses => convert::of_responses(parts)?,
-            Endpoint::Messages => convert::of_messages(parts)?,
+        let (messages, ends) = match request.endpoint {
+            Endpoint::Responses => (convert::of_responses(parts)?, Vec::new()),
+            Endpoint::Messages => (convert::of_messages(parts)?, Vec::new()),
             Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings => {
-                messages::of_chat(parts.messages.ok_or(WhyNot::NoPrompt)?)?
+                let (messages, ends) = messages::of_chat(parts.messages.ok_or(WhyNot::NoPrompt)?)?;
+                if messages.is_empty() && before.is_empty() {
+                    return Err(WhyNot::BadMessages);
+                }
+                (messages, ends)
             }
         };
         let tools = convert::tools(request.endpoint, parts, engine)?;
@@ -63,7 +83,9 @@ impl<'a> Chat<'a> {
             }
         }
         Ok(Self {
+            before: before.to_vec(),
             messages,
+            ends,
             tools,
             documents: parts.documents.filter(|raw| is_there(Some(raw))).map(messages::value).transpose()?,
             add_generation_prompt: read(parts.add_generation_prompt).unwrap_or(true),
@@ -73,23 +95,31 @@ impl<'a> Chat<'a> {
         })
     }
 
+    /// Whether all that is needed of messages that are known is how the template takes them.
+    pub(crate) fn can_follow(&self) -> bool {
+        !self.continues
+    }
+
     /// Whether tools are offered: models may have a template of their own for these.
     pub(crate) fn has_tools(&self) -> bool {
         self.tools.is_some()
     }
 
-    /// The text.
-    pub(crate) fn render(self, template: &ChatTemplate) -> Result<Rendered, WhyNot> {
+    /// The text, of which much may be the beginning of an earlier one.
+    pub(crate) fn render(self, template: &ChatTemplate, earlier: &str) -> Result<Rendered, WhyNot> {
         let last = if self.continues { self.last_text() } else { None };
-        let Prepared { messages, cut } = messages::prepare(self.messages, template.as_parts, self.engine);
+        let Prepared { messages: new, cut } = messages::prepare(self.messages, template.as_parts, self.engine);
+        let mut messages = self.before;
+        messages.extend(new);
         let variables = Variables {
-            messages,
+            messages: messages.clone(),
             tools: self.tools,
             documents: self.documents,
             add_generation_prompt: self.add_generation_prompt && !self.continues,
             more: self.more,
         };
-        let mut text = template.render(variables).map_err(|_| WhyNot::TemplateRefuses)?;
+        let rendered = template.render_after(earlier, variables);
+        let (mut text, same) = rendered.map_err(|_| WhyNot::TemplateRefuses)?;
         if self.continues {
             // The text goes on where the last message ends: what the template writes after it goes.
             let last = last.ok_or(WhyNot::TemplateRefuses)?;
@@ -99,7 +129,8 @@ impl<'a> Chat<'a> {
         if cut.is_some() {
             text.truncate(text.find(CUT).unwrap_or(0));
         }
-        Ok(Rendered { text, cut })
+        let same = same.min(text.len());
+        Ok(Rendered { text, same, cut, messages, ends: self.ends })
     }
 
     fn last_text(&self) -> Option<String> {
@@ -110,7 +141,7 @@ impl<'a> Chat<'a> {
     }
 
     /// The words of the messages one after another: what stands in for the text where there is no template.
-    pub(crate) fn words(&self) -> Rendered {
+    pub(crate) fn words(&self) -> (String, Option<WhyNot>) {
         let mut text = String::new();
         for message in &self.messages {
             text.push_str(&message.role);
@@ -118,12 +149,12 @@ impl<'a> Chat<'a> {
             for part in &message.content {
                 match part {
                     messages::Part::Text(words) => text.push_str(words),
-                    messages::Part::Other(_, why_not) => return Rendered { text, cut: Some(*why_not) },
+                    messages::Part::Other(_, why_not) => return (text, Some(*why_not)),
                 }
             }
             text.push('\n');
         }
-        Rendered { text, cut: None }
+        (text, None)
     }
 }
 

@@ -33,6 +33,7 @@ mod python;
 mod request;
 mod template;
 mod tokenizer;
+mod turns;
 mod why_not;
 
 pub use endpoint::Endpoint;
@@ -43,4 +44,5 @@ pub use prompter::{Options, Prompter};
 pub use request::Request;
 pub use template::{ChatTemplate, Variables};
 pub use tokenizer::Library;
+pub use turns::{Recalled, Turns};
 pub use why_not::WhyNot;

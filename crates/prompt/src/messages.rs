@@ -68,13 +68,16 @@ struct Given<'a> {
     name: Option<&'a RawValue>,
 }
 
-/// The messages of a chat request.
-pub(crate) fn of_chat(raw: &RawValue) -> Result<Vec<Message<'_>>, WhyNot> {
-    let given: Vec<Given<'_>> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
-    if given.is_empty() {
-        return Err(WhyNot::BadMessages);
-    }
-    given.into_iter().map(message).collect()
+/// The messages of a chat request, and where each ends behind the bracket with which the list begins.
+pub(crate) fn of_chat(raw: &RawValue) -> Result<(Vec<Message<'_>>, Vec<usize>), WhyNot> {
+    let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
+    let start = raw.get().as_ptr() as usize + 1;
+    let ends = list.iter().map(|raw| raw.get().as_ptr() as usize + raw.get().len() - start).collect();
+    let given = list.into_iter().map(|raw| {
+        let given: Given<'_> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
+        message(given)
+    });
+    Ok((given.collect::<Result<_, _>>()?, ends))
 }
 
 fn message(given: Given<'_>) -> Result<Message<'_>, WhyNot> {

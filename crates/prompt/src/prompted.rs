@@ -1,5 +1,7 @@
 //! What a prompt became.
 
+use std::sync::Arc;
+
 use kvatlas_index::hash;
 
 use crate::WhyNot;
@@ -7,7 +9,7 @@ use crate::WhyNot;
 /// A prompt's tokens, or as many as are known from its beginning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prompted {
-    pub(crate) tokens: Vec<u32>,
+    pub(crate) tokens: Arc<Vec<u32>>,
     /// Tokens of the whole prompt: counted if `whole`, else estimated from its length in bytes.
     pub prompt_tokens: u32,
     /// Whether [`tokens`](Self::tokens) are all of them.
@@ -31,7 +33,7 @@ impl Prompted {
     /// The same, to keep.
     #[must_use]
     pub fn into_tokens(self) -> Vec<u32> {
-        self.tokens
+        Arc::unwrap_or_clone(self.tokens)
     }
 
     /// The content hashes of the tokens' full blocks: [`hash::content_hashes`].

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -14,7 +16,8 @@ use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::prompted::Prompted;
 use crate::request::{Given, Request, read};
 use crate::template::ChatTemplate;
-use crate::tokenizer::{Library, Tokenizer};
+use crate::tokenizer::{Library, Tokenized, Tokenizer};
+use crate::turns::{Before, Made};
 use crate::why_not::WhyNot;
 
 /// How prompts are turned into tokens.
@@ -58,6 +61,8 @@ const BYTES_A_TOKEN: usize = 4;
 /// Turns the prompts of one model into tokens. Threads share one.
 #[derive(Debug)]
 pub struct Prompter {
+    /// No other one has it.
+    pub(crate) id: u64,
     options: Options,
     tokenizer: Option<Tokenizer>,
     template: Option<ChatTemplate>,
@@ -122,7 +127,9 @@ impl Prompter {
         };
         let given = options.chat_template.as_deref();
         let template = given.map(|source| ChatTemplate::new(source, special_tokens.to_vec())).transpose()?;
-        Ok(Self { options, tokenizer: None, template, with_tools: None, template_kwargs, notes: Vec::new() })
+        static IDS: AtomicU64 = AtomicU64::new(0);
+        let id = IDS.fetch_add(1, Relaxed);
+        Ok(Self { id, options, tokenizer: None, template, with_tools: None, template_kwargs, notes: Vec::new() })
     }
 
     fn compiled(&mut self, files: &Files, name: &str) -> Option<ChatTemplate> {
@@ -157,37 +164,84 @@ impl Prompter {
     /// The tokens of a request's prompt.
     #[must_use]
     pub fn prompt(&self, request: &Request<'_>) -> Prompted {
+        self.after(request, None).map(|(prompted, _)| prompted).unwrap_or_default()
+    }
+
+    /// The same of a request whose first messages may be known, and what is worth to be kept of it. None: what is known
+    /// is of no use here, and the request has to be parsed with all of its messages.
+    pub(crate) fn after(&self, request: &Request<'_>, before: Option<&Before>) -> Option<(Prompted, Option<Made>)> {
+        let mut kept = None;
         let made = match request.given() {
             Ok(Given::Tokens { first, prompts }) => Ok(whole(first, prompts, request)),
             Ok(Given::Text { first, prompts }) => {
                 let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(true);
                 Ok(self.tokens(Text { text: first, prompts, add_special_tokens, cut: None }, request))
             }
-            Ok(Given::Chat) => self.chat(request),
+            Ok(Given::Chat) => self.chat(request, before, &mut kept)?,
             Err(why_not) => Err(why_not),
         };
-        made.unwrap_or_else(|why_not| Prompted {
+        let made = made.unwrap_or_else(|why_not| Prompted {
             prompt_tokens: estimate(request.body_len()),
             prompts: 1,
             why_not: Some(why_not),
             ..Prompted::default()
-        })
+        });
+        Some((made, kept))
     }
 
-    fn chat(&self, request: &Request<'_>) -> Result<Prompted, WhyNot> {
-        let chat = Chat::of(request, &self.template_kwargs, self.options.engine)?;
+    fn chat(
+        &self,
+        request: &Request<'_>,
+        before: Option<&Before>,
+        kept: &mut Option<Made>,
+    ) -> Option<Result<Prompted, WhyNot>> {
+        let known = match before {
+            Some(before) if before.turn.prompter != self.id => return None,
+            Some(before) => &before.turn.messages[..before.count],
+            None => &[],
+        };
+        let chat = match Chat::of(request, &self.template_kwargs, self.options.engine, known) {
+            Ok(chat) => chat,
+            Err(why_not) => return Some(Err(why_not)),
+        };
         let template =
             if chat.has_tools() { self.with_tools.as_ref().or(self.template.as_ref()) } else { self.template.as_ref() };
+        let fits = |before: &Before| {
+            template.is_some_and(|template| template.as_parts == before.turn.as_parts) && chat.can_follow()
+        };
+        if before.is_some_and(|before| !fits(before)) {
+            return None;
+        }
         let Some(template) = template else {
-            let Rendered { text, cut } = chat.words();
+            let (text, cut) = chat.words();
             let why_not = if self.tokenizer.is_some() { WhyNot::NoTemplate } else { WhyNot::NoTokenizer };
             let why_not = Some(cut.unwrap_or(why_not));
-            return Ok(self.without_tokens(text.into(), 1, why_not, request));
+            return Some(Ok(self.without_tokens(text.into(), 1, why_not, request)));
         };
-        let Rendered { text, cut } = chat.render(template)?;
+        let earlier = before.map_or("", |before| &before.turn.text);
+        let Rendered { text, same, cut, messages, ends } = match chat.render(template, earlier) {
+            Ok(rendered) => rendered,
+            Err(why_not) => return Some(Err(why_not)),
+        };
         // A chat's template writes the special tokens.
         let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(false);
-        Ok(self.tokens(Text { text: text.into(), prompts: 1, add_special_tokens, cut }, request))
+        let plain = cut.is_none() && !add_special_tokens && text.len() <= self.options.max_bytes;
+        let Some(tokenizer) = self.tokenizer.as_ref().filter(|_| plain) else {
+            return Some(Ok(self.tokens(Text { text: text.into(), prompts: 1, add_special_tokens, cut }, request)));
+        };
+        let tokens = match before {
+            Some(Before { turn, .. }) => tokenizer.encode_next(&text, same, &turn.tokens),
+            None => tokenizer.encode(&text, false),
+        };
+        let Some(tokens) = tokens else {
+            return Some(Ok(self.without_tokens(text.into(), 1, Some(WhyNot::NoTokenizer), request)));
+        };
+        let mut made = whole(tokens.ids.clone(), 1, request);
+        if self.options.text {
+            made.text.clone_from(&text);
+        }
+        *kept = Some(Made { as_parts: template.as_parts, ends, messages, text, tokens });
+        Some(Ok(made))
     }
 
     fn tokens(&self, given: Text<'_>, request: &Request<'_>) -> Prompted {
@@ -198,10 +252,10 @@ impl Prompter {
         if text.len() > self.options.max_bytes {
             return self.without_tokens(text, prompts, Some(WhyNot::TooLong), request);
         }
-        let Some(tokens) = tokenizer.encode(&text, add_special_tokens) else {
+        let Some(Tokenized { ids, .. }) = tokenizer.encode(&text, add_special_tokens) else {
             return self.without_tokens(text, prompts, Some(WhyNot::NoTokenizer), request);
         };
-        let mut made = whole(tokens, prompts, request);
+        let mut made = whole(ids, prompts, request);
         if cut.is_some() {
             made.whole = false;
             made.why_not = cut;
@@ -228,9 +282,11 @@ impl Prompter {
 }
 
 /// All of a prompt's tokens, but for those that the request has the engine cut off.
-fn whole(mut tokens: Vec<u32>, prompts: u32, request: &Request<'_>) -> Prompted {
+fn whole(tokens: impl Into<Arc<Vec<u32>>>, prompts: u32, request: &Request<'_>) -> Prompted {
+    let mut tokens = tokens.into();
     if let Some(most) = read::<usize>(request.parts.truncate_prompt_tokens) {
-        tokens.drain(..tokens.len().saturating_sub(most));
+        let cut = tokens.len().saturating_sub(most);
+        Arc::make_mut(&mut tokens).drain(..cut);
     }
     let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     Prompted { tokens, prompt_tokens, whole: true, prompts, ..Prompted::default() }

@@ -33,7 +33,10 @@ pub struct Request<'a> {
     /// What it belongs to: `session_id`, else `prompt_cache_key`, else `user`.
     pub session: Option<Cow<'a, str>>,
     pub(crate) parts: Parts<'a>,
-    body: &'a [u8],
+    /// What was parsed.
+    pub(crate) body: &'a [u8],
+    /// Bytes of the body, of which messages that are known were not parsed.
+    pub(crate) body_len: usize,
 }
 
 /// Parts of a body as they stand there.
@@ -93,13 +96,14 @@ impl<'a> Request<'a> {
             session: sessions.into_iter().find_map(text).filter(|session| !session.is_empty()),
             parts: fields.parts,
             body,
+            body_len: body.len(),
         })
     }
 
     /// Bytes of the body.
     #[must_use]
     pub fn body_len(&self) -> usize {
-        self.body.len()
+        self.body_len
     }
 
     /// The prompt, or that it is made of messages.

@@ -67,7 +67,8 @@ pub(crate) async fn explain(
         (_, true) => Endpoint::Responses,
         _ => Endpoint::Completions,
     };
-    let known = app.prompts.read(app.service.as_ref(), endpoint, &body);
+    let recalled = app.prompts.recall(endpoint, &body);
+    let known = app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
     let explained = app.places.explain(app, &known)?;
     let said = json!({
         "policy": app.places.policy(),

@@ -5,7 +5,8 @@
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memmem, memrchr};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// Bytes at the end of an answer among which its usage is looked for.
 const TAIL: usize = 16 << 10;
@@ -218,16 +219,45 @@ fn usage(text: &[u8]) -> Option<Usage> {
     if object.first() != Some(&b'{') {
         return None;
     }
-    let value: Value = serde_json::Deserializer::from_slice(object).into_iter().next()?.ok()?;
-    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
-    let of = |names: [&str; 2]| names.iter().find_map(|name| number(&value[*name]));
-    let details = |name: &str| number(&value[name]["cached_tokens"]);
-    let read = number(&value["cache_read_input_tokens"]);
+    let told: Told<'_> = serde_json::Deserializer::from_slice(object).into_iter().next()?.ok()?;
+    let details = |raw| read::<Details<'_>>(raw).and_then(|details| read(details.cached_tokens));
+    let cached = details(told.prompt_tokens_details).or_else(|| details(told.input_tokens_details));
     Some(Usage {
-        prompt: of(["prompt_tokens", "input_tokens"]),
-        cached: details("prompt_tokens_details").or_else(|| details("input_tokens_details")).or(read),
-        output: of(["completion_tokens", "output_tokens"]),
+        prompt: read(told.prompt_tokens).or_else(|| read(told.input_tokens)),
+        cached: cached.or_else(|| read(told.cache_read_input_tokens)),
+        output: read(told.completion_tokens).or_else(|| read(told.output_tokens)),
     })
+}
+
+/// A `usage` object, by the names of all dialects. What is of another type than it should be is not there.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Told<'a> {
+    #[serde(borrow)]
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_read_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_tokens: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Details<'a> {
+    #[serde(borrow)]
+    cached_tokens: Option<&'a RawValue>,
+}
+
+fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
+    serde_json::from_str(raw?.get()).ok()
 }
 
 #[cfg(test)]

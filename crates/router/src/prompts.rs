@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use kvatlas_index::hash::content_hashes;
-use kvatlas_prompt::{Endpoint, Options, Prompter, Request, TOKENIZE_PATH, WhyNot, tokenize_answer, tokenize_body};
+use kvatlas_prompt::{
+    Endpoint, Options, Prompter, Recalled, Request, TOKENIZE_PATH, Turns, WhyNot, tokenize_answer, tokenize_body,
+};
 use kvatlas_service::Service;
 use kvatlas_service::state::Keyspace;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -22,11 +24,15 @@ const ENGINE: &str = "engine";
 /// Within which an engine must say what a prompt's tokens are: a request does not wait longer to be placed well.
 const PATIENCE: Duration = Duration::from_millis(500);
 
+/// Bytes that what is known of chats seen before may take.
+const REMEMBERED: usize = 256 << 20;
+
 /// The prompters of all models.
 pub(crate) struct Prompts {
     /// For models that have none of their own.
     any: Arc<Prompter>,
     by_model: HashMap<String, Arc<Prompter>>,
+    turns: Turns,
     /// Whether engines are asked for the tokens of prompts.
     asks_engines: bool,
     /// What the policy looks at.
@@ -37,7 +43,7 @@ pub(crate) struct Prompts {
     routing_group: String,
     /// As many long prompts are read at once as there are cores. Each thread that reads has a tokenizer's memory of
     /// words, so more of them would be slower and larger.
-    turns: Semaphore,
+    helpers: Semaphore,
     /// Prompts without tokens, by [`WhyNot::ALL`].
     pub(crate) why_not: [AtomicU64; WhyNot::ALL.len()],
 }
@@ -101,24 +107,36 @@ impl Prompts {
         Ok(Self {
             any,
             by_model,
+            turns: Turns::new(REMEMBERED),
             asks_engines: config.tokenizer.as_deref() == Some(ENGINE) && wants.hashes,
             wants,
             keeps_ids: config.forward_tokens,
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
-            turns: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            helpers: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             why_not: Default::default(),
         })
     }
 
     /// Waits until a long prompt may be read; it is read while what is returned is held.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.turns.acquire().await.ok()
+        self.helpers.acquire().await.ok()
+    }
+
+    /// What is known of a body from chats seen before.
+    pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> Recalled {
+        if self.wants.hashes || self.wants.text { self.turns.recall(endpoint, body) } else { Recalled::nothing(body) }
     }
 
     /// What a body says. Of one that cannot be read nothing is known, and the engine says what is wrong with it.
-    pub(crate) fn read(&self, service: Option<&Service>, endpoint: Endpoint, body: &[u8]) -> Known {
-        let request = match Request::parse(endpoint, body) {
+    pub(crate) fn read(
+        &self,
+        service: Option<&Service>,
+        endpoint: Endpoint,
+        body: &[u8],
+        recalled: &Recalled,
+    ) -> Known {
+        let request = match recalled.parse(endpoint, body) {
             Ok(request) => request,
             Err(why_not) => {
                 self.count(why_not);
@@ -143,7 +161,7 @@ impl Prompts {
         let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
         let prompter = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
-        let mut prompted = prompter.prompt(&request);
+        let mut prompted = self.turns.prompt(prompter, &request, recalled, body);
         if let Some(why_not) = prompted.why_not {
             self.count(why_not);
         }

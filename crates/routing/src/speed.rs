@@ -101,15 +101,33 @@ impl Speed {
         let seconds = now - self.since;
         let good = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
         if good {
-            let rate = self.done / seconds;
-            self.rate.add(rate, 1.0);
-            fleet.rate.add(rate, 1.0);
-            fleet.fresh += 1;
+            self.learn(self.done / seconds, fleet);
         }
         if good || !more {
             self.begins(now);
         }
         good
+    }
+
+    /// The same of a prompt that was sent at `sent` and whose whole answer has come: when it was computed nobody knows,
+    /// so that it can only have been quicker than this looks.
+    pub(crate) fn came_whole(&mut self, tokens: f64, sent: f64, now: f64, fleet: &mut FleetSpeed) -> bool {
+        if sent >= self.since {
+            self.done += tokens;
+        }
+        let seconds = now - self.since;
+        let rate = self.done / seconds;
+        let quicker = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS && rate > self.rate(fleet);
+        if quicker {
+            self.learn(rate, fleet);
+        }
+        quicker
+    }
+
+    fn learn(&mut self, rate: f64, fleet: &mut FleetSpeed) {
+        self.rate.add(rate, 1.0);
+        fleet.rate.add(rate, 1.0);
+        fleet.fresh += 1;
     }
 
     /// A prompt is not computed any more and led to nothing: what was measured cannot be used.

@@ -54,7 +54,7 @@ fn as_transformers_renders_them() {
         }
         for (case, expected) in &family.expected {
             let request = Request::parse(Endpoint::Chat, golden.bodies[case].get().as_bytes()).unwrap();
-            let got = Chat::of(&request, &[], Engine::Vllm).and_then(|chat| chat.render(&template));
+            let got = Chat::of(&request, &[], Engine::Vllm, &[]).and_then(|chat| chat.render(&template, ""));
             match (got, expected) {
                 (Ok(got), Some(expected)) if got.text == *expected => right += 1,
                 (Err(_), None) => right += 1,

@@ -4,6 +4,7 @@ mod environment;
 mod generation;
 #[cfg(test)]
 mod golden;
+mod output;
 mod wants_parts;
 
 use minijinja::{Environment, Value};
@@ -11,6 +12,7 @@ use minijinja::{Environment, Value};
 use crate::error::Error;
 
 pub(crate) use environment::Clock;
+use output::Output;
 
 /// The name of the only template in its environment.
 const NAME: &str = "chat";
@@ -73,6 +75,12 @@ impl ChatTemplate {
     ///
     /// In words: what the template refuses the messages for, or how it fails for them.
     pub fn render(&self, variables: Variables) -> Result<String, String> {
+        self.render_after("", variables).map(|(text, _)| text)
+    }
+
+    /// The same, and how many of its bytes are those of an earlier text from the beginning: these are compared and not
+    /// written.
+    pub(crate) fn render_after(&self, earlier: &str, variables: Variables) -> Result<(String, usize), String> {
         let mut context: Vec<(String, Value)> = self.special_tokens.clone();
         context.push(("tools".into(), variables.tools.unwrap_or(Value::from(()))));
         context.push(("documents".into(), variables.documents.unwrap_or(Value::from(()))));
@@ -81,6 +89,8 @@ impl ChatTemplate {
         context.push(("messages".into(), Value::from(variables.messages)));
         let context = Value::from_pairs(context);
         let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
-        template.render(context).map_err(|error| error.to_string())
+        let mut output = Output::after(earlier);
+        template.render_captured_to(context, &mut output).map_err(|error| error.to_string())?;
+        output.text().ok_or_else(|| "a template wrote what is no text".to_owned())
     }
 }

@@ -17,6 +17,8 @@ use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 #[derive(Debug)]
 pub(super) struct Cuts {
     tokens: AhoCorasick,
+    /// Bytes of the longest of them.
+    pub(super) longest: usize,
 }
 
 impl Cuts {
@@ -37,8 +39,9 @@ impl Cuts {
         if safe.is_empty() {
             return None;
         }
+        let longest = safe.iter().map(|text| text.len()).max().unwrap_or(0);
         let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(safe).ok()?;
-        Some(Self { tokens })
+        Some(Self { tokens, longest })
     }
 
     /// A text's pieces, in order. All of them together are the text.
@@ -103,7 +106,7 @@ mod tests {
     #[test]
     fn pieces_are_the_text() {
         let tokens = AhoCorasick::new(["<a>", "<b>"]).unwrap();
-        let cuts = Cuts { tokens };
+        let cuts = Cuts { tokens, longest: 3 };
         for (text, expected) in [
             ("", vec![]),
             ("x", vec!["x"]),

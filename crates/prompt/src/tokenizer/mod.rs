@@ -11,6 +11,7 @@ mod probes;
 mod segments;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::error::Error;
 use cuts::Cuts;
@@ -43,6 +44,25 @@ impl std::fmt::Debug for Engine {
             Self::Quick(_) => "Quick",
             Self::Common(_) => "Common",
         })
+    }
+}
+
+/// A text's tokens, and where it was cut for them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Tokenized {
+    pub(crate) ids: Arc<Vec<u32>>,
+    /// Places in the text at which a special token begins, and how many tokens there are before each.
+    cuts: Vec<(usize, usize)>,
+}
+
+impl Tokenized {
+    fn whole(ids: Vec<u32>) -> Self {
+        Self { ids: ids.into(), cuts: Vec::new() }
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.ids.capacity() * size_of::<u32>() + self.cuts.capacity() * size_of::<(usize, usize)>()
     }
 }
 
@@ -79,19 +99,58 @@ impl Tokenizer {
     }
 
     /// The token ids of a text; none if the library fails for it, which it has no reason to.
-    pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
-        let is_quick = matches!(self.engine, Engine::Quick(_));
+    pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Tokenized> {
         let (before, after): (&[u32], &[u32]) = match (&self.around, add_special_tokens) {
             (_, false) => (&[], &[]),
             (Some((before, after)), true) => (before, after),
-            (None, true) => return self.engine.encode(text, true),
+            (None, true) => return Some(Tokenized::whole(self.engine.encode(text, true)?)),
         };
-        let Some(cuts) = self.cuts.as_ref().filter(|_| !is_quick || text.len() >= QUICK_TEXT) else {
-            return self.engine.encode(text, add_special_tokens);
+        let mut made = match self.places(text) {
+            Some(places) => self.encode_on(before, &[], text, places)?,
+            None => {
+                let tokens = self.engine.encode(text, false)?;
+                if before.is_empty() && after.is_empty() {
+                    return Some(Tokenized::whole(tokens));
+                }
+                Tokenized::whole([before, &tokens].concat())
+            }
         };
-        let mut ids = Vec::with_capacity(text.len() / 3 + before.len() + after.len());
+        if !after.is_empty() {
+            Arc::make_mut(&mut made.ids).extend_from_slice(after);
+        }
+        Some(made)
+    }
+
+    /// The same of a text without special tokens around it, of which so many bytes are the beginning of another one
+    /// whose tokens are known.
+    pub(crate) fn encode_next(&self, text: &str, common: usize, known: &Tokenized) -> Option<Tokenized> {
+        let Some(places) = self.places(text) else { return self.encode(text, false) };
+        // What begins at a cut has to be the same special token in both.
+        let count = known.cuts.partition_point(|(at, _)| at + places.longest <= common);
+        let cuts = &known.cuts[..count];
+        let tokens = cuts.last().map_or(0, |(_, tokens)| *tokens);
+        self.encode_on(&known.ids[..tokens], cuts, text, places)
+    }
+
+    /// Where a text is cut, if it is worth it.
+    fn places(&self, text: &str) -> Option<&Cuts> {
+        let is_quick = matches!(self.engine, Engine::Quick(_));
+        self.cuts.as_ref().filter(|_| !is_quick || text.len() >= QUICK_TEXT)
+    }
+
+    /// The tokens of a text, of which those before the last of these cuts are known.
+    fn encode_on(&self, before: &[u32], cuts: &[(usize, usize)], text: &str, places: &Cuts) -> Option<Tokenized> {
+        let is_quick = matches!(self.engine, Engine::Quick(_));
+        let from = cuts.last().map_or(0, |(at, _)| *at);
+        let mut ids = Vec::with_capacity(before.len() + (text.len() - from) / 3);
         ids.extend_from_slice(before);
-        for segment in cuts.segments(text) {
+        let mut cuts = cuts.to_vec();
+        let mut at = from;
+        for segment in places.segments(&text[from..]) {
+            if at > from {
+                cuts.push((at, ids.len()));
+            }
+            at += segment.len();
             if is_quick && segment.len() < QUICK_PIECE {
                 ids.extend(self.engine.encode(segment, false)?);
             } else if !self.segments.extend(segment, &mut ids) {
@@ -100,8 +159,7 @@ impl Tokenizer {
                 self.segments.insert(segment, &made);
             }
         }
-        ids.extend_from_slice(after);
-        Some(ids)
+        Some(Tokenized { ids: ids.into(), cuts })
     }
 }
 

@@ -27,7 +27,7 @@ use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
 use crate::stored;
 
-/// Bytes of a body beyond which its prompt is turned into tokens on a thread beside those that serve: the streams of a
+/// Bytes of a body that were not seen before, beyond which its prompt is turned into tokens on a thread beside those that serve: the streams of a
 /// whole thread would wait for one that was never seen before.
 const LONG: usize = 32 << 10;
 
@@ -55,16 +55,7 @@ pub(crate) async fn forward(
         plain: endpoint.is_some(),
     };
     let mut known = match endpoint {
-        Some(endpoint) if body.len() > LONG && app.places.wants().hashes => {
-            let _turn = app.prompts.turn().await;
-            let (app, body) = (app.clone(), body.clone());
-            let reading = tokio::task::spawn_blocking(move || app.prompts.read(app.service.as_ref(), endpoint, &body));
-            reading.await.map_err(|_| {
-                let message = "internal error; the router's log has the details";
-                Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
-            })?
-        }
-        Some(endpoint) => app.prompts.read(app.service.as_ref(), endpoint, &body),
+        Some(endpoint) => look_at(app, endpoint, &body).await?,
         None => Known::default(),
     };
     hints(app, &head.headers, &mut known);
@@ -150,6 +141,21 @@ pub(crate) async fn forward(
         tried.push(engine);
         app.counts.retries[fault.number()].fetch_add(1, Relaxed);
     }
+}
+
+/// What a body says.
+async fn look_at(app: &Arc<App>, endpoint: Endpoint, body: &Bytes) -> Result<Known, Refusal> {
+    let recalled = app.prompts.recall(endpoint, body);
+    if recalled.new_bytes() <= LONG || !app.places.wants().hashes {
+        return Ok(app.prompts.read(app.service.as_ref(), endpoint, body, &recalled));
+    }
+    let _turn = app.prompts.turn().await;
+    let (app, body) = (app.clone(), body.clone());
+    let read = move || app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
+    tokio::task::spawn_blocking(read).await.map_err(|_| {
+        let message = "internal error; the router's log has the details";
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+    })
 }
 
 /// What headers say of where a request should go, and when.

@@ -39,6 +39,17 @@ pub(super) struct Slot {
     speed: Speed,
 }
 
+/// When a prompt that leaves the queue was computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Computed {
+    /// Its first token has come.
+    Now,
+    /// Some time after it was sent: the whole answer has come.
+    Before { sent: f64 },
+    /// If at all, nobody knows when.
+    Unknown,
+}
+
 /// What a request adds to a row while it is there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
@@ -212,8 +223,8 @@ impl Fleet {
         slot.queue.push_back((request, share.uncached));
     }
 
-    /// A prompt is not waiting any more: it led to a first token if `computed`.
-    pub(super) fn dequeued(&mut self, at: u32, request: u64, share: &Share, computed: bool, now: f64) {
+    /// A prompt is not waiting any more.
+    pub(super) fn dequeued(&mut self, at: u32, request: u64, share: &Share, computed: Computed, now: f64) {
         let at = at as usize;
         let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
         rows.waiting[at] -= 1;
@@ -224,15 +235,24 @@ impl Fleet {
             slot.queue.remove(place);
         }
         let more = !slot.queue.is_empty();
-        let learnt = if computed {
+        if head || computed == Computed::Now {
             self.head_since[at] = now;
-            slot.speed.computed(share.uncached, more, now, &mut self.speed)
-        } else {
-            if head {
-                self.head_since[at] = now;
-                slot.speed.spoilt(now);
+        }
+        let learnt = match computed {
+            Computed::Now => slot.speed.computed(share.uncached, more, now, &mut self.speed),
+            Computed::Before { sent } => {
+                let learnt = slot.speed.came_whole(share.uncached, sent, now, &mut self.speed);
+                if head || !more {
+                    slot.speed.begins(now);
+                }
+                learnt
             }
-            false
+            Computed::Unknown => {
+                if head {
+                    slot.speed.spoilt(now);
+                }
+                false
+            }
         };
         rows.head_tokens[at] = slot.queue.front().map_or(0.0, |(_, uncached)| *uncached);
         if !more {

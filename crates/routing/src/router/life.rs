@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use crate::policy::Placed;
+use crate::router::fleet::Computed;
 use crate::router::outcome::{Ended, RequestId, Usage, WorkerId};
 use crate::router::{Reservation, Router};
 use crate::time::Time;
@@ -36,7 +37,8 @@ impl Router {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
         }
         if !its.passed {
-            self.fleet.dequeued(its.worker, id.0, &its.share, computed, now);
+            let how = if computed { Computed::Now } else { Computed::Unknown };
+            self.fleet.dequeued(its.worker, id.0, &its.share, how, now);
             self.policy.first_token(&its.placed(id), now);
         }
         self.room = true;
@@ -44,7 +46,7 @@ impl Router {
 
     /// The answer of a request that was just placed comes as a whole: nobody will tell when its prompt is computed. It is
     /// taken to be when it should be; else a request that generates for half a minute would look like a prompt that
-    /// nobody gets on with, and all others would wait for it. Nothing is learnt of speed.
+    /// nobody gets on with, and all others would wait for it. Of speed only that is learnt which the end of it proves.
     ///
     /// Where first tokens are never told, all requests are taken so.
     pub fn comes_whole(&mut self, id: RequestId, now: f64) {
@@ -67,7 +69,7 @@ impl Router {
                 continue;
             }
             its.passed = true;
-            self.fleet.dequeued(its.worker, number, &its.share, false, now);
+            self.fleet.dequeued(its.worker, number, &its.share, Computed::Unknown, now);
             self.policy.first_token(&its.placed(RequestId(number)), now);
             self.room = true;
         }
@@ -96,7 +98,7 @@ impl Router {
         let now = self.at(now);
         let generated = self.placed.get(&id.0).map(|its| (its.share.generated, its.first_token.is_some()))?;
         if !generated.1 && usage.output_tokens != Some(0) {
-            // An answer that was not streamed: its first token came, nobody knows when, so nothing is learnt of speed.
+            // An answer that was not streamed: its first token came, nobody knows when.
             self.released_unseen(id, now);
         }
         if let Some(unheard) = &mut self.unheard {
@@ -188,7 +190,7 @@ impl Router {
             unheard.failed(number, now);
         }
         if its.first_token.is_none() && !its.passed {
-            self.fleet.dequeued(its.worker, number, &its.share, false, now);
+            self.fleet.dequeued(its.worker, number, &its.share, Computed::Unknown, now);
         }
         self.fleet.ended(its.worker, &its.share);
         self.policy.ended(&its.placed(RequestId(number)), now);
@@ -199,8 +201,14 @@ impl Router {
     /// The first token of an answer that came as a whole.
     fn released_unseen(&mut self, id: RequestId, now: f64) {
         let Some(its) = self.placed.get_mut(&id.0) else { return };
+        let how = Computed::Before { sent: its.sent };
         if let Some(leaf) = its.leaf {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
+        }
+        if !its.passed {
+            its.passed = true;
+            self.fleet.dequeued(its.worker, id.0, &its.share, how, now);
+            self.policy.first_token(&its.placed(id), now);
         }
     }
 }
@@ -215,6 +223,45 @@ impl Reservation {
 mod tests {
     use super::*;
     use crate::{Config, Depths, Options, Outcome, Request, by_name};
+
+    #[test]
+    fn whole_answers_prove_speed_and_never_slowness() {
+        let learnt = |seconds: f64| {
+            let mut router = Router::new(Config::default(), by_name("random", Options::default(), 0).unwrap());
+            router.add_worker("a", 0, 1.0, 0.0);
+            let start = router.candidates(0.0).prefill_rate[0];
+            for number in 0..50 {
+                let now = f64::from(number);
+                let request = Request { tokens: 1000, ..Request::default() };
+                let Outcome::Placed(one) = router.choose(&request, &Depths::unknown(), now) else { unreachable!() };
+                router.comes_whole(one.id, now);
+                router.finish(one.id, Usage { output_tokens: Some(9), ..Usage::default() }, now + seconds);
+            }
+            router.candidates(60.0).prefill_rate[0] / start
+        };
+        assert!(learnt(0.002) > 4.0, "{}", learnt(0.002));
+        assert!((learnt(0.9) - 1.0).abs() < 1e-9, "{}", learnt(0.9));
+    }
+
+    #[test]
+    fn a_whole_answer_that_ends_late_says_nothing_of_others() {
+        let mut router = Router::new(Config::default(), by_name("random", Options::default(), 0).unwrap());
+        router.add_worker("a", 0, 1.0, 0.0);
+        let mut send = |router: &mut Router| {
+            let request = Request { tokens: 8000, ..Request::default() };
+            let Outcome::Placed(one) = router.choose(&request, &Depths::unknown(), 0.0) else { unreachable!() };
+            one.id
+        };
+        let (whole, streamed) = (send(&mut router), send(&mut router));
+        router.comes_whole(whole, 0.0);
+        let start = router.candidates(0.0).prefill_rate[0];
+        // What was computed before the other's first token is not counted after it.
+        router.first_token(streamed, 0.5);
+        let before = router.candidates(0.5).prefill_rate[0];
+        router.finish(whole, Usage { output_tokens: Some(9), ..Usage::default() }, 0.502);
+        assert!(before > 0.0 && start > 0.0);
+        assert_eq!(router.candidates(0.502).prefill_rate[0], before);
+    }
 
     #[test]
     fn deadlines_of_what_has_ended_do_not_pile_up() {

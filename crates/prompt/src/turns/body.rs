@@ -1,0 +1,116 @@
+//! The messages of a body, told apart from what is around them without reading them.
+//!
+//! The list of messages is found by its name. Its beginning is known again by hashes, one each [`STEP`] bytes and each of
+//! all bytes before; the bytes themselves are compared before anything is believed. What stays to be parsed is the body
+//! without the messages that are known: its parser is the same, and it sees whether that list was the body's at all.
+
+use memchr::memmem;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// Bytes from one hash to the next.
+pub(super) const STEP: usize = 4096;
+
+/// Bytes that are compared at once.
+const COMPARED: usize = 1024;
+
+/// Where the list of messages begins: after its bracket. None if nothing looks like one.
+pub(super) fn list(body: &[u8]) -> Option<usize> {
+    const NAME: &[u8] = b"\"messages\"";
+    let at = memmem::find(body, NAME)? + NAME.len();
+    let at = past(body, at, b':')?;
+    past(body, at, b'[')
+}
+
+/// Behind white space and this byte.
+fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
+    let at = space(body, at);
+    (body.get(at) == Some(&wanted)).then_some(at + 1)
+}
+
+/// Behind white space.
+fn space(body: &[u8], at: usize) -> usize {
+    let rest = body.get(at..).unwrap_or_default();
+    at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
+}
+
+/// A hash of each beginning of a list.
+pub(super) fn keys(list: &[u8], seed: u64) -> Vec<u64> {
+    let mut before = seed;
+    let next = |step: &[u8]| {
+        before = xxh3_64_with_seed(step, before);
+        before
+    };
+    list.chunks_exact(STEP).map(next).collect()
+}
+
+/// How many bytes two texts have in common from their beginning.
+pub(crate) fn common(left: &[u8], right: &[u8]) -> usize {
+    let pieces = left.chunks_exact(COMPARED).zip(right.chunks_exact(COMPARED));
+    let at = pieces.take_while(|(left, right)| left == right).count() * COMPARED;
+    at + left[at..].iter().zip(&right[at..]).take_while(|(left, right)| left == right).count()
+}
+
+/// The body without the first messages of the list that begins at `list`: those end at `end`. And where in the body what
+/// follows in the list begins. None if the list does not go on as one should.
+pub(super) fn without(body: &[u8], list: usize, end: usize) -> Option<(Vec<u8>, usize)> {
+    let at = space(body, end);
+    let rest = match body.get(at)? {
+        b']' => at,
+        b',' if body.get(space(body, at + 1)) != Some(&b']') => at + 1,
+        _ => return None,
+    };
+    Some(([&body[..list], &body[rest..]].concat(), rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists() {
+        for (body, rest) in [
+            (r#"{"messages": [1]}"#, Some("1]}")),
+            ("{\"a\": 1, \"messages\" :\n[ 1]}", Some(" 1]}")),
+            (r#"{"messages": {}}"#, None),
+            (r#"{"message": [1]}"#, None),
+            (r#"{"messages""#, None),
+            ("", None),
+        ] {
+            assert_eq!(list(body.as_bytes()).map(|at| &body[at..]), rest, "{body}");
+        }
+    }
+
+    #[test]
+    fn bodies_without_what_is_known() {
+        for (body, end, expected) in [
+            ("[1, 2]}", 2, Some("[ 2]}")),
+            ("[1 ,2]}", 2, Some("[2]}")),
+            ("[1]}", 2, Some("[]}")),
+            ("[1 ] }", 2, Some("[] }")),
+            ("[1,]}", 2, None),
+            ("[1, ]}", 2, None),
+            ("[1 2]}", 2, None),
+            ("[1", 2, None),
+        ] {
+            let found = without(body.as_bytes(), 1, end);
+            let texts = found.map(|(short, rest)| {
+                assert_eq!(short[1..], body.as_bytes()[rest..]);
+                String::from_utf8(short).unwrap()
+            });
+            assert_eq!(texts.as_deref(), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn beginnings() {
+        let text: Vec<u8> = (0..9000_u32).map(|at| (at * at) as u8).collect();
+        for at in [0, 1, 1023, 1024, 1025, 5000, 8999] {
+            let mut other = text.clone();
+            other[at] ^= 1;
+            assert_eq!(common(&text, &other), at);
+            assert_eq!(common(&text, &text[..at]), at);
+            let (some, all) = (keys(&other, 1), keys(&text, 1));
+            assert_eq!(some.iter().zip(&all).take_while(|(left, right)| left == right).count(), (at / STEP).min(2));
+        }
+    }
+}

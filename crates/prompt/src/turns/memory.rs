@@ -1,0 +1,139 @@
+//! The chats that were seen last, in a bounded number of bytes, by the beginnings of their lists of messages.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// What an entry takes beside its own bytes, and each of its keys.
+const ENTRY: usize = 256;
+const KEY: usize = 48;
+
+/// Chats by number, and numbers by key. A key belongs to the last chat that had it; a chat without any cannot be found
+/// and goes: so one takes the place of its last turn. Whatever was not asked for the longest makes room.
+#[derive(Debug)]
+pub(super) struct Memory<T> {
+    numbers: HashMap<u64, u64>,
+    chats: HashMap<u64, Chat<T>>,
+    /// Numbers by when they were last asked for.
+    order: BTreeMap<u64, u64>,
+    clock: u64,
+    bytes: usize,
+    most: usize,
+}
+
+#[derive(Debug)]
+struct Chat<T> {
+    value: Arc<T>,
+    keys: Vec<u64>,
+    /// How many of them are still its own.
+    own: usize,
+    used: u64,
+    bytes: usize,
+}
+
+impl<T> Memory<T> {
+    /// An empty one that takes at most so many bytes.
+    pub(super) fn new(most: usize) -> Self {
+        let (numbers, chats, order) = (HashMap::new(), HashMap::new(), BTreeMap::new());
+        Self { numbers, chats, order, clock: 0, bytes: 0, most }
+    }
+
+    /// The chat with the longest beginning that is known.
+    pub(super) fn get(&mut self, keys: &[u64]) -> Option<Arc<T>> {
+        let number = *keys.iter().rev().find_map(|key| self.numbers.get(key))?;
+        self.clock += 1;
+        let chat = self.chats.get_mut(&number)?;
+        self.order.remove(&chat.used);
+        self.order.insert(self.clock, number);
+        chat.used = self.clock;
+        Some(chat.value.clone())
+    }
+
+    /// Remembers a chat. Returns what had to go for it, to be dropped where nobody waits for it.
+    pub(super) fn put(&mut self, keys: Vec<u64>, value: T, bytes: usize) -> Vec<Arc<T>> {
+        let mut gone = Vec::new();
+        let bytes = bytes + ENTRY + KEY * keys.len();
+        if bytes > self.most / 4 || keys.is_empty() {
+            return gone;
+        }
+        self.clock += 1;
+        let number = self.clock;
+        for key in &keys {
+            let Some(other) = self.numbers.insert(*key, number) else { continue };
+            if let Some(chat) = self.chats.get_mut(&other) {
+                chat.own -= 1;
+                if chat.own == 0 {
+                    gone.extend(self.remove(other));
+                }
+            }
+        }
+        let own = keys.len();
+        self.order.insert(number, number);
+        self.chats.insert(number, Chat { value: Arc::new(value), keys, own, used: number, bytes });
+        self.bytes += bytes;
+        while self.bytes > self.most
+            && let Some((_, oldest)) = self.order.first_key_value()
+        {
+            gone.extend(self.remove(*oldest));
+        }
+        gone
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Arc<T>> {
+        let chat = self.chats.remove(&number)?;
+        self.order.remove(&chat.used);
+        self.bytes -= chat.bytes;
+        for key in chat.keys {
+            if self.numbers.get(&key) == Some(&number) {
+                self.numbers.remove(&key);
+            }
+        }
+        Some(chat.value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sound(memory: &Memory<u32>) {
+        assert!(memory.bytes <= memory.most);
+        assert_eq!(memory.bytes, memory.chats.values().map(|chat| chat.bytes).sum::<usize>());
+        assert_eq!(memory.order.len(), memory.chats.len());
+        for (number, chat) in &memory.chats {
+            assert_eq!(memory.order[&chat.used], *number);
+            let own = chat.keys.iter().filter(|key| memory.numbers[*key] == *number).count();
+            assert!(own == chat.own && own > 0);
+        }
+        assert!(memory.numbers.values().all(|number| memory.chats.contains_key(number)));
+    }
+
+    #[test]
+    fn the_longest_beginning_is_found_and_the_next_turn_takes_its_place() {
+        let mut memory = Memory::new(100_000);
+        assert!(memory.put(vec![1, 2], 12, 10).is_empty());
+        assert!(memory.put(vec![1, 3], 13, 10).is_empty());
+        assert_eq!(memory.get(&[1, 2, 9]).as_deref(), Some(&12));
+        assert_eq!(memory.get(&[1, 9]).as_deref(), Some(&13));
+        assert_eq!(memory.get(&[9]), None);
+        assert_eq!(memory.get(&[]), None);
+        let gone = memory.put(vec![1, 2, 4], 124, 10);
+        assert_eq!(gone.iter().map(|one| **one).collect::<Vec<_>>(), [12]);
+        assert_eq!(memory.get(&[1, 2]).as_deref(), Some(&124));
+        sound(&memory);
+    }
+
+    #[test]
+    fn what_is_used_stays_and_the_room_is_bounded() {
+        let mut memory = Memory::new(100_000);
+        memory.put(vec![7, 8], 0, 100);
+        for at in 1..5000_u32 {
+            let key = u64::from(at) * 100;
+            memory.put(vec![key % 1700, key + 1], at, 1000 + at as usize % 50);
+            assert!(memory.get(&[7]).is_some());
+            sound(&memory);
+        }
+        assert!(memory.chats.len() > 50);
+        assert!(memory.put(vec![5], 5, 90_000).is_empty());
+        assert_eq!(memory.get(&[5]), None);
+    }
+}

@@ -1,0 +1,281 @@
+//! Chats that go on, out of order, edited, and malformed: with what is remembered of them and without, they are the same.
+//!
+//! `KVATLAS_SEEDS` sets how many random streams of bodies there are.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use kvatlas_prompt::{Endpoint, Options, Prompter, Request, Turns};
+use serde::Deserialize;
+
+fn data(name: &str) -> PathBuf {
+    PathBuf::from(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR")))
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    templates: BTreeMap<String, Family>,
+}
+
+#[derive(Deserialize)]
+struct Family {
+    template: String,
+}
+
+/// Public templates, and some that look at what a next turn changes.
+fn templates() -> Vec<(String, String)> {
+    let golden: Golden = serde_json::from_slice(&std::fs::read(data("templates.json")).unwrap()).unwrap();
+    let mut all: Vec<_> = golden.templates.into_iter().map(|(name, family)| (name, family.template)).collect();
+    let own = [
+        (
+            "the last one first",
+            "{{ messages[-1].content }}<|im_end|>{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}",
+        ),
+        (
+            "how many",
+            "{% for m in messages %}<|im_start|>{{ m.content }} of {{ messages | length }}<|im_end|>{% endfor %}",
+        ),
+        (
+            "only the last",
+            "{% for m in messages %}{% if loop.last %}<|im_start|>{{ m.content }}{% endif %}{% endfor %}",
+        ),
+        ("backwards", "{% for m in messages | reverse %}<|im_start|>{{ m.role }}{{ m.content }}<|im_end|>{% endfor %}"),
+        (
+            "thoughts go",
+            "{% for m in messages %}<|im_start|>{{ m.role }} {% if not loop.last and m.content is string %}{{ m.content.split('q')[0] }}{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}",
+        ),
+        ("without marks", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"),
+        (
+            "refuses",
+            "{% if messages | length > 9 %}{{ raise_exception('too many') }}{% endif %}{{ messages | tojson }}",
+        ),
+    ];
+    all.extend(own.map(|(name, source)| (name.to_owned(), source.to_owned())));
+    all
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (word ^ (word >> 31)) as usize % most
+    }
+
+    fn one<'t>(&mut self, of: &[&'t str]) -> &'t str {
+        of[self.below(of.len())]
+    }
+
+    fn text(&mut self) -> String {
+        const WORDS: [&str; 14] = [
+            "some",
+            "words",
+            "say",
+            " ",
+            "a\n",
+            "\"quoted\"",
+            "naïve",
+            "日本",
+            "<|im_start|>",
+            "<|im_end|>",
+            "<s>",
+            "\\",
+            "\"messages\": [",
+            "}]",
+        ];
+        let rare = self.below(3) == 0;
+        let mut text = String::new();
+        for _ in 0..self.below(900) {
+            text.push_str(self.one(&WORDS[..if rare { WORDS.len() } else { 5 }]));
+            text.push(' ');
+        }
+        text
+    }
+
+    /// A message as a client may write it.
+    fn message(&mut self, at: usize) -> String {
+        let text = serde_json::to_string(&self.text()).unwrap();
+        let role = if at == 0 { self.one(&["system", "user", "developer"]) } else { ["assistant", "user"][at % 2] };
+        match self.below(24) {
+            0 => format!(r#"{{"content":{text},"role":"{role}"}}"#),
+            1 => format!("{{ \"role\" : \"{role}\",\n \"content\" : {text} }}"),
+            2 => format!(
+                r#"{{"role": "{role}", "content": [{{"type": "text", "text": {text}}}, {{"type": "text", "text": "b"}}]}}"#
+            ),
+            3 => format!(
+                r#"{{"role": "assistant", "content": null, "tool_calls": [{{"id": "c1", "type": "function", "function": {{"name": "f", "arguments": "{{\"a\": {at}}}"}}}}]}}"#
+            ),
+            4 => format!(r#"{{"role": "tool", "tool_call_id": "c1", "content": {text}}}"#),
+            5 => format!(r#"{{"role": "assistant", "content": {text}, "reasoning_content": {text}}}"#),
+            6 => format!(r#"{{"role": "{role}", "content": {text}, "name": "someone", "other": [1, {{}}]}}"#),
+            7 if self.below(4) == 0 => {
+                format!(
+                    r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": {{"url": "x"}}}}, {{"type": "text", "text": {text}}}]}}"#
+                )
+            }
+            8 if self.below(4) == 0 => {
+                self.one(&["{}", "5", r#"{"role": 5}"#, r#"{"role": "user" "#, "\"x\"", "[]"]).to_owned()
+            }
+            _ => format!(r#"{{"role": "{role}", "content": {text}}}"#),
+        }
+    }
+
+    /// A body with these messages.
+    fn body(&mut self, messages: &[String]) -> Vec<u8> {
+        let between = if self.below(8) == 0 { self.one(&[",", " ,\n"]) } else { ", " };
+        let list = format!("[{}]", messages.join(between));
+        let more = self.one(&[
+            "",
+            "",
+            "",
+            "",
+            "",
+            r#", "add_generation_prompt": false"#,
+            r#", "continue_final_message": true, "add_generation_prompt": false"#,
+            r#", "add_special_tokens": true"#,
+            r#", "truncate_prompt_tokens": 100"#,
+            r#", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}]"#,
+            r#", "chat_template_kwargs": {"enable_thinking": false}"#,
+            r#", "messages": [{"role": "user", "content": "twice"}]"#,
+            r#", "messages": null"#,
+            r#", "stream": true, "user": "u", "max_tokens": 7"#,
+            ", \"x\": \"\\u00e9\"",
+        ]);
+        let mut body = match self.below(12) {
+            0 => format!(r#"{{"messages": {list}, "model": "m"{more}}}"#),
+            1 => format!(r#"{{"user": "\"messages\": [", "messages": {list}{more}}}"#),
+            2 => format!(r#"{{"metadata": {{"messages": []}}, "messages": {list}{more}}}"#),
+            3 => format!(
+                r#"{{"metadata": {{"messages": {list}}}, "messages": [{{"role": "user", "content": "q"}}]{more}}}"#
+            ),
+            4 => format!("{{\"model\": \"m\", \"messages\" :\n {list} {more} }}"),
+            _ => format!(r#"{{"model": "m", "messages": {list}{more}}}"#),
+        };
+        match self.below(60) {
+            0 => body.truncate(body.len() - 1),
+            1 => body = body.replacen("}]", "},]", 1),
+            2 => body = body.replacen("}, {", "} {", 1),
+            3 => body.push('x'),
+            _ => {}
+        }
+        let mut body = body.into_bytes();
+        if self.below(60) == 0 {
+            let at = self.below(body.len());
+            body[at] = 0xff;
+        }
+        body
+    }
+}
+
+#[test]
+fn what_is_remembered_changes_nothing() {
+    let streams = std::env::var("KVATLAS_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(60_u64);
+    let templates = templates();
+    let (mut recalled_at_all, mut bodies, mut with_tokens) = (0, 0, 0);
+    for seed in 0..streams {
+        let mut random = Random(seed);
+        let model = data(["byte_level", "metaspace", "unigram"][seed as usize % 3]);
+        let open = |random: &mut Random, cache_bytes| {
+            let (name, template) = &templates[(seed as usize + 7 * random.below(2)) % templates.len()];
+            let options =
+                Options { chat_template: Some(template.clone()), cache_bytes, text: true, ..Options::default() };
+            (name.clone(), Prompter::open(&model, options).unwrap())
+        };
+        let pair = |random: &mut Random| {
+            let state = random.0;
+            let (name, ours) = open(random, 1 << 20);
+            random.0 = state;
+            (name, ours, open(random, 0).1)
+        };
+        let prompters = [pair(&mut random), pair(&mut random)];
+        let turns = Turns::new([400_000, 64 << 20][random.below(2)]);
+        let mut chats: Vec<Vec<String>> = vec![Vec::new(); 3];
+        for step in 0..60 {
+            let at = random.below(chats.len());
+            let length = chats[at].len();
+            match random.below(14) {
+                0 if length > 0 => {
+                    let place = random.below(length);
+                    chats[at][place] = random.message(place);
+                }
+                1 => chats[at].truncate(length.saturating_sub(1)),
+                2 => chats[at] = chats[random.below(3)].clone(),
+                3 if length > 20 => chats[at].clear(),
+                4 => {}
+                _ => {
+                    for _ in 0..=random.below(3) {
+                        let message = random.message(chats[at].len());
+                        chats[at].push(message);
+                    }
+                }
+            }
+            let messages = chats[at].clone();
+            let body = random.body(&messages);
+            let (name, ours, plain) = &prompters[random.below(8) / 7];
+            let told = format!("seed {seed}, step {step}, template {name}");
+
+            let right = Request::parse(Endpoint::Chat, &body).map(|request| (plain.prompt(&request), request));
+            let recalled = turns.recall(Endpoint::Chat, &body);
+            let got = recalled
+                .parse(Endpoint::Chat, &body)
+                .map(|request| (turns.prompt(ours, &request, &recalled, &body), request));
+            bodies += 1;
+            recalled_at_all += usize::from(recalled.new_bytes() < body.len() / 2);
+            match (got, right) {
+                (Ok((got, ours)), Ok((right, request))) => {
+                    with_tokens += usize::from(!right.tokens().is_empty());
+                    assert!(got == right, "{told}: {}", String::from_utf8_lossy(&body));
+                    let fields = |request: &Request<'_>| {
+                        let text = |text: &Option<std::borrow::Cow<'_, str>>| text.as_deref().map(str::to_owned);
+                        let numbers = (request.answers, request.max_tokens, request.priority, request.body_len());
+                        (
+                            text(&request.model),
+                            text(&request.session),
+                            text(&request.cache_salt),
+                            request.stream,
+                            numbers,
+                        )
+                    };
+                    assert_eq!(fields(&ours), fields(&request), "{told}");
+                }
+                (got, right) => {
+                    let (got, right) = (got.map(|(got, _)| got), right.map(|(right, _)| right));
+                    assert_eq!(got, right, "{told}: {}", String::from_utf8_lossy(&body));
+                }
+            }
+        }
+    }
+    println!("{bodies} bodies, {recalled_at_all} of them mostly known, {with_tokens} with tokens");
+    assert!(recalled_at_all * 6 > bodies, "{recalled_at_all} of {bodies} bodies were mostly known");
+    assert!(with_tokens * 2 > bodies, "{with_tokens} of {bodies} had tokens");
+}
+
+#[test]
+fn a_next_turn_costs_what_is_new() {
+    let prompter = Prompter::open(data("byte_level"), Options::default()).unwrap();
+    let turns = Turns::new(1 << 20);
+    let body = |count: usize| {
+        let list: Vec<_> =
+            (0..count).map(|at| serde_json::json!({"role": "user", "content": format!("{at} ").repeat(500)})).collect();
+        serde_json::json!({"model": "m", "messages": list}).to_string().into_bytes()
+    };
+    for count in [8, 9, 10, 9, 10] {
+        let body = body(count);
+        let recalled = turns.recall(Endpoint::Chat, &body);
+        let request = recalled.parse(Endpoint::Chat, &body).unwrap();
+        let _ = turns.prompt(&prompter, &request, &recalled, &body);
+    }
+    assert!(turns.recall(Endpoint::Chat, &body(10)).new_bytes() < 100);
+    assert!(turns.recall(Endpoint::Chat, &body(12)).new_bytes() < 3500);
+    assert_eq!(turns.recall(Endpoint::Completions, &body(10)).new_bytes(), body(10).len());
+    let nothing = Turns::new(0);
+    let body = body(10);
+    let recalled = nothing.recall(Endpoint::Chat, &body);
+    let request = recalled.parse(Endpoint::Chat, &body).unwrap();
+    let _ = nothing.prompt(&prompter, &request, &recalled, &body);
+    assert_eq!(nothing.recall(Endpoint::Chat, &body).new_bytes(), body.len());
+}
