@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use super::state::Writer;
 use super::workers::{Rank, inner};
 use crate::error::Error;
@@ -76,7 +74,7 @@ impl Writer {
         }
         self.counters.stores += 1;
         let parent = chain.parent.map(inner);
-        let names: SmallVec<[u64; 64]> = chain.block_hashes.iter().map(|&name| inner(name)).collect();
+        let names = self.inner_names(chain.block_hashes);
         let rank = rank(self);
         self.touch(rank, names.iter().copied());
         match tier {
@@ -86,6 +84,7 @@ impl Writer {
                 self.store_elsewhere(rank, tier, parent, &names, chain.content_hashes);
             }
         }
+        self.names_done(names);
         Ok(())
     }
 
