@@ -11,8 +11,8 @@ use crate::raw::prefetch;
 use crate::spread::{line_after, line_of, mix};
 
 const SLOTS: usize = 5;
-/// Entries in four lines, on average, of a full table.
-const FULL_FOUR: usize = 15;
+/// Entries in a line, on average, of a full table.
+const FULL: usize = 4;
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
@@ -47,7 +47,7 @@ impl OwnTable {
     }
 
     fn room(&self) -> usize {
-        self.lines.len() * FULL_FOUR / 4
+        self.lines.len() * FULL
     }
 
     #[inline]
@@ -60,12 +60,16 @@ impl OwnTable {
         line_after(line, self.lines.len())
     }
 
-    /// Asks for the lines of names that are about to be looked up one by one: called for each `i` before `names[i]` is.
+    /// Asks for the lines of the first names that are soon to be looked up.
+    #[inline]
+    pub(super) fn prefetch_first(&self, names: &[u64]) {
+        names.iter().take(AHEAD).for_each(|&name| prefetch(&self.lines[self.home(name)]));
+    }
+
+    /// Asks for the lines of names that are being looked up one by one: called for each `i` before `names[i]` is, and for
+    /// the first as above.
     #[inline]
     pub(super) fn prefetch(&self, names: &[u64], i: usize) {
-        if i == 0 {
-            names.iter().take(AHEAD).for_each(|&name| prefetch(&self.lines[self.home(name)]));
-        }
         if let Some(&name) = names.get(i + AHEAD) {
             prefetch(&self.lines[self.home(name)]);
         }
@@ -87,11 +91,17 @@ impl OwnTable {
     pub(super) fn insert_new(&mut self, name: u64, number: u32) -> bool {
         let home = self.home(name);
         let line = &self.lines[home];
-        if line.slot(name).is_some() || line.overflow > 0 && self.locate(name).is_some() {
+        let (hits, empty) = (line.marks(name), line.marks(NO_NAME));
+        if hits != 0 || line.overflow > 0 && self.locate(name).is_some() {
             return false;
         }
-        self.insert_at(home, name, number);
         self.len += 1;
+        if empty == 0 {
+            self.insert_at(home, name, number);
+        } else {
+            let (line, slot) = (&mut self.lines[home], empty.trailing_zeros() as usize);
+            (line.names[slot], line.numbers[slot]) = (name, number);
+        }
         true
     }
 
@@ -151,7 +161,7 @@ impl OwnTable {
     #[cold]
     #[inline(never)]
     fn rebuild(&mut self, wanted: usize) {
-        let lines = (4 * (wanted + wanted / 2)).div_ceil(FULL_FOUR).max(1);
+        let lines = (wanted + wanted / 2).div_ceil(FULL).max(1);
         let old = std::mem::replace(&mut self.lines, vec![EMPTY; lines]);
         for line in &old {
             for (&name, &number) in line.names.iter().zip(&line.numbers) {
@@ -164,9 +174,15 @@ impl OwnTable {
 }
 
 impl Line {
+    /// Bit i for each slot i with this name.
+    #[inline]
+    fn marks(&self, name: u64) -> u32 {
+        self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i)
+    }
+
     #[inline]
     fn slot(&self, name: u64) -> Option<usize> {
-        let hits = self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i);
+        let hits = self.marks(name);
         (hits != 0).then(|| hits.trailing_zeros() as usize)
     }
 }
