@@ -21,6 +21,7 @@ use crate::decisions::{Decisions, Ended, Explained, Record, unix_seconds};
 use crate::engine::{Engine, Standing};
 use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::learn::Sent;
 use crate::lock;
 use crate::observe::Seen;
 use crate::prompts::{Known, Wants};
@@ -56,6 +57,8 @@ pub(crate) struct Placement {
     decided: Instant,
     micros: u32,
     block_size: u32,
+    /// What the index may learn by the answer.
+    sent: Option<Sent>,
     /// Prompt tokens that are expected not to be there.
     uncached: u32,
     first_token: OnceLock<Instant>,
@@ -241,6 +244,9 @@ impl Places {
         let until = started + self.queue_timeout;
         loop {
             if let Some(placement) = self.try_to_choose(app, shard, known, role, tried, started).await? {
+                if let Some(telling) = &known.telling {
+                    telling.asked();
+                }
                 return Ok(placement);
             }
             // Who may take it has changed while it waited.
@@ -394,6 +400,12 @@ impl Places {
         });
         Ok(Placement {
             rank: (engine.config.ranks > 1).then_some(decision.rank),
+            // What one engine has written for another is in nobody's cache yet.
+            sent: known
+                .telling
+                .as_ref()
+                .filter(|_| engine.config.role == Role::Both)
+                .and_then(|telling| telling.sent(&engine.name, decision.rank)),
             engine,
             id: decision.id,
             cached: decision.cached_tokens,
@@ -440,6 +452,9 @@ impl Places {
             let (why, off) = placement.off_by(cached);
             let at = OFF_BY.partition_point(|bound| *bound < off);
             self.off[why][at].fetch_add(1, Relaxed);
+        }
+        if let Some(sent) = &placement.sent {
+            sent.answered(&placement.engine.name, seen.usage);
         }
         placement.ended("finished", seen.usage.cached, output);
         self.put_down(placement);
