@@ -128,7 +128,9 @@ async fn prove(app: Arc<App>, engine: Arc<Engine>, model: String) {
         Ok(Ok((200, answer))) => tokenize_answer(&answer),
         _ => None,
     };
-    let ours = app.prompts.read(app.service.as_ref(), Endpoint::Completions, body.as_bytes()).ids;
+    let body = body.as_bytes();
+    let recalled = app.prompts.recall(Endpoint::Completions, body);
+    let ours = app.prompts.read(app.service.as_ref(), Endpoint::Completions, body, &recalled).ids;
     let is_equal = theirs.is_some() && theirs.as_deref() == ours.as_deref();
     if let Some(proof) = lock(&app.tokens.proofs).get_mut(&(engine.name.clone(), model.clone())) {
         if proof.is_equal != is_equal {

@@ -247,7 +247,7 @@ mod tests {
     fn a_whole_answer_that_ends_late_says_nothing_of_others() {
         let mut router = Router::new(Config::default(), by_name("random", Options::default(), 0).unwrap());
         router.add_worker("a", 0, 1.0, 0.0);
-        let mut send = |router: &mut Router| {
+        let send = |router: &mut Router| {
             let request = Request { tokens: 8000, ..Request::default() };
             let Outcome::Placed(one) = router.choose(&request, &Depths::unknown(), 0.0) else { unreachable!() };
             one.id
