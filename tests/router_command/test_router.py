@@ -81,7 +81,8 @@ def test_conversations_stay_where_they_are_cached(router: Router) -> None:
 
 def test_conversations_are_spread(router: Router) -> None:
     with ThreadPoolExecutor(8) as pool:
-        texts = [f"{number}: another conversation altogether. " * 30 for number in range(16)]
+        # Long enough for one engine to be busy when the next one comes.
+        texts = [f"{number}: another conversation altogether. " * 300 for number in range(16)]
         answers = list(pool.map(lambda text: chat(router.url, text), texts))
     assert {answer[0] for answer in answers} == {200}
     assert len({answer[1]["x-kvatlas-worker"] for answer in answers}) == 2

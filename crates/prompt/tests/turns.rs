@@ -249,7 +249,6 @@ fn what_is_remembered_changes_nothing() {
             }
         }
     }
-    println!("{bodies} bodies, {recalled_at_all} of them mostly known, {with_tokens} with tokens");
     assert!(recalled_at_all * 6 > bodies, "{recalled_at_all} of {bodies} bodies were mostly known");
     assert!(with_tokens * 2 > bodies, "{with_tokens} of {bodies} had tokens");
 }

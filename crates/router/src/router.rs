@@ -220,6 +220,7 @@ impl App {
     pub(crate) fn set_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, Error> {
         // The decision core knows it before requests can find it: at no moment is there nobody of its name.
         let changed = self.fleet.set(config, |replaced, added| self.places.add(replaced, added))?;
+        self.places.is_back();
         if let Some(replaced) = changed.replaced {
             replaced.pool.clear();
         }

@@ -71,6 +71,11 @@ impl FleetSpeed {
     pub(crate) fn new(rate: f64, step: f64) -> Self {
         Self { rate: Learnt::new(rate), step: Learnt::new(step), fresh: 0 }
     }
+
+    /// Whether one sample more changes it by little.
+    pub(crate) fn is_settled(&self) -> bool {
+        [&self.rate, &self.step].iter().all(|it| it.samples == 0.0 || it.samples > 1.0 / SLOWEST)
+    }
 }
 
 /// What is known of one worker.

@@ -10,7 +10,7 @@ use crate::engine::{Engine, Standing};
 use crate::peers::Row;
 
 impl Places {
-    /// An engine takes requests from now on, in the place of `replaced`. If that is the same engine with other settings,
+    /// An engine will take requests, in the place of `replaced`, once requests can find it ([`Self::is_back`]). If that is the same engine with other settings,
     /// the requests there and all that was learnt of it stay.
     pub(crate) fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
@@ -38,10 +38,9 @@ impl Places {
             }
         }
         let _ = engine.ids.set(ids);
-        core.call_again(now);
     }
 
-    /// An engine can be used again: those who wait begin anew, as they know it not.
+    /// An engine that requests can find now is new, or can be used again: those who wait begin anew, as they know it not.
     pub(crate) fn is_back(&self) {
         self.core().call_again(seconds());
     }

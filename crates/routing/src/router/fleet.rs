@@ -313,7 +313,9 @@ impl Fleet {
     }
 
     fn publish(&mut self, at: usize) {
-        if self.speed.fresh < REFRESH {
+        // At first each sample changes what the fleet is taken for by much; whoever has not worked yet must not look slow
+        // beside the first who has.
+        if self.speed.fresh < REFRESH && self.speed.is_settled() {
             self.publish_speed(at);
             return;
         }

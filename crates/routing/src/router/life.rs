@@ -243,6 +243,20 @@ mod tests {
         assert!((learnt(0.9) - 1.0).abs() < 1e-9, "{}", learnt(0.9));
     }
 
+    /// Or all requests would go to the first engine that has answered one.
+    #[test]
+    fn who_has_not_worked_yet_counts_as_the_fleet_from_the_first_answer_on() {
+        let mut router = Router::new(Config::default(), by_name("random", Options::default(), 0).unwrap());
+        for name in ["a", "b"] {
+            router.add_worker(name, 0, 1.0, 0.0);
+        }
+        let request = Request { tokens: 4000, ..Request::default() };
+        let Outcome::Placed(one) = router.choose(&request, &Depths::unknown(), 0.0) else { unreachable!() };
+        router.first_token(one.id, 0.01);
+        let rates = router.candidates(0.02).prefill_rate.to_vec();
+        assert!((rates[0] / rates[1] - 1.0).abs() < 1e-9, "{rates:?}");
+    }
+
     #[test]
     fn a_whole_answer_that_ends_late_says_nothing_of_others() {
         let mut router = Router::new(Config::default(), by_name("random", Options::default(), 0).unwrap());
