@@ -241,7 +241,7 @@ def test_what_was_predicted_is_held_against_what_the_engine_says(tokenizer: Path
     counts = [fleet.router.metric(f"{off}_{what}") for what in ("count", "sum")]
     counts[0] -= fleet.router.metric(f"{off}_count", reason="as_expected")
     assert min(counts) >= 1
-    assert fleet.router.metric("kvatlas_router_decisions_total") >= 2
+    assert fleet.router.metric("kvatlas_router_decisions_total") >= 1
     last = json.loads(fleet.router.get("/decisions")[1])[0]  # the newest comes first
     assert last["worker"] == "e1"
 

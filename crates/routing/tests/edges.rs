@@ -66,7 +66,8 @@ fn those_who_wait_for_one_worker_do_not_keep_others_waiting() {
             waits(router.choose_among(&Request { priority, ..request(80_000) }, &unknown, Some(&[a]), 0.1));
         }
         let other = waits(router.choose_among(&request(80_000), &unknown, Some(&[b]), 0.2));
-        router.first_token(on_b.id, 0.5);
+        // A first token would prove how fast both are, and make room at both.
+        router.fail(on_b.id, 0.5);
         let bound = router.bind(0.5);
         assert_eq!(bound.len(), 1, "{order:?}");
         assert_eq!(bound[0].0, other);
