@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def test_depth_ends_where_an_image_begins(
         wait_until(lambda: expected(router, before + after + "?")["e1"] > len(before), "it is known")
         wait_until(lambda: expected(router, before + "?")["e0"] > 0, "it is known")
         # Templates of plain texts put all images of a message before its text: the message before is what is safe.
-        messages = [{"role": "system", "content": before}]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": before}]
         messages += [{"role": "user", "content": [part, {"type": "text", "text": after}]}]
         asked = {"model": MODEL, "messages": messages, "max_tokens": 1}
         metric = "kvatlas_router_prompts_without_tokens_total"

@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from kvatlas.sim.server import Publisher
@@ -42,6 +43,10 @@ class Asked:
         return self.answer
 
 
+def _have_more(engines: tuple[Engine, ...], before: int) -> bool:
+    return sum(each.asked() for each in engines) > before
+
+
 @contextmanager
 def busy(router: Router, *engines: Engine) -> Iterator[list[threading.Event]]:
     """Each engine has a prompt that takes it many seconds, until its event is set."""
@@ -55,7 +60,7 @@ def busy(router: Router, *engines: Engine) -> Iterator[list[threading.Event]]:
             before = sum(each.asked() for each in engines)
             # Streamed: how long its first token takes is seen.
             long.append(Asked(router, prompt(text) | {"stream": True}))
-            wait_until(lambda before=before: sum(each.asked() for each in engines) > before, "an engine has it")
+            wait_until(partial(_have_more, engines, before), "an engine has it")
         assert [engine.asked() for engine in engines] == [1] * len(engines)
         yield releases
     finally:

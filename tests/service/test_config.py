@@ -90,7 +90,8 @@ def as_toml(values: dict[str, str]) -> str:
         for path, text in values.items():
             if path.rpartition(".")[0] == section:
                 kind = KEYS[path].kind
-                shown = kind.show(kind.parse(text)) if isinstance(kind, Texts | Number) else json.dumps(text)
+                value: Any = kind.parse(text)
+                shown = kind.show(value) if isinstance(kind, Texts | Number) else json.dumps(text)
                 lines.append(f"{path.rpartition('.')[2]} = {text if text.isdecimal() else shown}")
     return "\n".join(lines) + "\n"
 
