@@ -29,6 +29,8 @@ pub(crate) struct Roster {
     chunks: Vec<Arc<Chunk>>,
     /// Holders that do not answer for every view.
     offloading: usize,
+    /// Holders that are nobody's and still in sets.
+    leaving: usize,
 }
 
 impl Roster {
@@ -38,10 +40,20 @@ impl Roster {
         self.chunks.get(holder as usize / CHUNK)?[holder as usize % CHUNK].as_ref()
     }
 
-    /// Whether every holder counts in every view.
+    /// Whether every holder that is in any set counts in every view.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.offloading == 0
+        self.offloading == 0 && self.leaving == 0
+    }
+
+    /// The roster when a holder that is nobody's any more is still in sets.
+    pub(crate) fn one_leaves(&mut self) {
+        self.leaving += 1;
+    }
+
+    /// The roster when such a holder is in no set any more.
+    pub(crate) fn one_has_left(&mut self) {
+        self.leaving -= 1;
     }
 
     /// The roster with one entry changed.

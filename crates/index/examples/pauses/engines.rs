@@ -38,6 +38,7 @@ struct Engine {
     held: VecDeque<Held>,
     blocks: u64,
     room: u64,
+    is_full: bool,
 }
 
 /// Engines at work.
@@ -47,12 +48,14 @@ pub(crate) struct Fleet {
     /// Those that go on: number and length.
     conversations: Vec<(u64, u64)>,
     next: u64,
+    /// Engines that have had to evict.
+    full: usize,
     random: Random,
 }
 
 /// The content of a block.
 pub(crate) fn content(conversation: u64, at: u64) -> u64 {
-    if at < SYSTEM { mix(conversation % GROUPS << 8 | at) } else { mix(mix(conversation + GROUPS) ^ at) }
+    if at < SYSTEM { mix(((conversation % GROUPS) << 8) | at) } else { mix(mix(conversation + GROUPS) ^ at) }
 }
 
 fn name(salt: u64, conversation: u64, at: u64) -> BlockHash {
@@ -67,14 +70,21 @@ impl Fleet {
             held: VecDeque::new(),
             blocks: 0,
             room: shape.blocks / shape.engines,
+            is_full: false,
         };
         Self {
             engines: (0..shape.engines).map(engine).collect(),
             copies: shape.copies.into(),
             conversations: Vec::new(),
             next: 0,
+            full: 0,
             random: Random(7),
         }
+    }
+
+    /// Whether nearly all engines are full.
+    pub(crate) fn is_full(&self) -> bool {
+        self.full * 20 >= self.engines.len() * 19
     }
 
     /// A request, on every engine of its conversation.
@@ -96,7 +106,10 @@ impl Fleet {
         let most = self.engines.len() as u64;
         for copy in 0..self.copies {
             let engine = mix(mix(conversation) ^ copy) % most;
-            self.engines[engine as usize].serve(conversation, length, index, times);
+            let engine = &mut self.engines[engine as usize];
+            let was_full = engine.is_full;
+            engine.serve(conversation, length, index, times);
+            self.full += usize::from(engine.is_full && !was_full);
         }
     }
 }
@@ -108,6 +121,7 @@ impl Engine {
         let from = held.map_or(0, |held| held.blocks);
         let new = length - from;
         while self.blocks + new > self.room {
+            self.is_full = true;
             let Some(oldest) = self.held.front_mut() else { break };
             let least = if oldest.blocks > SYSTEM { SYSTEM } else { 0 };
             let to = oldest.blocks.saturating_sub(self.blocks + new - self.room).max(least);

@@ -40,8 +40,8 @@ fn main() {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         let mut fleet = Fleet::new(&shape);
         let mut times = Times::new(&format!("{}: filling", shape.name));
-        while index.stats().blocks < blocks * 99 / 100 {
-            (0..1_000).for_each(|_| fleet.request(&index, &mut times));
+        while !fleet.is_full() {
+            fleet.request(&index, &mut times);
         }
         times.tell(&mut all);
         let mut times = Times::new(&format!("{}: full", shape.name));

@@ -212,7 +212,7 @@ mod tests {
                 if let Some(old) = head.publish(&version(n), &mut writer) {
                     retired.push(old);
                 }
-                retired.advance(&readers, drop);
+                retired.advance(&readers, usize::MAX, drop);
             }
             done.store(true, Ordering::Relaxed);
         });

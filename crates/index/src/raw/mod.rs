@@ -8,6 +8,7 @@
 //! | `head.rs` | a run's levels, under a sequence number |
 //! | `run.rs` | a run's hashes, appended behind what readers see |
 //! | `table.rs` | a hash table that is probed while it changes |
+//! | `directory.rs` | that table in segments, so that no change takes long |
 //! | `children.rs` | that table, of runs |
 //! | `cpu.rs` | no protocol: two instructions |
 //!
@@ -27,6 +28,7 @@
 mod boxes;
 mod children;
 mod cpu;
+mod directory;
 mod head;
 mod reclaim;
 mod run;
@@ -34,8 +36,9 @@ mod set;
 mod table;
 
 pub(crate) use boxes::{Held, Owned, Published, WriterToken};
-pub(crate) use children::Children;
+pub(crate) use children::{Children, Links};
 pub(crate) use cpu::{equal_lanes, prefetch};
+pub(crate) use directory::Unlinked;
 pub(crate) use head::{Level, Levels, Spilled};
 pub(crate) use reclaim::{Pin, Readers, Retired};
 pub(crate) use run::Run;

@@ -1,9 +1,9 @@
 //! The writer's table of the sets that do not fit into a word: each set once.
 
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use crate::raw::{Body, CountedToken, Members, Owned, Set, SetWord};
+use crate::segmented::Segmented;
 use crate::spread::mix;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -33,7 +33,7 @@ impl Body {
 /// The writer's table of all sets that are objects.
 pub(crate) struct Sets {
     /// With the key beside: most look-ups end without a look at the set.
-    objects: HashTable<(u64, Owned<Set>)>,
+    objects: Segmented<(u64, Owned<Set>)>,
     secret: u64,
     body_bytes: usize,
     /// Unlinked: the writer retires them.
@@ -43,7 +43,7 @@ pub(crate) struct Sets {
 
 impl Sets {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { objects: HashTable::new(), secret, body_bytes: 0, dead: Vec::new(), counted: CountedToken::new() }
+        Self { objects: Segmented::default(), secret, body_bytes: 0, dead: Vec::new(), counted: CountedToken::new() }
     }
 
     /// Number of sets that are objects.
@@ -52,7 +52,7 @@ impl Sets {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.objects.allocation_size() + self.objects.len() * size_of::<Set>() + self.body_bytes
+        self.objects.bytes() + self.objects.len() * size_of::<Set>() + self.body_bytes
     }
 
     #[inline]
@@ -93,12 +93,9 @@ impl Sets {
             return;
         }
         let (key, bytes) = (object.key, object.body.bytes());
-        if let Ok(entry) = self.objects.find_entry(key, |(_, o)| o.address() == set.raw()) {
-            self.dead.push(entry.remove().0.1);
+        if let Some((_, set)) = self.objects.remove(key, |(_, o)| o.address() == set.raw(), |(key, _)| *key) {
+            self.dead.push(set);
             self.body_bytes -= bytes;
-        }
-        if self.objects.capacity() > 64 && self.objects.len() * 4 < self.objects.capacity() {
-            self.objects.shrink_to(self.objects.len() * 2, |(key, _)| *key);
         }
     }
 

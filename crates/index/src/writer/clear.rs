@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::leaving::Table;
 use super::state::Writer;
-use super::workers::{Copies, shrink};
+use super::workers::shrink;
 use crate::raw::Published;
 use crate::retire::Garbage;
-use crate::roster::Roster;
+use crate::roster::{Member, Roster};
 use crate::types::Tier;
 
 impl Writer {
@@ -29,32 +29,67 @@ impl Writer {
             self.touch_all(device);
             match tier {
                 None => self.clear_rank(worker, rank, roster),
-                Some(Tier::Gpu) => self.clear_device(worker, rank),
-                Some(tier) => self.clear_elsewhere(worker, rank, tier),
+                Some(Tier::Gpu) => self.clear_device(worker, rank, roster),
+                Some(tier) => self.clear_elsewhere(worker, rank, tier, roster),
             }
         }
     }
 
     fn clear_rank(&mut self, worker: &str, rank: u32, roster: &Published<Arc<Roster>>) {
-        let books = self.rank_mut(worker, rank);
-        books.copies = Copies::default();
-        books.offloaded = HashMap::new();
-        let (device, wider) = (books.device, std::mem::take(&mut books.wider));
-        self.clear_holder(device);
-        if wider == [None; 3] {
-            return;
+        let has_views = self.end_views(worker, rank);
+        let has_moved = self.empty_device(worker, rank);
+        if has_views || has_moved {
+            self.publish_roster(roster);
         }
-        // Before the roster says that the device is all there is: where it says so, readers do not ask who reaches
-        // a depth.
-        wider.into_iter().flatten().for_each(|view| self.clear_holder(view));
-        self.set_views(device, wider, [None; 3]);
-        self.publish_roster(roster);
-        wider.into_iter().flatten().for_each(|view| self.trash.push(Garbage::HolderId(view)));
     }
 
-    fn clear_device(&mut self, worker: &str, rank: u32) {
+    /// A rank has nothing on other tiers than the device any more. Returns whether that changes the roster, which is
+    /// to be published.
+    pub(super) fn end_views(&mut self, worker: &str, rank: u32) -> bool {
         let books = self.rank_mut(worker, rank);
-        books.copies = Copies::default();
+        let (device, wider) = (books.device, std::mem::take(&mut books.wider));
+        let offloaded = std::mem::take(&mut books.offloaded);
+        self.leaving.push(Table::Offloaded(offloaded));
+        if wider == [None; 3] {
+            return false;
+        }
+        self.set_views(device, wider, [None; 3]);
+        wider.into_iter().flatten().for_each(|view| self.send_off(view));
+        true
+    }
+
+    /// A rank has nothing on its device any more. Returns whether that changes the roster, which is to be published.
+    fn empty_device(&mut self, worker: &str, rank: u32) -> bool {
+        let books = self.rank_mut(worker, rank);
+        let copies = std::mem::take(&mut books.copies);
+        let device = books.device;
+        self.leaving.push(Table::Copies(copies));
+        if self.is_small(device) {
+            self.clear_holder(device);
+            return false;
+        }
+        let new = self.new_holder();
+        self.rank_mut(worker, rank).device = new;
+        let Some(member) = self.roster.get(device).cloned() else { return false };
+        // One of the worker's holders gives it its number.
+        let number = if member.worker_number == device { new } else { member.worker_number };
+        self.roster.set(device, None);
+        self.roster.set(new, Some(Member { worker_number: number, ..member.clone() }));
+        if number != member.worker_number {
+            let ranks = self.workers.by_name.get(worker).into_iter().flatten();
+            let holders = ranks.flat_map(|(_, books)| books.wider.into_iter().flatten().chain([books.device]));
+            for holder in holders {
+                if let Some(other) = self.roster.get(holder).cloned() {
+                    self.roster.set(holder, Some(Member { worker_number: number, ..other }));
+                }
+            }
+        }
+        self.send_off(device);
+        true
+    }
+
+    fn clear_device(&mut self, worker: &str, rank: u32, roster: &Published<Arc<Roster>>) {
+        let books = self.rank_mut(worker, rank);
         let device = books.device;
         if books.wider != [None; 3] {
             let chains = self.chains_of(device);
@@ -62,7 +97,9 @@ impl Writer {
             let names: Vec<u64> = chains.iter().rev().flat_map(|chain| chain.names.iter().rev().copied()).collect();
             self.narrow(worker, rank, &names);
         }
-        self.clear_holder(device);
+        if self.empty_device(worker, rank) {
+            self.publish_roster(roster);
+        }
     }
 
     /// A worker is gone.

@@ -1,6 +1,6 @@
 //! How far holders cover runs: the levels that readers see, and the names that go with them.
 
-use super::names::{Private, shared_names};
+use super::names::Private;
 use super::state::Writer;
 use crate::levels;
 use crate::position::{NO_NAME, Place, Position};
@@ -19,6 +19,8 @@ impl Writer {
             it.childless = None;
             it.entered += 1;
             it.runs.push(run);
+            self.runs.count(run, holder, true);
+            let it = &self.holders[holder as usize];
             if it.runs.len() > 2 * it.entered as usize + 64 {
                 self.compact_runs(holder);
             }
@@ -32,6 +34,9 @@ impl Writer {
         self.names.remove_all(run, left, &self.runs.get(run).names()[left as usize..], &self.runs);
         if let Some(private) = &mut self.holders[holder as usize].private {
             private.truncate(run, to, &self.runs);
+        }
+        if to == 0 {
+            self.runs.count(run, holder, false);
         }
         self.runs.publish(run, &new.0, &mut self.trash);
         self.release(&new.1);
@@ -49,7 +54,6 @@ impl Writer {
                 self.compact_runs(holder);
             }
         }
-        self.names.reserve(0, || shared_names(&self.runs));
     }
 
     /// New levels and old.
@@ -97,7 +101,10 @@ impl Writer {
             && self.holders[holder as usize].private.is_none()
             && !self.may_share(name, existing)
         {
-            self.make_private(holder);
+            self.take_from_leaving(name, existing);
+            if !self.may_share(name, existing) {
+                self.make_private(holder);
+            }
         }
         let at = existing.unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
@@ -109,17 +116,25 @@ impl Writer {
             }
         });
         if let Some(private) = &mut self.holders[holder as usize].private {
-            private.reserve(1, &self.runs);
             private.push(at.run, name.unwrap_or(NO_NAME), &self.runs);
         } else if let Some(name) = name
             && self.runs.name(at) == NO_NAME
         {
-            self.names.reserve(1, || shared_names(&self.runs));
             self.runs.set_name(at, name);
-            self.names.insert(name, self.runs.number(at));
+            let runs = &self.runs;
+            self.names.insert(name, runs.number(at), |number| Some(runs.name(runs.position(number))));
         }
         self.raise(holder, at.run, at.offset, at.offset + 1);
         at
+    }
+
+    /// Holders that are on their way out need no names.
+    fn take_from_leaving(&mut self, name: u64, existing: Option<Position>) {
+        for at in [existing, self.find_shared(name)].into_iter().flatten() {
+            if self.is_left(at) {
+                self.unname(at);
+            }
+        }
     }
 
     /// Whether a position is or can be called `name` by everybody.
@@ -134,12 +149,11 @@ impl Writer {
         let it = &self.holders[holder as usize];
         let mut private = Private::new(self.secret);
         for (run, cutoff) in runs {
-            private.reserve(cutoff as usize, &self.runs);
             let name = |offset| {
                 let at = Position { run, offset };
                 if it.covers_irregularly(at) { NO_NAME } else { self.runs.name(at) }
             };
-            private.load(run, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
+            private.load(run, 0, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
         }
         self.holders[holder as usize].private = Some(Box::new(private));
         self.counters.private_holders += 1;

@@ -69,7 +69,7 @@ impl Writer {
 
     fn add_irregular(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64, at: Option<Position>) {
         let irregular = self.holders[holder as usize].irregular.get_or_insert_default();
-        irregular.add(name, IrregularBlock { parent, content, at });
+        irregular.add(name, IrregularBlock::new(parent, content, at));
     }
 
     /// Takes the blocks that wait for `name` out, to be stored again.

@@ -1,28 +1,25 @@
 //! Block hash → position.
 
-use hashbrown::HashMap;
-
-use super::slots::Slots;
-use crate::pages::PAGE;
+use super::segments::Segments;
 use crate::position::{NO_NAME, Position};
-use crate::raw::prefetch;
 use crate::runs::Runs;
+use crate::segmented::Map;
 use crate::spread::mix;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
 pub(crate) struct NameTable {
-    slots: Slots,
-    len: usize,
+    slots: Segments,
     secret: u64,
 }
 
 impl NameTable {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { slots: Slots::with_room_for(0), len: 0, secret }
+        Self { slots: Segments::new(), secret }
     }
 
+    #[inline]
     fn hash(&self, name: u64) -> u64 {
-        mix(name, 0, self.secret)
+        hash(name, self.secret)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -46,25 +43,35 @@ impl NameTable {
         self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
     }
 
+    /// Adds a name that is not there; `name_of` tells what the position of any number in the table is named.
     #[inline]
-    pub(crate) fn insert(&mut self, name: u64, number: u32) {
-        self.slots.insert(self.hash(name), number);
-        self.len += 1;
+    pub(crate) fn insert(&mut self, name: u64, number: u32, name_of: impl Fn(u32) -> Option<u64>) {
+        let secret = self.secret;
+        self.slots.insert(self.hash(name), number, |number| hash(name_of(number).unwrap_or(NO_NAME), secret));
     }
 
     /// Adds a name unless it is there; returns whether it was added.
     #[inline]
     pub(crate) fn insert_new(&mut self, name: u64, number: u32, name_of: impl Fn(u32) -> Option<u64>) -> bool {
-        let added = self.slots.insert_new(self.hash(name), number, |number| name_of(number) == Some(name));
-        self.len += usize::from(added);
-        added
+        let secret = self.secret;
+        self.slots.insert_new(
+            self.hash(name),
+            number,
+            |number| name_of(number) == Some(name),
+            |number| hash(name_of(number).unwrap_or(NO_NAME), secret),
+        )
     }
 
     #[inline]
     pub(crate) fn remove(&mut self, name: u64, is_it: impl FnMut(u32) -> bool) {
         let was_there = self.slots.remove(self.hash(name), is_it);
         debug_assert!(was_there);
-        self.len -= 1;
+    }
+
+    /// Whether what it counts is right.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.slots.is_counted()
     }
 
     /// Takes out the names of the positions of a run from `offset` on.
@@ -76,53 +83,13 @@ impl NameTable {
             }
         }
     }
-
-    /// Whether `more` names fit, or so few are left that the table should shrink.
-    #[inline]
-    fn fits(&self, more: usize) -> bool {
-        let room = self.slots.room();
-        self.len + more <= room && (self.len * 4 >= room || room <= 64)
-    }
-
-    /// Makes room for `more` names, or gives room back; `all` lists every name there is, in stretches with the number
-    /// of the first. A name costs 10 to 15 bytes, in small tables up to 20. The old table goes before the
-    /// new one comes.
-    pub(crate) fn reserve<'n, I: Iterator<Item = (&'n [u64], u32)>>(&mut self, more: usize, all: impl FnOnce() -> I) {
-        if !self.fits(more) {
-            self.rebuild(self.len + more, all());
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn rebuild<'n>(&mut self, wanted: usize, all: impl Iterator<Item = (&'n [u64], u32)>) {
-        self.slots = Slots::with_room_for(0);
-        self.slots = Slots::with_room_for(wanted + if wanted < SMALL { wanted } else { wanted / 2 });
-        // Two things are far away: the names, and their lines. Each is asked for a few stretches before its use.
-        const STEP: usize = 4;
-        let mut ahead: [(&[u64], u32); 2 * STEP] = [(&[], 0); 2 * STEP];
-        let nothing = std::iter::repeat_n((&[][..], 0), 2 * STEP);
-        for (i, stretch) in all.chain(nothing).enumerate() {
-            stretch.0.iter().step_by(8).for_each(prefetch);
-            let done = std::mem::replace(&mut ahead[i % (2 * STEP)], stretch);
-            let (names, _) = ahead[(i + STEP) % (2 * STEP)];
-            names.iter().for_each(|&name| self.slots.prefetch(self.hash(name)));
-            self.insert_stretch(done);
-        }
-    }
-
-    fn insert_stretch(&mut self, (names, first): (&[u64], u32)) {
-        for (&name, number) in names.iter().zip(first..) {
-            if name != NO_NAME {
-                self.slots.insert(self.hash(name), number);
-            }
-        }
-    }
 }
 
-/// Tables of fewer names double when they are full, larger ones grow by half: there memory counts for more than the time
-/// to build them again.
-const SMALL: usize = 1 << 18;
+/// The hash of a name, which no one who chooses names can choose.
+#[inline]
+fn hash(name: u64, secret: u64) -> u64 {
+    mix(name, 0, secret)
+}
 
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
@@ -131,24 +98,31 @@ const AHEAD: usize = 16;
 pub(crate) struct Private {
     table: NameTable,
     /// By run, for each position the holder covers; `NO_NAME` where it does so by irregular blocks alone.
-    names: HashMap<u32, Vec<u64>>,
+    names: Map<u32, Vec<u64>>,
     /// Room in these lists, in names.
     room: usize,
 }
 
 impl Private {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { table: NameTable::new(secret), names: HashMap::new(), room: 0 }
+        Self { table: NameTable::new(secret), names: Map::default(), room: 0 }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.table.bytes() + self.names.allocation_size() + self.room * size_of::<u64>()
+        self.table.bytes() + self.names.bytes() + self.room * size_of::<u64>()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(crate) fn shed(&mut self) -> bool {
+        self.names.shed() || self.table.slots.shed()
     }
 
     /// Whether the room is what it must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
-        self.room == self.names.values().map(Vec::capacity).sum::<usize>()
+        self.room == self.names.iter().map(|(_, names)| names.capacity()).sum::<usize>()
+            && self.names.is_counted()
+            && self.table.is_counted()
     }
 
     #[inline]
@@ -157,7 +131,7 @@ impl Private {
     }
 
     pub(crate) fn name(&self, at: Position) -> Option<u64> {
-        self.names.get(&at.run)?.get(at.offset as usize).copied()
+        name_in(&self.names, at)
     }
 
     /// The names in one run, by offset.
@@ -165,40 +139,30 @@ impl Private {
         self.names.get(&run).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn reserve(&mut self, more: usize, runs: &Runs) {
-        let Self { table, names, .. } = self;
-        table.reserve(more, || names.iter().flat_map(|(&run, names)| stretches(run, names, runs)));
-    }
-
-    /// Names the next position of a run; `NO_NAME` for none. There must be room in the table.
+    /// Names the next position of a run; `NO_NAME` for none.
     pub(crate) fn push(&mut self, run: u32, name: u64, runs: &Runs) {
-        let at = Position { run, offset: self.of_run(run).len() as u32 };
-        if name != NO_NAME {
-            self.table.insert(name, runs.number(at));
-        }
-        self.extend(run, &[name]);
+        self.load(run, self.of_run(run).len() as u32, &[name], runs);
     }
 
-    /// Names the first positions of a run that has no names yet. There must be room in the table.
-    pub(crate) fn load(&mut self, run: u32, names: &[u64], runs: &Runs) {
-        for (&name, number) in names.iter().zip(runs.numbers_from(run, 0)) {
+    /// Names the positions of a run from `start` on, where its names end.
+    pub(crate) fn load(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) {
+        // Written first: the table may ask for any of them.
+        self.extend(run, names);
+        let Self { table, names: all, .. } = self;
+        for (&name, number) in names.iter().zip(runs.numbers_from(run, start)) {
             if name != NO_NAME {
-                self.table.insert(name, number);
+                table.insert(name, number, |number| name_in(all, runs.position(number)));
             }
         }
-        self.extend(run, names);
     }
 
     /// Names the positions of a run from `start` on, where its names end, up to the first name that is taken. Returns
-    /// how many. There must be room in the table.
+    /// how many.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         // Written before they are looked up: a name may come twice.
         self.extend(run, names);
         let Self { table, names: all, .. } = self;
-        let name_of = |number| {
-            let at = runs.position(number);
-            all.get(&at.run)?.get(at.offset as usize).copied()
-        };
+        let name_of = |number| name_in(all, runs.position(number));
         let mut taken = 0;
         for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
             table.prefetch(names, i);
@@ -214,7 +178,7 @@ impl Private {
     }
 
     fn extend(&mut self, run: u32, more: &[u64]) {
-        let names = self.names.entry(run).or_default();
+        let names = self.names.get_or_insert_with(run, Vec::new);
         let room = names.capacity();
         if names.capacity() < names.len() + more.len() {
             names.reserve_exact(more.len().max(names.len() / 8 + 1));
@@ -238,7 +202,6 @@ impl Private {
         let Some(names) = self.names.get_mut(&run) else { return };
         self.table.remove_all(run, len, &names[len as usize..], runs);
         self.cut_off(run, len as usize);
-        self.reserve(0, runs);
     }
 
     fn cut_off(&mut self, run: u32, len: usize) {
@@ -248,9 +211,6 @@ impl Private {
         if names.is_empty() {
             self.room -= room;
             self.names.remove(&run);
-            if self.names.capacity() > 64 && self.names.len() * 4 < self.names.capacity() {
-                self.names.shrink_to(self.names.len() * 2);
-            }
         } else if names.capacity() > 2 * names.len() + 8 {
             names.shrink_to(names.len() + 2);
             self.room -= room - names.capacity();
@@ -258,15 +218,7 @@ impl Private {
     }
 }
 
-/// All shared names.
-pub(crate) fn shared_names(runs: &Runs) -> impl Iterator<Item = (&[u64], u32)> {
-    runs.ids().flat_map(|run| stretches(run, runs.get(run).names(), runs))
-}
-
-/// The names of a run, page by page.
-fn stretches<'n>(run: u32, names: &'n [u64], runs: &Runs) -> impl Iterator<Item = (&'n [u64], u32)> {
-    runs.pages(run).filter_map(|(number, offset)| {
-        let rest = names.get(offset as usize..)?;
-        Some((&rest[..rest.len().min(PAGE as usize)], number))
-    })
+#[inline]
+fn name_in(names: &Map<u32, Vec<u64>>, at: Position) -> Option<u64> {
+    names.get(&at.run)?.get(at.offset as usize).copied()
 }

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
-
 use super::state::Writer;
-use super::workers::{Copies, Rank};
+use super::workers::{Copies, Offloaded, Rank};
 use crate::raw::Published;
 use crate::roster::{ALL_VIEWS, Member, Roster};
 
@@ -27,7 +25,7 @@ impl Writer {
         let worker_number = first.map_or(device, |(_, rank)| rank.device);
         self.roster.set(device, Some(Member { worker: name.clone(), worker_number, rank, views: ALL_VIEWS }));
         self.publish_roster(roster);
-        let books = Rank { device, wider: [None; 3], copies: Copies::default(), offloaded: HashMap::new() };
+        let books = Rank { device, wider: [None; 3], copies: Copies::default(), offloaded: Offloaded::default() };
         self.workers.by_name.entry(name).or_default().push((rank, books));
     }
 }

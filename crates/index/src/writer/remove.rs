@@ -30,7 +30,6 @@ impl Writer {
         let mut names = names;
         if !books.copies.is_empty() {
             left.extend(names.iter().copied().filter(|name| !books.copies.take(*name)));
-            books.copies.shrink();
             names = &left;
         }
         let mut gone = Vec::with_capacity(names.len());

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::holder::Holder;
+use super::leaving::Leaving;
 use super::names::NameTable;
 use super::watch::Watches;
 use super::workers::Workers;
@@ -23,6 +24,7 @@ pub(crate) struct Writer {
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
+    pub(super) leaving: Leaving,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     pub(super) trash: Trash,
@@ -42,6 +44,7 @@ impl Writer {
             holders: Vec::new(),
             free_holders: Vec::new(),
             workers: Workers::default(),
+            leaving: Leaving::default(),
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
@@ -89,6 +92,11 @@ impl Writer {
         }
     }
 
+    /// Whether there is anything that no reader can see any more and that is not freed.
+    pub(crate) fn has_garbage(&self) -> bool {
+        self.trash.is_ready()
+    }
+
     /// Bytes of all this, as allocated. Walks over holders, and over nothing that they hold.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.bytes()
@@ -97,6 +105,7 @@ impl Writer {
             + self.holders.iter().inspect(|_| step()).map(Holder::bytes).sum::<usize>()
             + self.holders.capacity() * size_of::<Holder>()
             + self.workers.bytes()
+            + self.leaving.bytes()
             + self.roster.bytes()
             + self.trash.bytes()
     }

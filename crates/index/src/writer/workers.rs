@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use smallvec::SmallVec;
 
 use crate::position::NO_NAME;
+use crate::segmented::Map;
 use crate::steps::step;
 use crate::types::BlockHash;
 
@@ -25,20 +26,85 @@ pub(super) struct Rank {
     pub(super) wider: [Option<u32>; 3],
     /// Copies on the device beyond the first.
     pub(super) copies: Copies,
-    /// Copies on the other tiers, by name: cpu, disk, external.
-    pub(super) offloaded: HashMap<u64, [u32; 3]>,
+    pub(super) offloaded: Offloaded,
+}
+
+/// Copies on cpu, disk and external.
+pub(super) type Claims = [u32; 3];
+
+/// What a rank has on other tiers than the device, by name: at least one copy of each.
+#[derive(Default)]
+pub(super) struct Offloaded {
+    by_name: Map<u64, Claims>,
+    /// Names on each tier.
+    tiers: [usize; 3],
+}
+
+impl Offloaded {
+    pub(super) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Names that have copies on a tier.
+    pub(super) fn on(&self, tier: usize) -> usize {
+        self.tiers[tier]
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.by_name.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        self.by_name.shed()
+    }
+
+    pub(super) fn get(&self, name: u64) -> Option<Claims> {
+        self.by_name.get(&name).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Claims)> {
+        self.by_name.iter().inspect(|_| step()).map(|(&name, &claims)| (name, claims))
+    }
+
+    /// Says how many copies there are of a name; returns how many there were.
+    pub(super) fn set(&mut self, name: u64, now: Claims) -> Claims {
+        let gone = now == [0; 3];
+        let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
+        let before = before.unwrap_or_default();
+        for ((names, was), is) in self.tiers.iter_mut().zip(before).zip(now) {
+            *names = *names + usize::from(is > 0) - usize::from(was > 0);
+        }
+        before
+    }
+
+    /// Whether the names on each tier are as many as it says.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        let on = |tier: usize| self.by_name.iter().filter(|(_, claims)| claims[tier] > 0).count();
+        self.by_name.is_counted() && self.tiers == [on(0), on(1), on(2)]
+    }
 }
 
 /// Copies beyond the first, by name, and how many they are.
 #[derive(Default)]
 pub(super) struct Copies {
-    by_name: HashMap<u64, u32>,
+    by_name: Map<u64, u32>,
     sum: u64,
 }
 
 impl Copies {
     pub(super) fn is_empty(&self) -> bool {
         self.by_name.is_empty()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.by_name.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        self.by_name.shed()
     }
 
     /// Names that have any.
@@ -61,7 +127,7 @@ impl Copies {
 
     /// One copy more.
     pub(super) fn add(&mut self, name: u64) {
-        let extra = self.by_name.entry(name).or_insert(0);
+        let extra = self.by_name.get_or_insert_with(name, || 0);
         if *extra < u32::MAX {
             *extra += 1;
             self.sum += 1;
@@ -84,21 +150,17 @@ impl Copies {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
 
-    pub(super) fn shrink(&mut self) {
-        shrink(&mut self.by_name);
-    }
-
     /// What [`Self::sum`] must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
-        self.sum == self.by_name.values().map(|&extra| u64::from(extra)).sum::<u64>()
+        self.sum == self.by_name.iter().map(|(_, &extra)| u64::from(extra)).sum::<u64>() && self.by_name.is_counted()
     }
 }
 
 impl Workers {
     pub(super) fn bytes(&self) -> usize {
         let ranks = self.by_name.values().flatten().inspect(|_| step());
-        let books = |(_, rank): &(u32, Rank)| rank.copies.by_name.allocation_size() + rank.offloaded.allocation_size();
+        let books = |(_, rank): &(u32, Rank)| rank.copies.bytes() + rank.offloaded.bytes();
         self.by_name.allocation_size() + ranks.map(books).sum::<usize>()
     }
 
