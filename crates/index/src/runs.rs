@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::forks::Forks;
-use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
+use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
 use crate::raw::{Children, Level, Levels, Links, Run, WriterToken};
 use crate::retire::{Garbage, Trash};
@@ -74,9 +74,14 @@ impl Runs {
         self.live
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pages_for_tests(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
     /// Whether so many runs more can be numbered.
     pub(crate) fn can_number(&self, more: usize) -> bool {
-        self.entries.len() + more < NO_RUN as usize && self.pages.used() + more < MOST_PAGES
+        self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
 
     /// Number of blocks of all runs.

@@ -171,5 +171,6 @@ impl Writer {
             self.lower(holder, run, cutoff, 0);
         }
         self.holders[holder as usize].runs = Vec::new();
+        self.count_waiting(holder);
     }
 }

@@ -106,6 +106,7 @@ impl Writer {
     }
 
     pub(super) fn tidy_irregular(&mut self, holder: u32) {
+        self.count_waiting(holder);
         let it = &mut self.holders[holder as usize];
         if it.irregular.as_ref().is_some_and(|irregular| irregular.len() == 0) {
             it.irregular = None;

@@ -151,6 +151,14 @@ impl Irregular {
         children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
     }
 
+    /// Takes out the block that continues `name`, with its name, if there is one and no other.
+    pub(super) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
+        let &[child] = self.children.get(&name)?.as_slice() else { return None };
+        let siblings = self.children.remove(&name)?;
+        self.room -= room(&siblings);
+        Some((child, self.take(child)?))
+    }
+
     /// An irregular block has come to a position. `regular`: whether a regular one is there.
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
         let bare = &mut self.bare;

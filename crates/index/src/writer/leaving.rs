@@ -25,6 +25,8 @@ use crate::steps::step;
 const SMALL: u64 = 1 << 7;
 /// What is done at the end of an event, in blocks, about.
 const SHARE: usize = 1 << 8;
+/// Blocks of one run that are left in one go.
+const MOST_OF_A_RUN: u32 = 1 << 9;
 /// A run costs as much as so many blocks.
 const RUN: usize = 16;
 
@@ -88,6 +90,7 @@ impl Writer {
         self.leaving.tables.extend(private.map(Table::Private));
         self.leaving.tables.extend(irregular.map(Table::Irregular));
         self.leaving.holders.push_back(Holder { number: holder, listed, sorted: BinaryHeap::new() });
+        self.count_waiting(holder);
         self.roster.one_leaves();
     }
 
@@ -152,8 +155,12 @@ impl Writer {
                 // It may be listed twice, or have been left long ago.
                 if self.runs.is_live(run) && self.covers(it.number, Position { run, offset: 0 }) {
                     let cutoff = self.cutoff(it.number, run, 0);
-                    *left -= cutoff as isize;
-                    self.lower(it.number, run, cutoff, 0);
+                    let to = cutoff.saturating_sub(MOST_OF_A_RUN);
+                    *left -= (cutoff - to) as isize;
+                    self.lower(it.number, run, cutoff, to);
+                    if to > 0 {
+                        it.sorted.push((self.runs.start(run), run));
+                    }
                 }
             } else {
                 return true;

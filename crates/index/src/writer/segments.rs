@@ -3,16 +3,43 @@
 //! It consists of segments (`slots.rs`). For every so many entries that come, one segment is divided in two; for every so
 //! many that go, two become one (linear hashing, Litwin 1980). So the longest change is to divide a segment, and what
 //! the table costs in memory grows with what is in it, without a jump. A segment keeps no keys and knows of an entry's
-//! hash the tag alone: who divides it is told the rest by the caller.
+//! hash the tag and eight of the bits by which segments are divided; when those are used up, which is once in eight
+//! times that the table doubles, the caller is asked for the hash.
 
-use super::slots::{Slots, tag};
+use super::slots::{Kept, Slots, tag};
 
 /// Entries a segment, on average: those that are next to be divided have up to twice as many.
 const SEGMENT: usize = 512;
 
+/// Bits that a segment keeps of the part of the hashes by which segments are divided.
+const BITS: u32 = u8::BITS;
+/// No such bits: for segments that were united and kept different ones.
+const NO_BITS: u32 = u32::MAX;
+
+struct Segment {
+    slots: Slots,
+    /// Which bits its entries keep: those from this times [`BITS`] on.
+    bits: u32,
+}
+
+/// The part of a hash by which segments are divided: it is in no tag.
+#[inline]
+fn part(hash: u64) -> u64 {
+    hash >> u16::BITS
+}
+
+impl Segment {
+    /// What it keeps of a hash.
+    #[inline]
+    fn kept(&self, hash: u64) -> Kept {
+        let more = part(hash).checked_shr(self.bits.wrapping_mul(BITS)).unwrap_or(0) as u8;
+        Kept { tag: tag(hash), more }
+    }
+}
+
 /// See the module's text.
 pub(super) struct Segments {
-    segments: Vec<Slots>,
+    segments: Vec<Segment>,
     len: usize,
     /// Of the segments, without the list of them.
     bytes: usize,
@@ -21,25 +48,26 @@ pub(super) struct Segments {
 impl Segments {
     pub(super) fn new() -> Self {
         let first = Slots::with_room_for(0);
-        Self { bytes: first.bytes(), segments: vec![first], len: 0 }
+        Self { bytes: first.bytes(), segments: vec![Segment { slots: first, bits: 0 }], len: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes + self.segments.capacity() * size_of::<Slots>()
+        self.bytes + self.segments.capacity() * size_of::<Segment>()
     }
 
     /// Whether the bytes and the number of entries are what they must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
-        self.bytes == self.segments.iter().map(Slots::bytes).sum::<usize>()
-            && self.len == self.segments.iter().map(Slots::len).sum::<usize>()
-            && self.segments.iter().all(|segment| segment.len() == segment.entries().count())
+        let all = || self.segments.iter().map(|segment| &segment.slots);
+        self.bytes == all().map(Slots::bytes).sum::<usize>()
+            && self.len == all().map(Slots::len).sum::<usize>()
+            && all().all(|slots| slots.len() == slots.entries().count())
     }
 
     /// Gives up a segment; returns whether there are more. There is nothing to be looked up after.
     pub(super) fn shed(&mut self) -> bool {
         if let Some(segment) = self.segments.pop() {
-            self.bytes -= segment.bytes();
+            self.bytes -= segment.slots.bytes();
         }
         !self.segments.is_empty()
     }
@@ -48,25 +76,26 @@ impl Segments {
     #[inline]
     fn of(&self, hash: u64) -> usize {
         let mask = self.segments.len().next_power_of_two() - 1;
-        let at = (hash >> u16::BITS) as usize & mask;
+        let at = part(hash) as usize & mask;
         if at < self.segments.len() { at } else { at & (mask >> 1) }
     }
 
     #[inline]
     pub(super) fn prefetch(&self, hash: u64) {
-        self.segments[self.of(hash)].prefetch(tag(hash));
+        self.segments[self.of(hash)].slots.prefetch(tag(hash));
     }
 
     /// The first word under `hash` that `is_it` accepts. Words of other keys may be offered too.
     #[inline]
     pub(super) fn find(&self, hash: u64, is_it: impl FnMut(u32) -> bool) -> Option<u32> {
-        self.segments[self.of(hash)].find(tag(hash), is_it)
+        self.segments[self.of(hash)].slots.find(tag(hash), is_it)
     }
 
     /// Adds a word; `hash_of` tells the hash of any word that is in the table.
     #[inline]
     pub(super) fn insert(&mut self, hash: u64, word: u32, hash_of: impl Fn(u32) -> u64) {
-        self.room_in(hash).insert(tag(hash), word);
+        let (kept, slots) = self.room_in(hash);
+        slots.insert(kept, word);
         self.len += 1;
         self.divide_if_many(hash_of);
     }
@@ -80,7 +109,8 @@ impl Segments {
         is_it: impl FnMut(u32) -> bool,
         hash_of: impl Fn(u32) -> u64,
     ) -> bool {
-        let added = self.room_in(hash).insert_new(tag(hash), word, is_it);
+        let (kept, slots) = self.room_in(hash);
+        let added = slots.insert_new(kept, word, is_it);
         self.len += usize::from(added);
         self.divide_if_many(hash_of);
         added
@@ -90,12 +120,12 @@ impl Segments {
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, is_it: impl FnMut(u32) -> bool) -> bool {
         let at = self.of(hash);
-        let segment = &mut self.segments[at];
-        if !segment.remove(tag(hash), is_it) {
+        let slots = &mut self.segments[at].slots;
+        if !slots.remove(tag(hash), is_it) {
             return false;
         }
         self.len -= 1;
-        if !segment.fits(segment.len()) {
+        if !slots.fits(slots.len()) {
             self.resize(at, 0);
         }
         if self.len < (self.segments.len() - 1) * (SEGMENT / 2) {
@@ -104,14 +134,14 @@ impl Segments {
         true
     }
 
-    /// The segment of a hash, with room for one more.
+    /// The segment of a hash, with room for one more, and what it keeps of the hash.
     #[inline]
-    fn room_in(&mut self, hash: u64) -> &mut Slots {
+    fn room_in(&mut self, hash: u64) -> (Kept, &mut Slots) {
         let at = self.of(hash);
-        if self.segments[at].len() == self.segments[at].room() {
+        if self.segments[at].slots.len() == self.segments[at].slots.room() {
             self.resize(at, 1);
         }
-        &mut self.segments[at]
+        (self.segments[at].kept(hash), &mut self.segments[at].slots)
     }
 
     /// Gives a segment room for what is in it and `more`, and then some.
@@ -119,13 +149,13 @@ impl Segments {
     #[inline(never)]
     fn resize(&mut self, at: usize, more: usize) {
         let old = &self.segments[at];
-        let mut new = Slots::with_room_for(enough_for(old.len() + more));
-        old.entries().for_each(|(tag, word)| new.insert(tag, word));
-        self.put(at, new);
+        let mut slots = Slots::with_room_for(enough_for(old.slots.len() + more));
+        old.slots.entries().for_each(|(kept, word)| slots.insert(kept, word));
+        self.put(at, Segment { slots, bits: old.bits });
     }
 
-    fn put(&mut self, at: usize, segment: Slots) {
-        self.bytes = self.bytes + segment.bytes() - self.segments[at].bytes();
+    fn put(&mut self, at: usize, segment: Segment) {
+        self.bytes = self.bytes + segment.slots.bytes() - self.segments[at].slots.bytes();
         self.segments[at] = segment;
     }
 
@@ -141,22 +171,27 @@ impl Segments {
     #[inline(never)]
     fn divide(&mut self, hash_of: impl Fn(u32) -> u64) {
         let count = self.segments.len();
-        let bit = (count + 1).next_power_of_two() / 2;
-        let at = count - bit;
-        // Hashes first: to find out the keys is to wait for memory, and that is done for many at a time.
-        let entries: Vec<(u16, u32, bool)> = self.segments[at]
-            .entries()
-            .map(|(tag, word)| (tag, word, (hash_of(word) >> u16::BITS) as usize & bit != 0))
-            .collect();
-        let going = entries.iter().filter(|(.., goes)| *goes).count();
-        let mut stays = Slots::with_room_for(enough_for(entries.len() - going));
-        let mut goes = Slots::with_room_for(enough_for(going));
-        for (tag, word, is_going) in entries {
-            if is_going { goes.insert(tag, word) } else { stays.insert(tag, word) }
+        let level = (count + 1).next_power_of_two().trailing_zeros() - 1;
+        let (at, bits) = (count - (1 << level), level / BITS);
+        let old = &self.segments[at];
+        // To find out the keys is to wait for memory: that is begun for all of them before the first is used.
+        let entries: Vec<(Kept, u32)> = if old.bits == bits {
+            old.slots.entries().collect()
+        } else {
+            let fresh =
+                |(kept, word): (Kept, u32)| (Kept { more: (part(hash_of(word)) >> (bits * BITS)) as u8, ..kept }, word);
+            old.slots.entries().map(fresh).collect()
+        };
+        let goes = |kept: Kept| kept.more >> (level % BITS) & 1 == 1;
+        let going = entries.iter().filter(|(kept, _)| goes(*kept)).count();
+        let mut left = Slots::with_room_for(enough_for(entries.len() - going));
+        let mut new = Slots::with_room_for(enough_for(going));
+        for (kept, word) in entries {
+            if goes(kept) { new.insert(kept, word) } else { left.insert(kept, word) }
         }
-        self.put(at, stays);
-        self.bytes += goes.bytes();
-        self.segments.push(goes);
+        self.put(at, Segment { slots: left, bits });
+        self.bytes += new.bytes();
+        self.segments.push(Segment { slots: new, bits });
     }
 
     /// The reverse: the last segment goes back to where it came from.
@@ -164,14 +199,16 @@ impl Segments {
     #[inline(never)]
     fn unite(&mut self) {
         let Some(last) = self.segments.pop() else { return };
-        self.bytes -= last.bytes();
+        self.bytes -= last.slots.bytes();
         let count = self.segments.len();
         let at = count - (count + 1).next_power_of_two() / 2;
-        let mut both = Slots::with_room_for(enough_for(self.segments[at].len() + last.len()));
-        for (tag, word) in self.segments[at].entries().chain(last.entries()) {
-            both.insert(tag, word);
+        let first = &self.segments[at];
+        let mut slots = Slots::with_room_for(enough_for(first.slots.len() + last.slots.len()));
+        for (kept, word) in first.slots.entries().chain(last.slots.entries()) {
+            slots.insert(kept, word);
         }
-        self.put(at, both);
+        let bits = if first.bits == last.bits { first.bits } else { NO_BITS };
+        self.put(at, Segment { slots, bits });
         if self.segments.capacity() > 2 * count + 8 {
             self.segments.shrink_to(count + count / 2);
         }

@@ -1,4 +1,4 @@
-//! One segment of a hash table for the writer alone: ten 32-bit words a cache line.
+//! One segment of a hash table for the writer alone: nine 32-bit words a cache line.
 //!
 //! A line has a 16-bit tag for each word and a count of the entries that wanted this line and found it full; those are
 //! in the next line that had room. Look-ups go on to the next line only where that count is not zero: at the highest
@@ -6,26 +6,40 @@
 //!
 //! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
 //! wide enough to make it rarely in vain. The line that an entry wants follows from its tag, so a segment grows and
-//! shrinks without a look at the keys.
+//! shrinks without a look at the keys; eight more bits of each hash are there for whoever divides it.
 
 use crate::raw::{equal_lanes, prefetch};
 use crate::spread::line_after;
 use crate::steps::step;
 
-const SLOTS: usize = 10;
+const SLOTS: usize = 9;
 /// Entries in two lines, on average, of a full segment.
-const FULL_PAIR: usize = 13;
+const FULL_PAIR: usize = 12;
 /// Lines that are never given back.
 const FEWEST: usize = 4;
 
+/// More entries of one line in later lines than this are counted no more; that line stays full of them.
+const MOST_OVERFLOW: u8 = u8::MAX;
+
 #[derive(Default, Clone)]
-#[repr(align(64))]
+#[repr(C, align(64))]
 struct Line {
+    words: [u32; SLOTS],
     /// 0 for an empty slot.
     tags: [u16; SLOTS],
+    /// More of the hashes.
+    more: [u8; SLOTS],
     /// Entries that are in later lines because this was full.
-    overflow: u32,
-    words: [u32; SLOTS],
+    overflow: u8,
+}
+
+/// What is kept of a hash.
+#[derive(Clone, Copy)]
+pub(super) struct Kept {
+    /// Never 0.
+    pub(super) tag: u16,
+    /// Bits that no look-up needs.
+    pub(super) more: u8,
 }
 
 const _: () = assert!(size_of::<Line>() == 64);
@@ -61,10 +75,11 @@ impl Slots {
         entries <= self.room() && (entries * 4 >= self.room() || self.lines.len() <= FEWEST)
     }
 
-    /// Tags and words, in the order of lines.
-    pub(super) fn entries(&self) -> impl Iterator<Item = (u16, u32)> {
-        let slots = self.lines.iter().flat_map(|line| line.tags.into_iter().zip(line.words));
-        slots.inspect(|_| step()).filter(|&(tag, _)| tag != 0)
+    /// What is kept of hashes, and words, in the order of lines.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (Kept, u32)> {
+        let slots = self.lines.iter().flat_map(|line| line.tags.into_iter().zip(line.more).zip(line.words));
+        let kept = slots.map(|((tag, more), word)| (Kept { tag, more }, word));
+        kept.inspect(|_| step()).filter(|(kept, _)| kept.tag != 0)
     }
 
     #[inline]
@@ -85,30 +100,28 @@ impl Slots {
 
     /// Adds a word. There must be room ([`Self::fits`]).
     #[inline]
-    pub(super) fn insert(&mut self, tag: u16, word: u32) {
+    pub(super) fn insert(&mut self, kept: Kept, word: u32) {
         self.len += 1;
-        let mut at = self.home(tag);
+        let mut at = self.home(kept.tag);
         loop {
             let line = &mut self.lines[at];
             let empty = line.marks(0);
             if empty != 0 {
-                let slot = slot(empty);
-                line.words[slot] = word;
-                line.tags[slot] = tag;
+                line.put(slot(empty), kept, word);
                 return;
             }
-            line.overflow += 1;
+            line.overflow = line.overflow.saturating_add(1);
             at = line_after(at, self.lines.len());
         }
     }
 
     /// Adds a word unless `is_it` accepts one that is there; returns whether it was added. There must be room.
     #[inline]
-    pub(super) fn insert_new(&mut self, tag: u16, word: u32, mut is_it: impl FnMut(u32) -> bool) -> bool {
-        let home = self.home(tag);
+    pub(super) fn insert_new(&mut self, kept: Kept, word: u32, mut is_it: impl FnMut(u32) -> bool) -> bool {
+        let home = self.home(kept.tag);
         let line = &mut self.lines[home];
         if line.overflow == 0 {
-            let mut marks = line.marks(tag);
+            let mut marks = line.marks(kept.tag);
             while marks != 0 {
                 if is_it(line.words[slot(marks)]) {
                     return false;
@@ -117,17 +130,15 @@ impl Slots {
             }
             let empty = line.marks(0);
             if empty != 0 {
-                let slot = slot(empty);
-                line.words[slot] = word;
-                line.tags[slot] = tag;
+                line.put(slot(empty), kept, word);
                 self.len += 1;
                 return true;
             }
         }
-        if self.locate(tag, is_it).is_some() {
+        if self.locate(kept.tag, is_it).is_some() {
             return false;
         }
-        self.insert(tag, word);
+        self.insert(kept, word);
         true
     }
 
@@ -139,7 +150,8 @@ impl Slots {
         self.len -= 1;
         let mut at = self.home(tag);
         for _ in 0..distance {
-            self.lines[at].overflow -= 1;
+            let overflow = &mut self.lines[at].overflow;
+            *overflow -= u8::from(*overflow < MOST_OVERFLOW);
             at = line_after(at, self.lines.len());
         }
         true
@@ -172,8 +184,15 @@ impl Line {
     /// Bit 2 i for each slot i with this tag.
     #[inline]
     fn marks(&self, tag: u16) -> u32 {
-        let [a, b, c, d, e, f, g, h, y, z] = self.tags;
-        equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y == tag) << 16 | u32::from(z == tag) << 18
+        let [a, b, c, d, e, f, g, h, z] = self.tags;
+        equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(z == tag) << 16
+    }
+
+    #[inline]
+    fn put(&mut self, slot: usize, kept: Kept, word: u32) {
+        self.words[slot] = word;
+        self.tags[slot] = kept.tag;
+        self.more[slot] = kept.more;
     }
 }
 

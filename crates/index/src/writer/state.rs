@@ -25,6 +25,8 @@ pub(crate) struct Writer {
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
     pub(super) leaving: Leaving,
+    /// Blocks of all holders whose chain to the root is not complete.
+    pub(super) waiting: usize,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     pub(super) trash: Trash,
@@ -45,6 +47,7 @@ impl Writer {
             free_holders: Vec::new(),
             workers: Workers::default(),
             leaving: Leaving::default(),
+            waiting: 0,
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
@@ -67,6 +70,13 @@ impl Writer {
             self.holders.push(Holder::default());
             (self.holders.len() - 1) as u32
         })
+    }
+
+    /// Counts again how many blocks of a holder wait for others.
+    pub(super) fn count_waiting(&mut self, holder: u32) {
+        let it = &mut self.holders[holder as usize];
+        let now = it.unlinked();
+        self.waiting = self.waiting + now - std::mem::replace(&mut it.waiting, now);
     }
 
     /// Shows readers the roster as it is now.

@@ -46,8 +46,8 @@ impl Writer {
             self.counters.stores += 1;
             return Ok(());
         }
-        // A block needs at most one new run for each view.
-        if !self.runs.can_number(4 * chain.block_hashes.len()) {
+        // A block needs at most one new run for each view, and so does each that waits for a block that may now come.
+        if !self.runs.can_number((chain.block_hashes.len() + self.waiting).saturating_mul(4)) {
             return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
         }
         self.counters.stores += 1;

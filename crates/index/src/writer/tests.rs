@@ -20,6 +20,7 @@ impl Writer {
             && self.runs.is_counted()
             && self.names.is_counted()
             && self.trash.is_counted()
+            && self.waiting == self.holders.iter().map(Holder::unlinked).sum::<usize>()
             && self.runs.counts_holders(|set| {
                 let mut members = Vec::new();
                 self.sets.members(set).for_each(|holder| members.push(holder));
@@ -186,4 +187,29 @@ fn orphans_of_one_parent_go_one_by_one_in_as_many_steps() {
     };
     let (few, many) = (orphans(500), orphans(10_000));
     assert!(many <= few * 20 * 2 + 10_000, "{few} {many}");
+}
+
+/// There are numbers for so many blocks and no more; those that wait for others are thought of before they come.
+#[test]
+fn more_than_can_be_numbered_is_refused_before_it_happens() {
+    for children_first in [true, false] {
+        let index = BlockIndex::new(Config::default()).expect("a block size");
+        const MOST: usize = 200;
+        index.write(|writer| writer.runs.pages_for_tests().set_most(MOST));
+        let one = |parent: Option<u64>, name: u64| {
+            let parent = parent.map(BlockHash);
+            index.store("w", 0, Tier::Gpu, parent, &[BlockHash(name)], &[name]).is_ok()
+        };
+        let mut stored = usize::from(!children_first && one(None, 1));
+        // Each is a run of its own, with a page of its own, as soon as its parent is there.
+        stored += (0..2 * MOST as u64).filter(|child| one(Some(1), 100 + child)).count();
+        stored += usize::from(children_first && one(None, 1));
+        let (blocks, pages) = (index.stats().blocks, index.write(|writer| writer.runs.pages_for_tests().used()));
+        assert_eq!(blocks, stored as u64, "a store that is refused changes nothing");
+        assert!(pages <= MOST && stored > MOST / 8 && stored < 2 * MOST, "{stored} stored, {pages} pages");
+        assert!(!one(Some(1), 99) || children_first);
+        index.clear("w", None, None);
+        index.settle();
+        assert!(one(None, 1) && one(Some(1), 100), "there is room again");
+    }
 }
