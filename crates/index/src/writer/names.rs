@@ -14,7 +14,11 @@ pub(crate) struct NameTable {
 
 impl NameTable {
     pub(crate) fn new(secret: u64) -> Self {
-        Self { slots: Segments::new(), secret }
+        Self::with_room_for(0, secret)
+    }
+
+    fn with_room_for(names: usize, secret: u64) -> Self {
+        Self { slots: Segments::with_room_for(names), secret }
     }
 
     #[inline]
@@ -104,8 +108,9 @@ pub(crate) struct Private {
 }
 
 impl Private {
-    pub(crate) fn new(secret: u64) -> Self {
-        Self { table: NameTable::new(secret), names: Map::default(), room: 0 }
+    /// Of so many names, about.
+    pub(crate) fn with_room_for(names: usize, secret: u64) -> Self {
+        Self { table: NameTable::with_room_for(names, secret), names: Map::default(), room: 0 }
     }
 
     pub(crate) fn bytes(&self) -> usize {

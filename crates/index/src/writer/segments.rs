@@ -46,9 +46,18 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    pub(super) fn new() -> Self {
-        let first = Slots::with_room_for(0);
-        Self { bytes: first.bytes(), segments: vec![Segment { slots: first, bits: 0 }], len: 0 }
+    /// An empty one that takes so many without much ado.
+    pub(super) fn with_room_for(entries: usize) -> Self {
+        let count = (entries / SEGMENT).max(1);
+        let level = count.ilog2();
+        let segment = |at: usize| {
+            // The first have been divided once more than the others, and the last are their other halves.
+            let is_divided = at < count - (1 << level) || at >= 1 << level;
+            let share = entries >> (level + u32::from(is_divided));
+            Segment { slots: Slots::with_room_for(share + share / 8 + 16), bits: level / BITS }
+        };
+        let segments: Vec<_> = (0..count).map(segment).collect();
+        Self { bytes: segments.iter().map(|it| it.slots.bytes()).sum(), segments, len: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -235,7 +244,7 @@ mod tests {
     #[test]
     fn behaves_as_a_set_while_it_grows_and_shrinks() {
         for most in [1, 6, 20, 600, 6_000, 40_000] {
-            let mut table = Segments::new();
+            let mut table = Segments::with_room_for(if most == 600 { 70_000 } else { 0 });
             let mut live = VecDeque::new();
             for word in 1..100_000 {
                 if word % 2 == 0 {
@@ -267,7 +276,7 @@ mod tests {
 
     #[test]
     fn no_change_is_longer_in_a_large_table_than_in_a_small_one() {
-        let mut table = Segments::new();
+        let mut table = Segments::with_room_for(0);
         let mut longest = 0;
         let words = 1..1_000_000;
         for word in words.clone() {
