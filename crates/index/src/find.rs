@@ -45,11 +45,10 @@ pub struct OwnedMatch {
 pub(crate) fn find<'i>(
     readers: &'i Readers,
     roster: &Published<Roster>,
-    children: &Published<Children>,
+    children: &Children,
     query: &[u64],
 ) -> Match<'i> {
     let pin = readers.pin();
-    let children = children.load(&pin);
     let mut held = roster.hold(&pin);
     loop {
         let reaches = walk(&pin, children, query);

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::forks::Forks;
-use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
+use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, LevelsRef, Published, Run, Spares, WriterToken};
+use crate::raw::{Children, Level, LevelsRef, Links, Run, Spares, WriterToken};
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
@@ -32,6 +32,8 @@ struct Entry {
     /// Whether memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
     /// been through the old blocks may be about to look for children at the same offsets.
     cut: bool,
+    /// Whether the run is listed with its siblings; else its parent counts who covers it.
+    listed: bool,
     /// The run's last page.
     page: u32,
     /// Places where children hang, deepest first, each with its first child.
@@ -43,14 +45,12 @@ pub(crate) struct Runs {
     entries: Vec<Entry>,
     pages: Pages,
     free: Vec<u32>,
-    /// Where readers come in.
-    pub(crate) children: Arc<Published<Children>>,
+    children: Links,
     live: usize,
     positions: usize,
     bytes: usize,
     /// Of the places where children hang.
     fork_bytes: usize,
-    secret: u64,
     /// For levels that do not fit into a head.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
@@ -62,12 +62,11 @@ impl Runs {
             entries: vec![Entry::free()],
             pages: Pages::new(),
             free: Vec::new(),
-            children: Arc::new(Published::new(Children::with_room_for(6, secret))),
+            children: Links::new(secret),
             live: 0,
             positions: 0,
             bytes: 0,
             fork_bytes: 0,
-            secret,
             spare_levels: Spares::new(),
             token: WriterToken::new(),
         }
@@ -78,9 +77,14 @@ impl Runs {
         self.live
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pages_for_tests(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
     /// Whether so many runs more can be numbered.
     pub(crate) fn can_number(&self, more: usize) -> bool {
-        self.entries.len() + more < NO_RUN as usize && self.pages.used() + more < MOST_PAGES
+        self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
 
     /// Number of blocks of all runs.
@@ -89,14 +93,31 @@ impl Runs {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let children = self.children.get(&self.token).bytes();
         self.bytes
             + self.pages.bytes()
             + self.entries.capacity() * size_of::<Entry>()
             + self.free.capacity() * 4
             + self.fork_bytes
             + self.spare_levels.bytes()
-            + children
+            + self.children.bytes(&self.token)
+    }
+
+    /// Whether of each run with children is counted who covers those that are not listed. `members`: of a set.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn counts_holders(&self, members: impl Fn(crate::raw::SetWord) -> Vec<u32>) -> bool {
+        use std::collections::BTreeMap;
+        let mut counts: BTreeMap<u32, BTreeMap<(u32, u32), u32>> = BTreeMap::new();
+        for id in (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id)) {
+            let (place, levels) = (self.origin(id), self.levels(id));
+            for holder in levels.first().into_iter().flat_map(|level| members(level.set)) {
+                *counts.entry(place.run).or_default().entry((holder, place.blocks)).or_default() += 1;
+            }
+        }
+        let forks = self.entries.iter().zip(0..).filter_map(|(entry, id)| Some((id, entry.forks.as_ref()?)));
+        forks
+            .filter(|(_, forks)| !forks.counts().is_empty())
+            .all(|(id, forks)| counts.remove(&id).as_ref() == Some(forks.counts()))
+            && counts.is_empty()
     }
 
     /// Whether the bytes are what they must be.
@@ -104,16 +125,21 @@ impl Runs {
     pub(crate) fn is_counted(&self) -> bool {
         let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
         let runs: usize = self.entries.iter().flat_map(|e| &e.run).map(Run::bytes).sum();
-        self.fork_bytes == forks && self.bytes == runs
+        self.fork_bytes == forks && self.bytes == runs && self.children.is_counted()
     }
 
-    /// The numbers of all runs.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
-        (0..self.entries.len() as u32).inspect(|_| step()).filter(|&id| self.is_live(id))
+    /// Where readers come in.
+    pub(crate) fn children(&self) -> &Arc<Children> {
+        self.children.published()
     }
 
     pub(crate) fn is_live(&self, id: u32) -> bool {
         self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
+    }
+
+    /// Whether a run is live and not listed with its siblings.
+    pub(crate) fn is_unlisted(&self, id: u32) -> bool {
+        self.is_live(id) && !self.entries[id as usize].listed
     }
 
     #[inline]
@@ -169,7 +195,7 @@ impl Runs {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
             return None;
         }
-        self.children.get(&self.token).find_id(place.run, place.blocks, content)
+        self.children.find(place.run, place.blocks, content)
     }
 
     /// The block that continues `place` with `content`, in the run itself or in a child.
@@ -260,8 +286,8 @@ impl Runs {
         let old = entry.run.as_ref().expect("live");
         let new = old.moved(room, &mut self.spare_levels, &mut self.token);
         self.bytes = self.bytes + new.bytes() - old.bytes();
-        if let Some(&first) = new.contents().first() {
-            self.children.get(&self.token).replace(old, &new, first);
+        if !new.contents().is_empty() {
+            self.children.replace(old, &new);
         }
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
@@ -281,18 +307,18 @@ impl Runs {
         self.bytes += run.bytes();
         self.live += 1;
         self.positions += contents.len();
-        self.reserve_children(trash);
         let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
         self.entries[id as usize] = {
             let mut page = NO_PAGE;
             for _ in 0..contents.len().div_ceil(PAGE as usize) {
                 page = self.pages.add(id, page);
             }
-            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, page, forks: None }
+            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, listed: true, page, forks: None }
         };
-        // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
-        let run = self.get(id);
-        self.children.get(&self.token).insert(run, run.contents()[0]);
+        // Owned first, then linked.
+        let Self { entries, children, token, .. } = self;
+        let run = entries[id as usize].run.as_ref().expect("just made");
+        children.insert(run, |unlinked| trash.push(Garbage::Children(unlinked)), token);
         self.hang(id, place);
         id
     }
@@ -308,8 +334,15 @@ impl Runs {
         }
         let before = parent.forks.as_ref().map_or(0, |forks| forks.bytes());
         let forks = parent.forks.get_or_insert_default();
-        let next = forks.add(place.blocks, id);
+        let is_listed = forks.lists_next();
+        let next = if is_listed {
+            forks.add(place.blocks, id)
+        } else {
+            forks.add_unlisted();
+            None
+        };
         self.fork_bytes = self.fork_bytes + forks.bytes() - before;
+        self.entries[id as usize].listed = is_listed;
         if let Some(next) = next {
             self.entries[id as usize].next = next;
             self.entries[next as usize].previous = id;
@@ -320,18 +353,21 @@ impl Runs {
         if place.run == ROOT {
             return;
         }
-        let Entry { next, previous, .. } = self.entries[id as usize];
+        let Entry { next, previous, listed, .. } = self.entries[id as usize];
         if next != NO_RUN {
             self.entries[next as usize].previous = previous;
         }
         if previous != NO_RUN {
             self.entries[previous as usize].next = next;
-            return;
         }
         let parent = &mut self.entries[place.run as usize];
         let forks = parent.forks.as_mut().expect("a child's parent lists it");
         let before = forks.bytes();
-        forks.replace(place.blocks, (next != NO_RUN).then_some(next));
+        match (listed, previous) {
+            (false, _) => forks.remove_unlisted(),
+            (true, NO_RUN) => forks.remove_first(place.blocks, (next != NO_RUN).then_some(next)),
+            (true, _) => forks.remove(),
+        }
         self.fork_bytes = self.fork_bytes + forks.bytes() - before;
         if forks.is_empty() {
             self.fork_bytes -= forks.bytes();
@@ -340,13 +376,35 @@ impl Runs {
         }
     }
 
-    /// Calls `f` with the children that hang after more than `blocks` and at most `most` blocks, until it says stop
+    /// A holder has entered a run, or left it (not `more`).
+    #[inline]
+    pub(crate) fn count(&mut self, id: u32, holder: u32, more: bool) {
+        if !self.entries[id as usize].listed {
+            self.count_at_parent(id, holder, more);
+        }
+    }
+
+    fn count_at_parent(&mut self, id: u32, holder: u32, more: bool) {
+        let place = self.origin(id);
+        let Some(forks) = &mut self.entries[place.run as usize].forks else { return };
+        let before = forks.bytes();
+        forks.count(holder, place.blocks, more);
+        self.fork_bytes = self.fork_bytes + forks.bytes() - before;
+    }
+
+    /// Whether a holder covers any child of a run that is not listed and hangs after more than `blocks` blocks.
+    pub(crate) fn counts_beyond(&self, id: u32, holder: u32, blocks: u32) -> bool {
+        self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.counts_beyond(holder, blocks))
+    }
+
+    /// Calls `f` with the listed children that hang after more than `blocks` and at most `most` blocks, until it says stop
     /// (true).
     pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
         let Some(forks) = &self.entries[id as usize].forks else { return false };
         for first in forks.between(blocks, most) {
             let mut child = first;
             while child != NO_RUN {
+                step();
                 if f(child) {
                     return true;
                 }
@@ -383,13 +441,13 @@ impl Runs {
         let place = self.origin(id);
         self.unhang(id, place);
         let run = mem::replace(&mut self.entries[id as usize], Entry::free()).run.expect("live");
-        self.children.get(&self.token).remove(&run, run.contents()[0]);
+        let Self { children, token, .. } = self;
+        children.remove(&run, |unlinked| trash.push(Garbage::Children(unlinked)), token);
         self.bytes -= run.bytes();
         self.live -= 1;
         trash.push(Garbage::Run(run));
         // A reader may still be about to look for children by this number.
         trash.push(Garbage::RunId(id));
-        self.reserve_children(trash);
     }
 
     /// The number of a run that no reader can mean any more.
@@ -400,23 +458,19 @@ impl Runs {
             self.free = Vec::new();
         }
     }
-
-    /// Keeps the table of children between a quarter and all of its room full.
-    fn reserve_children(&mut self, trash: &mut Trash) {
-        let room = self.children.get(&self.token).room();
-        if self.live <= room && (self.live * 4 >= room || room <= 64) {
-            return;
-        }
-        let table = Children::with_room_for(self.live * 2 + 6, self.secret);
-        for run in self.entries.iter().filter_map(|e| e.run.as_ref()) {
-            table.insert(run, run.contents()[0]);
-        }
-        trash.push(Garbage::Children(self.children.replace(table, &mut self.token)));
-    }
 }
 
 impl Entry {
     fn free() -> Self {
-        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, cut: false, page: NO_PAGE, forks: None }
+        Self {
+            run: None,
+            start: 0,
+            next: NO_RUN,
+            previous: NO_RUN,
+            cut: false,
+            listed: true,
+            page: NO_PAGE,
+            forks: None,
+        }
     }
 }

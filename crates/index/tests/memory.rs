@@ -85,6 +85,7 @@ fn memory_goes_back_when_blocks_go() {
                 }
             }
             (0..workers).for_each(|worker| index.drop_worker(&format!("w{worker}")));
+            index.settle();
             let left = live() - empty;
             assert!(index.stats().blocks == 0 && left < 20_000, "{left} left of {full}");
         }

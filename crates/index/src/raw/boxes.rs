@@ -27,6 +27,17 @@ unsafe impl<T: Send> Send for Owned<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Owned<T> {}
 
+impl<T> Owned<T> {
+    pub(crate) fn new(it: T) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(it))))
+    }
+
+    /// The address, as a number to be stored in a word.
+    pub(crate) fn address(&self) -> u64 {
+        self.0.as_ptr().expose_provenance() as u64
+    }
+}
+
 impl<T> Deref for Owned<T> {
     type Target = T;
 

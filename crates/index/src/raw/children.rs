@@ -7,84 +7,118 @@
 //! run has its first content hash before it is linked, and the head's `parent` and `fork` never change. An empty slot
 //! is never offered (`table.rs`), as what it last held may be freed.
 //!
-//! **Checked by** the loom model and the test of `table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under
-//! Valgrind and the address sanitizer (`make sanitize`).
+//! **Checked by** the loom models and the tests of `table.rs` and `directory.rs`, `tests/random_streams.rs`, and
+//! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 
+use super::boxes::{Published, WriterToken};
+use super::directory::{Directory, Segments, Unlinked};
 use super::head::RunHead;
 use super::reclaim::Pin;
 use super::run::{Run, RunRef};
-use super::table::Table;
 use crate::spread::mix;
 
-/// (parent run, fork, first content hash) → run.
+/// (Parent run, fork, first content hash) → run, as readers see it.
 pub(crate) struct Children {
-    table: Table,
+    directory: Published<Directory>,
     secret: u64,
 }
 
+/// The same, the writer's.
+pub(crate) struct Links {
+    published: Arc<Children>,
+    segments: Segments,
+}
+
+fn hash(parent: u32, fork: u32, content: u64, secret: u64) -> u64 {
+    mix(content, u64::from(parent) << 32 | u64::from(fork), secret)
+}
+
+/// Whether the run at this address is the one.
+///
+/// # Safety
+/// It is alive, or was retired since the caller came; and it is or was linked.
+#[inline]
+unsafe fn is_at(address: u64, parent: u32, fork: u32, content: u64) -> bool {
+    let head = ptr::with_exposed_provenance::<RunHead>(address as usize);
+    // SAFETY: by contract; a linked run has written its first content hash.
+    unsafe { (*head).parent == parent && (*head).fork == fork && head.add(1).cast::<u64>().read() == content }
+}
+
 impl Children {
-    pub(crate) fn with_room_for(runs: usize, secret: u64) -> Self {
-        Self { table: Table::with_room_for(runs), secret }
-    }
-
-    pub(crate) fn room(&self) -> usize {
-        self.table.room()
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.table.bytes()
-    }
-
-    #[inline]
-    fn hash(&self, parent: u32, fork: u32, content: u64) -> u64 {
-        mix(content, u64::from(parent) << 32 | u64::from(fork), self.secret)
-    }
-
     /// The run that continues `parent` after `fork` blocks with `content`.
     #[inline]
-    pub(crate) fn find<'p>(&self, _: &'p Pin<'_>, parent: u32, fork: u32, content: u64) -> Option<RunRef<'p>> {
-        let head = self.find_head(parent, fork, content)?;
+    pub(crate) fn find<'p>(&self, pin: &'p Pin<'_>, parent: u32, fork: u32, content: u64) -> Option<RunRef<'p>> {
+        let hash = hash(parent, fork, content, self.secret);
+        // SAFETY: the table holds only runs that are alive, or retired since the reader came.
+        let found = self.directory.load(pin).find(pin, hash, |it| unsafe { is_at(it, parent, fork, content) })?;
+        let head = NonNull::new(ptr::with_exposed_provenance_mut(found as usize))?;
         Some(RunRef { head, pinned: PhantomData })
     }
+}
 
-    /// The same for the writer: the run's id.
+impl Links {
+    pub(crate) fn new(secret: u64) -> Self {
+        let (segments, directory) = Segments::new();
+        Self { published: Arc::new(Children { directory: Published::new(directory), secret }), segments }
+    }
+
+    /// Where readers come in.
+    pub(crate) fn published(&self) -> &Arc<Children> {
+        &self.published
+    }
+
+    pub(crate) fn bytes(&self, writer: &WriterToken) -> usize {
+        size_of::<Children>() + self.segments.bytes(self.published.directory.get(writer))
+    }
+
+    /// Whether what it counts is right.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.segments.is_counted()
+    }
+
+    /// The number of the run that continues `parent` after `fork` blocks with `content`.
     #[inline]
-    pub(crate) fn find_id(&self, parent: u32, fork: u32, content: u64) -> Option<u32> {
+    pub(crate) fn find(&self, parent: u32, fork: u32, content: u64) -> Option<u32> {
+        let hash = hash(parent, fork, content, self.published.secret);
         // SAFETY: what the writer finds linked is alive (rule 1).
-        self.find_head(parent, fork, content).map(|head| unsafe { head.as_ref() }.id)
+        let found = self.segments.find(hash, |it| unsafe { is_at(it, parent, fork, content) })?;
+        // SAFETY: as above.
+        Some(unsafe { (*ptr::with_exposed_provenance::<RunHead>(found as usize)).id })
     }
 
-    #[inline]
-    fn find_head(&self, parent: u32, fork: u32, content: u64) -> Option<NonNull<RunHead>> {
-        let found = self.table.find(self.hash(parent, fork, content), |word| {
-            let head = ptr::with_exposed_provenance::<RunHead>(word as usize);
-            // SAFETY: the table holds only runs that are alive, or retired since the caller came (pinned or writer);
-            // a linked run has written its first content hash.
-            unsafe { (*head).parent == parent && (*head).fork == fork && head.add(1).cast::<u64>().read() == content }
-        })?;
-        NonNull::new(ptr::with_exposed_provenance_mut(found as usize))
+    /// Links a run. `retire` is given what the table does not need any more.
+    pub(crate) fn insert(&mut self, run: &Run, retire: impl FnMut(Unlinked), writer: &mut WriterToken) {
+        let secret = self.published.secret;
+        let of = |address| hash_of(address, secret);
+        let directory = &self.published.directory;
+        self.segments.insert(directory, of(run.address()), run.address(), of, retire, writer);
     }
 
-    /// Links a run whose first content hash is `content`.
-    pub(crate) fn insert(&self, run: &Run, content: u64) {
-        let head = run.head();
-        self.table.insert(self.hash(head.parent, head.fork, content), run.address());
-    }
-
-    /// Unlinks a run; it is for the caller to retire.
-    pub(crate) fn remove(&self, run: &Run, content: u64) {
-        let head = run.head();
-        let was_there = self.table.remove(self.hash(head.parent, head.fork, content), run.address());
+    /// Unlinks a run; it is for the caller to retire. `retire` is given what the table does not need any more.
+    pub(crate) fn remove(&mut self, run: &Run, retire: impl FnMut(Unlinked), writer: &mut WriterToken) {
+        let secret = self.published.secret;
+        let of = |address| hash_of(address, secret);
+        let directory = &self.published.directory;
+        let was_there = self.segments.remove(directory, of(run.address()), run.address(), of, retire, writer);
         debug_assert!(was_there);
     }
 
     /// Links a run that has moved in place of its old memory, which is for the caller to retire.
-    pub(crate) fn replace(&self, old: &Run, new: &Run, content: u64) {
-        let head = new.head();
-        let was_there = self.table.replace(self.hash(head.parent, head.fork, content), old.address(), new.address());
+    pub(crate) fn replace(&self, old: &Run, new: &Run) {
+        let hash = hash_of(new.address(), self.published.secret);
+        let was_there = self.segments.replace(hash, old.address(), new.address());
         debug_assert!(was_there);
     }
+}
+
+/// The hash of a run of the writer's that is linked or about to be.
+fn hash_of(address: u64, secret: u64) -> u64 {
+    let head = ptr::with_exposed_provenance::<RunHead>(address as usize);
+    // SAFETY: the writer's own: alive, with a first content hash.
+    unsafe { hash((*head).parent, (*head).fork, head.add(1).cast::<u64>().read(), secret) }
 }

@@ -9,6 +9,7 @@
 //! | `head.rs` | a run's levels, under a sequence number |
 //! | `run.rs` | a run's hashes, appended behind what readers see |
 //! | `table.rs` | a hash table that is probed while it changes |
+//! | `directory.rs` | that table in segments, so that no change takes long |
 //! | `children.rs` | that table, of runs |
 //! | `cpu.rs` | no protocol: two instructions |
 //!
@@ -28,6 +29,7 @@
 mod boxes;
 mod children;
 mod cpu;
+mod directory;
 mod head;
 mod reclaim;
 mod run;
@@ -36,8 +38,9 @@ mod table;
 mod thin;
 
 pub(crate) use boxes::{Held, Owned, Published, WriterToken};
-pub(crate) use children::Children;
+pub(crate) use children::{Children, Links};
 pub(crate) use cpu::{equal_lanes, prefetch};
+pub(crate) use directory::Unlinked;
 pub(crate) use head::{Level, LevelsRef, Spilled};
 pub(crate) use reclaim::{Pin, Readers, Retired};
 pub(crate) use run::Run;

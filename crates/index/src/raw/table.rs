@@ -7,7 +7,7 @@
 //! removal leaves no mark, readers may probe while the one writer inserts and removes: an entry that is there all the
 //! while is always found.
 //!
-//! The table does not grow by itself: its owner builds a larger one.
+//! The table does not grow by itself: its owner builds a larger one (`directory.rs`).
 //!
 //! **Invariants.** An empty slot is never offered to a reader: what it last held may be freed. A value is in its slot
 //! before its tag is in the line, and its tag is gone before the value may be freed. An overflow count is never less
@@ -47,13 +47,22 @@ impl Table {
         Self { lines: (0..entries.div_ceil(FULL).max(1)).map(|_| Line::default()).collect() }
     }
 
+    /// All values, for the writer.
+    pub(crate) fn values(&self) -> impl Iterator<Item = u64> {
+        self.lines.iter().flat_map(|line| {
+            let meta = line.meta.load(Ordering::Relaxed);
+            let taken = line.slots.iter().enumerate().filter(move |(slot, _)| meta >> (8 * slot) & 0xff != 0);
+            taken.map(|(_, word)| word.load(Ordering::Relaxed))
+        })
+    }
+
     /// How many entries it holds before it should grow.
     pub(crate) fn room(&self) -> usize {
         self.lines.len() * FULL
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val::<[Line]>(&self.lines)
+        size_of::<Self>() + size_of_val::<[Line]>(&self.lines)
     }
 
     #[inline]

@@ -1,9 +1,9 @@
 //! The writer's table of the sets that do not fit into a word: each set once.
 
-use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
+use crate::segmented::Segmented;
 use crate::spread::mix;
 
 /// Whether so many members are kept as bits: where that takes at most twice the room, as a list is slower to look
@@ -15,7 +15,7 @@ fn as_bits(members: usize, highest: u32) -> bool {
 /// The writer's table of all sets that are objects.
 pub(crate) struct Sets {
     /// With the key beside: most look-ups end without a look at the set.
-    objects: HashTable<(u64, SetBox)>,
+    objects: Segmented<(u64, SetBox)>,
     secret: u64,
     /// Of all sets.
     set_bytes: usize,
@@ -30,7 +30,7 @@ pub(crate) struct Sets {
 
 impl Sets {
     pub(crate) fn new(secret: u64) -> Self {
-        let (objects, counted) = (HashTable::new(), CountedToken::new());
+        let (objects, counted) = (Segmented::default(), CountedToken::new());
         Self { objects, secret, set_bytes: 0, dead: Vec::new(), spares: Spares::new(), body: Vec::new(), counted }
     }
 
@@ -40,10 +40,7 @@ impl Sets {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.objects.allocation_size()
-            + self.set_bytes
-            + self.spares.bytes()
-            + (self.dead.capacity() + self.body.capacity()) * 8
+        self.objects.bytes() + self.set_bytes + self.spares.bytes() + (self.dead.capacity() + self.body.capacity()) * 8
     }
 
     #[inline]
@@ -83,13 +80,10 @@ impl Sets {
         if !object.release(&self.counted) {
             return;
         }
-        if let Ok(entry) = self.objects.find_entry(object.key(), |(_, it)| SetWord::of_object(it) == set) {
-            let ((_, it), _) = entry.remove();
+        let is_it = |(_, it): &(u64, SetBox)| SetWord::of_object(it) == set;
+        if let Some((_, it)) = self.objects.remove(object.key(), is_it, |(key, _)| *key) {
             self.set_bytes -= it.bytes();
             self.dead.push(it);
-        }
-        if self.objects.capacity() > 64 && self.objects.len() * 4 < self.objects.capacity() {
-            self.objects.shrink_to(self.objects.len() * 2, |(key, _)| *key);
         }
     }
 

@@ -1,7 +1,6 @@
 //! A holder gains blocks.
 
 use super::link::Gained;
-use super::names::shared_names;
 use super::state::Writer;
 use crate::position::{Place, ROOT};
 use crate::prefix::common_prefix;
@@ -100,7 +99,6 @@ impl Writer {
                 if agreed < held {
                     agreed
                 } else {
-                    private.reserve(alike - held);
                     held + private.push_new(place.run, cutoff as u32, &names[held..alike], &self.runs)
                 }
             }
@@ -118,7 +116,6 @@ impl Writer {
         if private {
             self.gain_new_privately(holder, place, names, contents)
         } else {
-            self.names.reserve(names.len(), || shared_names(&self.runs));
             let (run, start, end) = self.add_blocks(place, contents, Some(names));
             let runs = &self.runs;
             let name_of = |number| Some(runs.name(runs.position(number)));
@@ -138,7 +135,6 @@ impl Writer {
     fn gain_new_privately(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let (run, start, end) = self.add_blocks(place, contents, None);
         let Some(private) = &mut self.holders[holder as usize].private else { return 0 };
-        private.reserve(names.len());
         let names = &names[..(end - start) as usize];
         let gained = private.push_new(run, start, names, &self.runs);
         self.keep_blocks(holder, run, start, start + gained as u32)

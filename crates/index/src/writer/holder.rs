@@ -21,6 +21,8 @@ pub(crate) struct Holder {
     pub(crate) entered: u32,
     /// Positions it covers.
     pub(crate) blocks: u64,
+    /// Its blocks whose chain to the root is not complete, as the writer has counted them.
+    pub(crate) waiting: usize,
 }
 
 impl Holder {

@@ -142,9 +142,10 @@ impl Writer {
             Some((seen, beyond)) if seen == run => beyond,
             _ => u32::MAX,
         };
-        let holds = self.runs.any_child_beyond(run, blocks, most, |child| {
-            self.runs.levels(child).first().is_some_and(|level| self.sets.contains(level.set, holder))
-        });
+        let holds = self.runs.counts_beyond(run, holder, blocks)
+            || self.runs.any_child_beyond(run, blocks, most, |child| {
+                self.runs.levels(child).first().is_some_and(|level| self.sets.contains(level.set, holder))
+            });
         if !holds {
             self.holders[holder as usize].childless = Some((run, blocks.min(most)));
         }
