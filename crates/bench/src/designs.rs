@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kvatlas_designs::RUNGS;
+use kvatlas_designs::null::Null;
+use kvatlas_designs::pool::EventPool;
 
 use crate::driver::{Label, run};
 use crate::error::Error;
@@ -34,6 +36,25 @@ pub fn run_design(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<At
         ..options.clone()
     };
     run(plan, &options, label, interrupt, || open(name, &made))
+}
+
+/// The name of no index at all, which [`run_null`] runs.
+pub const NULL: &str = "null";
+
+/// Runs a plan against nothing: the event threads of `block-index` take every event and do nothing with it, lookups find
+/// nothing. What this keeps up with is the ceiling of the driver on this machine. Nothing is compared.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_null(plan: &Plan, options: &Options, interrupt: &Arc<AtomicBool>) -> Result<RunResult, Error> {
+    let label = Label {
+        name: NULL.to_owned(),
+        about: "no index: the driver, its queues and its threads".to_owned(),
+        version: concat!("kvatlas ", env!("CARGO_PKG_VERSION")).to_owned(),
+    };
+    let options = Options { check_seconds: 0.0, ..options.clone() };
+    let pool = || EventPool::try_new(Null, options.event_threads).map_err(|error| Error::Index(error.to_string()));
+    run(plan, &options, label, interrupt, || Ok(FeedSubject(Box::new(pool()?))))
 }
 
 /// [`probe`] for a rung of the ladder, made for it and empty.
@@ -88,6 +109,14 @@ mod tests {
             assert_eq!(result.counts.blocks, Some(held.compared), "{name}");
             assert!(result.options.jump_size.is_some() && !result.about.is_empty());
         }
+    }
+
+    #[test]
+    fn nothing_keeps_up_and_says_that_it_is_nothing() {
+        let plan = plan(4, Mix::default());
+        let result = run_null(&plan, &options(), &Arc::default()).unwrap();
+        assert_eq!((result.applied, result.answered), (plan.facts().events(), plan.facts().lookups));
+        assert_eq!((result.drained, result.agrees, result.ok), (true, None, false));
     }
 
     #[test]

@@ -37,7 +37,7 @@ mod subject;
 mod testing;
 mod truth;
 
-pub use designs::{probe_rung, run_design};
+pub use designs::{NULL, probe_rung, run_design, run_null};
 pub use driver::{Label, run};
 pub use error::Error;
 pub use event_thread::EventThread;

@@ -3,14 +3,17 @@
 //! A worker's number goes in twice, as its name and as its rank, so that an answer gives the number back without
 //! reading a name. Copies are not counted, as on the whole ladder.
 
-use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, Tier, View};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, RankHandle, Tier, View};
 
 use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// [`BlockIndex`] with workers by number.
 pub struct BlockIndexRung {
     index: BlockIndex,
+    handles: Handles,
     refused: AtomicU64,
     /// Whether [`Concurrent::answer`] is the levels as they are found.
     levels: bool,
@@ -20,7 +23,7 @@ impl BlockIndexRung {
     /// An empty index whose [`answer`](Concurrent::answer) spells out every worker's depth.
     #[must_use]
     pub fn new() -> Self {
-        Self { index: empty(), refused: AtomicU64::new(0), levels: false }
+        Self { index: empty(), handles: Handles::default(), refused: AtomicU64::new(0), levels: false }
     }
 
     /// An empty index whose [`answer`](Concurrent::answer) is what a [`Match`] is: levels with their sets of workers.
@@ -39,6 +42,32 @@ impl BlockIndexRung {
     #[must_use]
     pub fn index(&self) -> &BlockIndex {
         &self.index
+    }
+}
+
+/// Workers with handles; those of higher numbers are looked up by name.
+const HANDLES: usize = 1 << 16;
+const CHUNK: usize = 256;
+
+/// A handle for each worker that has changed anything.
+struct Handles(Box<[OnceLock<Chunk>]>);
+
+type Chunk = Box<[OnceLock<RankHandle>]>;
+
+impl Default for Handles {
+    fn default() -> Self {
+        Self((0..HANDLES / CHUNK).map(|_| OnceLock::new()).collect())
+    }
+}
+
+impl Handles {
+    /// Calls `change` with the handle of a worker.
+    #[inline]
+    fn with<T>(&self, worker: WorkerId, change: impl FnOnce(&RankHandle) -> T) -> T {
+        let make = || RankHandle::new(itoa::Buffer::new().format(worker), worker);
+        let Some(chunk) = self.0.get(worker as usize / CHUNK) else { return change(&make()) };
+        let chunk = chunk.get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
+        change(chunk[worker as usize % CHUNK].get_or_init(make))
     }
 }
 
@@ -72,17 +101,17 @@ impl Concurrent for BlockIndexRung {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal> {
-        let name = &mut itoa::Buffer::new();
-        self.index.store(name.format(worker), worker, Tier::Gpu, parent, block_hashes, content_hashes).map_err(
-            |error| {
+        let mut changes = self.index.changes();
+        self.handles
+            .with(worker, |rank| changes.store_to(rank, Tier::Gpu, parent, block_hashes, content_hashes))
+            .map_err(|error| {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 refusal(&error)
-            },
-        )
+            })
     }
 
     fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
-        self.index.remove(itoa::Buffer::new().format(worker), worker, Tier::Gpu, block_hashes);
+        self.handles.with(worker, |rank| self.index.changes().remove_from(rank, Tier::Gpu, block_hashes));
     }
 
     fn clear(&self, worker: WorkerId) {

@@ -31,6 +31,7 @@ pub mod inverted;
 pub mod locked;
 mod mailbox;
 pub mod nested;
+pub mod null;
 mod open;
 pub mod pool;
 pub mod positional;

@@ -18,6 +18,8 @@ use crate::steps::step;
 
 /// A longer chain goes on in a child: bounds what moving a run costs.
 pub(crate) const MAX_RUN: usize = 1 << 16;
+/// A run of fewer blocks grows by more than an eighth at once.
+const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
 
 /// What the writer knows of a run beyond what readers see.
@@ -224,9 +226,11 @@ impl Runs {
         let contents = &contents[..contents.len().min(MAX_RUN - len)];
         let room = len + contents.len();
         if !self.get(id).has_room_for(contents) {
-            // An eighth more, so that decoding block by block moves each block about eight times in all.
+            // An eighth more, so that decoding block by block moves each block about eight times in all; half as much
+            // again while the run is short, as the move itself costs more than its blocks then.
+            let slack = if len < SHORT_RUN { len / 2 + 2 } else { len / 8 + 2 };
             self.entries[id as usize].cut = self.get(id).written() > room;
-            self.relocate(id, room.max(len + len / 8 + 2).min(MAX_RUN), trash);
+            self.relocate(id, room.max(len + slack).min(MAX_RUN), trash);
         }
         for _ in len.div_ceil(PAGE as usize)..room.div_ceil(PAGE as usize) {
             self.entries[id as usize].page = self.pages.add(id, self.entries[id as usize].page);

@@ -2,7 +2,7 @@
 
 use super::link::Gained;
 use super::state::Writer;
-use crate::position::{Place, ROOT};
+use crate::position::{Place, Position, ROOT};
 use crate::prefix::common_prefix;
 
 impl Writer {
@@ -18,10 +18,15 @@ impl Writer {
     ) -> u64 {
         let mut done = 0;
         let mut replaced = 0;
+        if let Some(private) = &self.holders[holder as usize].private {
+            private.prefetch_first(names);
+        }
         while done < names.len() {
             let parent = if done == 0 { parent } else { Some(names[done - 1]) };
             // In this order: a chain without a known parent must not look at all its names for each of them.
-            if let Some(place) = self.place_after(holder, parent)
+            let after =
+                self.holders[holder as usize].tails.of(parent).and_then(|at| self.after_tail(holder, at, parent));
+            if let Some(place) = after.or_else(|| self.place_after(holder, parent))
                 && let regular = self.regular_prefix(holder, &names[done..])
                 && regular > 0
             {
@@ -43,6 +48,15 @@ impl Writer {
             done += 1;
         }
         replaced
+    }
+
+    /// The place after the end of a chain that was stored lately, if it is still what it was.
+    #[inline]
+    fn after_tail(&self, holder: u32, at: Position, name: Option<u64>) -> Option<Place> {
+        let is_named = self.runs.is_live(at.run)
+            && self.holders[holder as usize].private.is_none()
+            && self.runs.get(at.run).names().get(at.offset as usize).copied() == name;
+        (is_named && self.covered(holder, at).is_some()).then(|| at.after())
     }
 
     /// Stores a chain from a place that the holder reaches, up to the first block that is not plain: a name that is
@@ -106,6 +120,8 @@ impl Writer {
         same.extend_from_slice(&names[..held.min(agreed)]);
         if from + agreed > cutoff {
             self.raise(holder, place.run, cutoff as u32, (from + agreed) as u32);
+            let last = Position { run: place.run, offset: (from + agreed) as u32 - 1 };
+            self.holders[holder as usize].tails.add(names[agreed - 1], last);
         }
         (alike, agreed)
     }
@@ -128,7 +144,11 @@ impl Writer {
                 }
                 taken += 1;
             }
-            self.keep_blocks(holder, run, start, taken)
+            let gained = self.keep_blocks(holder, run, start, taken);
+            if let Some(&last) = names[..gained].last() {
+                self.holders[holder as usize].tails.add(last, Position { run, offset: taken - 1 });
+            }
+            gained
         }
     }
 

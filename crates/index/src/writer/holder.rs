@@ -2,7 +2,7 @@
 
 use super::irregular::Irregular;
 use super::names::Private;
-use crate::position::Position;
+use crate::position::{NO_NAME, Position, ROOT};
 
 /// A holder's books.
 #[derive(Default)]
@@ -15,6 +15,8 @@ pub(crate) struct Holder {
     pub(crate) resume: Option<Position>,
     /// A run of whose children it covers none that hang after more than so many blocks.
     pub(crate) childless: Option<(u32, u32)>,
+    /// Where chains ended that it stored lately.
+    pub(crate) tails: Tails,
     /// Runs it has entered; may list some that it has left, or twice.
     pub(crate) runs: Vec<u32>,
     /// Runs it is in.
@@ -23,6 +25,39 @@ pub(crate) struct Holder {
     pub(crate) blocks: u64,
     /// Its blocks whose chain to the root is not complete, as the writer has counted them.
     pub(crate) waiting: usize,
+}
+
+/// Ends of chains that were stored lately, by name: guesses at where the next blocks go, as engines announce what they
+/// generate block by block, for several sequences at once.
+pub(crate) struct Tails([(u64, Position); TAILS]);
+
+const TAILS: usize = 4;
+
+impl Default for Tails {
+    fn default() -> Self {
+        Self([(NO_NAME, Position { run: ROOT, offset: 0 }); TAILS])
+    }
+}
+
+impl Tails {
+    #[inline]
+    fn slot(name: u64) -> usize {
+        // Engines' names may be of any kind: a few bits of all of them.
+        (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % TAILS
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, name: u64, at: Position) {
+        self.0[Self::slot(name)] = (name, at);
+    }
+
+    /// Where a chain ended with the block of this name. A guess: what is there now may be something else.
+    #[inline]
+    pub(crate) fn of(&self, name: Option<u64>) -> Option<Position> {
+        let name = name?;
+        let (it, at) = self.0[Self::slot(name)];
+        (it == name && name != NO_NAME).then_some(at)
+    }
 }
 
 impl Holder {

@@ -27,6 +27,9 @@ impl Writer {
     /// that goes as a whole leaves no holes behind on the way.
     pub(super) fn lose(&mut self, holder: u32, names: &[u64], gone: &mut Vec<u64>) {
         let mut stretches: SmallVec<[Stretch; 4]> = SmallVec::new();
+        if let Some(private) = &self.holders[holder as usize].private {
+            private.prefetch_first(names);
+        }
         for (i, &name) in names.iter().enumerate() {
             if let Some(private) = &self.holders[holder as usize].private {
                 private.prefetch(names, i);

@@ -152,7 +152,13 @@ impl Private {
         self.table.find(name).map(|number| runs.position(number))
     }
 
-    /// As [`NameTable::prefetch`].
+    /// Asks for the lines of the first names that are soon to be looked up.
+    #[inline]
+    pub(crate) fn prefetch_first(&self, names: &[u64]) {
+        self.table.prefetch_first(names);
+    }
+
+    /// Asks for the lines of names that are being looked up: called for each `i` before `names[i]` is.
     #[inline]
     pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
         self.table.prefetch(names, i);

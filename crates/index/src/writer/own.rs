@@ -17,8 +17,8 @@ use crate::steps::step;
 /// Names a segment, on average: those that are next to be divided have up to twice as many.
 const SEGMENT: usize = 512;
 const SLOTS: usize = 5;
-/// Entries in four lines, on average, of a full table.
-const FULL_FOUR: usize = 15;
+/// Entries in a line, on average, of a full table.
+const FULL: usize = 4;
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
@@ -44,7 +44,7 @@ struct Part {
 
 impl Part {
     fn with_room_for(names: usize) -> Self {
-        Self { lines: vec![EMPTY; (4 * names).div_ceil(FULL_FOUR).max(1)].into(), len: 0 }
+        Self { lines: vec![EMPTY; names.div_ceil(FULL).max(1)].into(), len: 0 }
     }
 
     fn bytes(&self) -> usize {
@@ -52,7 +52,7 @@ impl Part {
     }
 
     fn room(&self) -> usize {
-        self.lines.len() * FULL_FOUR / 4
+        self.lines.len() * FULL
     }
 
     /// Every name with its number.
@@ -74,11 +74,19 @@ impl Part {
     /// Adds a name unless it is there; returns whether it was added. There must be room.
     #[inline]
     fn insert_new(&mut self, hash: u64, name: u64, number: u32) -> bool {
-        let line = &self.lines[self.home(hash)];
-        if line.slot(name).is_some() || line.overflow > 0 && self.locate(hash, name).is_some() {
+        let home = self.home(hash);
+        let line = &self.lines[home];
+        let (hits, empty) = (line.marks(name), line.marks(NO_NAME));
+        if hits != 0 || line.overflow > 0 && self.locate(hash, name).is_some() {
             return false;
         }
-        self.insert(hash, name, number);
+        if empty == 0 {
+            self.insert(hash, name, number);
+        } else {
+            self.len += 1;
+            let (line, slot) = (&mut self.lines[home], empty.trailing_zeros() as usize);
+            (line.names[slot], line.numbers[slot]) = (name, number);
+        }
         true
     }
 
@@ -194,12 +202,16 @@ impl OwnTable {
         prefetch(&part.lines[part.home(hash)]);
     }
 
-    /// Asks for the lines of names that are about to be looked up one by one: called for each `i` before `names[i]` is.
+    /// Asks for the lines of the first names that are soon to be looked up.
+    #[inline]
+    pub(super) fn prefetch_first(&self, names: &[u64]) {
+        names.iter().take(AHEAD).for_each(|&name| self.prefetch_one(name));
+    }
+
+    /// Asks for the lines of names that are being looked up one by one: called for each `i` before `names[i]` is, and for
+    /// the first as above.
     #[inline]
     pub(super) fn prefetch(&self, names: &[u64], i: usize) {
-        if i == 0 {
-            names.iter().take(AHEAD).for_each(|&name| self.prefetch_one(name));
-        }
         if let Some(&name) = names.get(i + AHEAD) {
             self.prefetch_one(name);
         }
@@ -308,9 +320,15 @@ impl OwnTable {
 }
 
 impl Line {
+    /// Bit i for each slot i with this name.
+    #[inline]
+    fn marks(&self, name: u64) -> u32 {
+        self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i)
+    }
+
     #[inline]
     fn slot(&self, name: u64) -> Option<usize> {
-        let hits = self.names.iter().enumerate().fold(0, |hits, (i, &it)| hits | u32::from(it == name) << i);
+        let hits = self.marks(name);
         (hits != 0).then(|| hits.trailing_zeros() as usize)
     }
 }

@@ -2,8 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::state::Writer;
-use super::workers::inner;
+use super::state::{MOST_NAMES, Writer};
 use crate::handle::RankHandle;
 use crate::types::{BlockHash, Tier};
 
@@ -22,17 +21,18 @@ impl Writer {
     #[inline]
     fn remove_by(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         self.counters.removes += 1;
-        let names: SmallVec<[u64; 64]> = block_hashes.iter().map(|&name| inner(name)).collect();
         let Some(rank) = rank else {
-            self.counters.unknown_removals += names.len() as u64;
+            self.counters.unknown_removals += block_hashes.len() as u64;
             return;
         };
+        let names = self.inner_names(block_hashes);
         self.touch(self.device_of(rank), names.iter().copied());
         if tier == Tier::Gpu {
             self.remove_from_device(rank, &names);
         } else {
             self.remove_elsewhere(rank, tier, &names);
         }
+        self.names_done(names);
     }
 
     fn remove_from_device(&mut self, rank: u32, names: &[u64]) {
@@ -49,7 +49,7 @@ impl Writer {
         self.counters.unknown_removals += (names.len() - gone.len()) as u64;
         self.narrow(rank, &gone);
         gone.clear();
-        if gone.capacity() <= 1024 {
+        if gone.capacity() <= MOST_NAMES {
             self.gone = gone;
         }
     }

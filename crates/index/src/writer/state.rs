@@ -4,7 +4,7 @@ use super::holder::Holder;
 use super::leaving::Leaving;
 use super::names::NameTable;
 use super::watch::Watches;
-use super::workers::Workers;
+use super::workers::{Workers, inner};
 use crate::raw::{Level, Published, Readers};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
@@ -12,6 +12,10 @@ use crate::runs::Runs;
 use crate::sets::Sets;
 use crate::stats::Counters;
 use crate::steps::step;
+use crate::types::BlockHash;
+
+/// Room for so many names is kept from one event to the next.
+pub(super) const MOST_NAMES: usize = 1024;
 
 /// All there is to know about who holds what.
 pub(crate) struct Writer {
@@ -22,6 +26,8 @@ pub(crate) struct Writer {
     pub(super) holders: Vec<Holder>,
     pub(super) free_holders: Vec<u32>,
     pub(super) workers: Workers,
+    /// Room for the names of an event.
+    pub(super) names_of_event: Vec<u64>,
     /// Room for the names that a removal takes out.
     pub(super) gone: Vec<u64>,
     /// Room for a run's levels while they change.
@@ -48,6 +54,7 @@ impl Writer {
             holders: Vec::new(),
             free_holders: Vec::new(),
             workers: Workers::default(),
+            names_of_event: Vec::new(),
             gone: Vec::new(),
             levels: Vec::new(),
             leaving: Leaving::default(),
@@ -67,6 +74,22 @@ impl Writer {
         let result = change(self);
         self.count_copies = counts;
         result
+    }
+
+    /// The names of an event, in a list that the writer keeps: to be given back by [`Self::names_done`].
+    #[inline]
+    pub(super) fn inner_names(&mut self, block_hashes: &[BlockHash]) -> Vec<u64> {
+        let mut names = std::mem::take(&mut self.names_of_event);
+        names.clear();
+        names.extend(block_hashes.iter().map(|&name| inner(name)));
+        names
+    }
+
+    #[inline]
+    pub(super) fn names_done(&mut self, names: Vec<u64>) {
+        if names.capacity() <= MOST_NAMES {
+            self.names_of_event = names;
+        }
     }
 
     pub(super) fn new_holder(&mut self) -> u32 {
@@ -128,7 +151,7 @@ impl Writer {
             + self.leaving.bytes()
             + self.roster.bytes()
             + self.trash.bytes()
-            + self.gone.capacity() * size_of::<u64>()
+            + (self.gone.capacity() + self.names_of_event.capacity()) * size_of::<u64>()
             + self.levels.capacity() * size_of::<Level>()
     }
 }

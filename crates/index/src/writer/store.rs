@@ -1,7 +1,5 @@
 //! A rank holds blocks from now on.
 
-use smallvec::SmallVec;
-
 use super::state::Writer;
 use super::workers::{Rank, inner};
 use crate::error::Error;
@@ -74,7 +72,7 @@ impl Writer {
         }
         self.counters.stores += 1;
         let parent = chain.parent.map(inner);
-        let names: SmallVec<[u64; 64]> = chain.block_hashes.iter().map(|&name| inner(name)).collect();
+        let names = self.inner_names(chain.block_hashes);
         let rank = rank(self);
         self.touch(self.device_of(rank), names.iter().copied());
         match tier {
@@ -84,6 +82,7 @@ impl Writer {
                 self.store_elsewhere(rank, tier, parent, &names, chain.content_hashes);
             }
         }
+        self.names_done(names);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kvatlas_bench::{Error, Label, Options, Plan, RunResult, run, run_design};
+use kvatlas_bench::{Error, Label, NULL, Options, Plan, RunResult, run, run_design, run_null};
 
 const USAGE: &str = "\
 usage: kvatlas-bench-peers --list
@@ -25,13 +25,14 @@ const SMG: &str = "kv-index 2.0.0";
 const DYNAMO: &str = "dynamo-kv-router 1.6.1";
 
 /// (name, from, what is measured)
-const INDEXES: [(&str, &str, &str); 6] = [
+const INDEXES: [(&str, &str, &str); 7] = [
     ("smg-chain", SMG, "ChainIndex, one event thread; score_into keeping the deepest worker"),
     ("smg-lanes", SMG, "ChainIndex behind its LanePool, a lane for each event thread; score_into keeping the deepest"),
     ("dynamo-crtc", DYNAMO, "ConcurrentRadixTreeCompressed in its ThreadPoolIndexer; find_matches(hashes, false)"),
     ("dynamo-positional", DYNAMO, "PositionalIndexer in its ThreadPoolIndexer; find_matches(hashes, false)"),
     ("block-index", "kvatlas", "ours, for control: the answer as levels"),
     ("block-index-scores", "kvatlas", "ours, for control: every worker's depth spelled out"),
+    (NULL, "kvatlas", "no index: what the driver, its queues and its threads reach by themselves"),
 ];
 
 fn main() -> ExitCode {
@@ -103,6 +104,7 @@ fn started(plan: &Plan, name: &str, options: &Options, label: Label) -> Result<R
         "smg-lanes" => run(plan, options, label, &never, || smg::Lanes::new(workers, threads)),
         "dynamo-crtc" => run(plan, options, label, &never, || Ok(dynamo::crtc(threads, block_size))),
         "dynamo-positional" => run(plan, options, label, &never, || Ok(dynamo::positional(threads, block_size, jump))),
+        NULL => run_null(plan, options, &never),
         ours => run_design(plan, ours, options, &never),
     }
 }
