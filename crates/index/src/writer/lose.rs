@@ -38,6 +38,13 @@ impl Writer {
             let next = stretches.last().and_then(|last| self.neighbour(holder, last, name));
             let next_or_resumed = next.or_else(|| if stretches.is_empty() { self.resumed(holder, name) } else { None });
             let Some(at) = next_or_resumed.or_else(|| self.find(holder, name)) else { continue };
+            if self.is_irregular_in(holder, at.run) {
+                self.cut(holder, &mut stretches);
+                if self.lose_one(holder, name) {
+                    gone.push(name);
+                }
+                continue;
+            }
             let within = |s: &Stretch| s.run == at.run && (s.low..=s.high).contains(&at.offset);
             // A neighbour of the only stretch is not within it.
             if (next.is_none() || stretches.len() > 1) && stretches.iter().any(within) {
@@ -146,9 +153,11 @@ impl Writer {
     fn lose_regular(&mut self, holder: u32, at: Position) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
-        let irregular_reachable =
-            self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_reachable());
-        if is_leaf && !irregular_reachable {
+        let is_plain = match &self.holders[holder as usize].irregular {
+            None => true,
+            Some(irregular) => !irregular.is_in(at.run) && !irregular.continues(self.name_of(holder, at)),
+        };
+        if is_leaf && is_plain {
             self.lower(holder, at.run, cutoff, at.offset);
         } else {
             self.detach(holder, at);
