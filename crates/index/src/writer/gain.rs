@@ -72,6 +72,9 @@ impl Writer {
         let mut done = 0;
         while done < names.len() {
             if place.run != ROOT {
+                if self.is_irregular_in(holder, place.run) {
+                    return done;
+                }
                 let (alike, agreed) = self.gain_along(holder, place, &names[done..], &contents[done..], same);
                 done += agreed;
                 place.blocks += agreed as u32;

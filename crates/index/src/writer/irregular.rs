@@ -24,6 +24,8 @@ pub(crate) struct Irregular {
     children: Map<u64, Siblings>,
     /// Positions at which reachable irregular blocks are.
     at: Map<Position, IrregularCover>,
+    /// How many of these are in a run.
+    in_runs: Map<u32, u32>,
     /// Blocks that are not reachable.
     unlinked: usize,
     /// Positions of `at` without a regular block.
@@ -65,12 +67,17 @@ struct IrregularCover {
 
 impl Irregular {
     pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.blocks.bytes() + self.children.bytes() + self.room * size_of::<u64>() + self.at.bytes()
+        size_of::<Self>()
+            + self.blocks.bytes()
+            + self.children.bytes()
+            + self.room * size_of::<u64>()
+            + self.at.bytes()
+            + self.in_runs.bytes()
     }
 
     /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
     pub(super) fn shed(&mut self) -> bool {
-        self.children.shed() || self.at.shed() || self.blocks.shed()
+        self.children.shed() || self.at.shed() || self.in_runs.shed() || self.blocks.shed()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -97,10 +104,10 @@ impl Irregular {
         self.blocks.get(&name)
     }
 
-    /// Whether any of them is reachable.
+    /// Whether irregular blocks cover any position of a run.
     #[inline]
-    pub(crate) fn is_reachable(&self) -> bool {
-        !self.at.is_empty()
+    pub(crate) fn is_in(&self, run: u32) -> bool {
+        self.in_runs.contains_key(&run)
     }
 
     /// Whether irregular blocks cover a position.
@@ -161,9 +168,10 @@ impl Irregular {
 
     /// An irregular block has come to a position. `regular`: whether a regular one is there.
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
-        let bare = &mut self.bare;
+        let Self { bare, in_runs, .. } = self;
         let cover = self.at.get_or_insert_with(at, || {
             *bare += usize::from(!regular);
+            *in_runs.get_or_insert_with(at.run, || 0) += 1;
             IrregularCover { blocks: 0, regular }
         });
         cover.blocks += 1;
@@ -195,6 +203,11 @@ impl Irregular {
             && self.blocks.is_counted()
             && self.children.is_counted()
             && self.at.is_counted()
+            && self
+                .in_runs
+                .iter()
+                .all(|(run, n)| self.at.iter().filter(|(at, _)| at.run == *run).count() == *n as usize)
+            && self.at.iter().all(|(at, _)| self.is_in(at.run))
     }
 
     /// Whether blocks continue this name, be it known or not.
@@ -250,6 +263,12 @@ impl Irregular {
                     bare.push(*at);
                 }
                 self.at.remove(at);
+                if let Some(count) = self.in_runs.get_mut(&at.run) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.in_runs.remove(&at.run);
+                    }
+                }
             }
         }
     }

@@ -49,6 +49,13 @@ impl Writer {
                 (_, last) => self.guessed(holder, last, name).or_else(|| self.find_cut(holder, name)),
             };
             let Some((at, cutoff)) = found else { continue };
+            if next.is_none() && self.is_irregular_in(holder, at.run) {
+                self.cut(holder, &mut stretches, gone);
+                if self.lose_one(holder, name) {
+                    gone.push(name);
+                }
+                continue;
+            }
             let within = |s: &Stretch| s.run == at.run && (s.low..=s.high).contains(&at.offset);
             // A neighbour of the only stretch is not within it.
             if (next.is_none() || stretches.len() > 1) && stretches.iter().any(within) {
@@ -176,9 +183,11 @@ impl Writer {
     fn lose_regular(&mut self, holder: u32, at: Position, name: u64) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
-        let irregular_reachable =
-            self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_reachable());
-        if is_leaf && !irregular_reachable {
+        let is_plain = match &self.holders[holder as usize].irregular {
+            None => true,
+            Some(irregular) => !irregular.is_in(at.run) && !irregular.awaits(name),
+        };
+        if is_leaf && is_plain {
             self.forget_own(holder, &[name]);
             self.lower(holder, at.run, cutoff, at.offset);
         } else {

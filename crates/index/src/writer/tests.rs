@@ -255,3 +255,30 @@ fn a_rank_is_the_same_after_a_clear() {
     assert_eq!(index.find(&contents).worker(before[0].0 + 1), None);
     index.write(|writer| assert!(writer.is_counted()));
 }
+
+/// A second name of a position concerns the chain that it is in, and no other that the rank stores or evicts.
+#[test]
+fn a_second_name_slows_no_other_chain_down() {
+    let chain = |n: u64| (0..64).map(move |at| n << 8 | at);
+    let steps_with = |names: u64| {
+        let index = BlockIndex::new(Config::default()).expect("a block size");
+        store(&index, "w", None, 1..=8);
+        for name in 0..names {
+            index.store("w", 0, Tier::Gpu, None, &[BlockHash(99 + name)], &[1 ^ 0x5555]).expect("lists of one length");
+        }
+        for n in 1..50 {
+            store(&index, "w", None, chain(n));
+            index.write(|writer| assert!(writer.is_counted()));
+        }
+        assert_eq!(depth(&index, chain(7)), 64);
+        // Whole chains go at once: were each block taken out by itself, its run would be looked through every time.
+        let (steps, ()) = steps_of(|| (1..50).for_each(|n| remove(&index, "w", chain(n).rev())));
+        assert_eq!((index.stats().blocks, depth(&index, 1..=8)), (8 + names, 8));
+        remove(&index, "w", [1]);
+        // The other name still holds it, and nothing that was below the first.
+        assert_eq!(depth(&index, 1..=8), names.min(1) as u32);
+        steps
+    };
+    let (without, with) = (steps_with(0), steps_with(1));
+    assert!(with <= without + 1_000, "{with} steps, not {without}");
+}
