@@ -12,7 +12,7 @@ import pytest
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig, Engine, HttpConfig, Stream, StreamConfig, read_config
 from kvatlas.service.config import show_config
-from kvatlas.service.config.kinds import Texts
+from kvatlas.service.config.kinds import Number, Texts
 from kvatlas.service.config.read import LISTS, SECRETS
 from kvatlas.service.config.schema import SECTIONS, all_keys
 
@@ -60,6 +60,8 @@ OTHER = {
     "limits.blocks_per_rank": "1000",
     "limits.blocks_per_worker": "2000",
     "limits.buffer_bytes": "1MiB",
+    "adopt.share": "0.5",
+    "adopt.hash_seeds": "0,1337",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -88,7 +90,7 @@ def as_toml(values: dict[str, str]) -> str:
         for path, text in values.items():
             if path.rpartition(".")[0] == section:
                 kind = KEYS[path].kind
-                shown = kind.show(kind.parse(text)) if isinstance(kind, Texts) else json.dumps(text)
+                shown = kind.show(kind.parse(text)) if isinstance(kind, Texts | Number) else json.dumps(text)
                 lines.append(f"{path.rpartition('.')[2]} = {text if text.isdecimal() else shown}")
     return "\n".join(lines) + "\n"
 

@@ -24,6 +24,7 @@ pub mod engine;
 mod error;
 mod exposition;
 mod fleet;
+mod learn;
 mod names;
 mod observe;
 mod peers;

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::control::ask;
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::learn::Telling;
 
 /// What a configuration names instead of a tokenizer to have engines asked.
 const ENGINE: &str = "engine";
@@ -74,6 +75,8 @@ pub(crate) struct Known {
     pub(crate) ids: Option<Vec<u32>>,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
+    /// What the index may learn by it.
+    pub(crate) telling: Option<Arc<Telling>>,
     /// Where the index has the model's blocks.
     pub(crate) keyspace: Option<Arc<Keyspace>>,
 }
@@ -157,6 +160,7 @@ impl Prompts {
         known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
         known.salt = request.cache_salt.as_deref().map(str::to_owned);
         if self.wants.hashes && !prompted.tokens().is_empty() {
+            known.keyspace = found.as_ref().map(|found| found.keyspace.clone());
             known.hash(prompted.tokens());
         }
         known.keyspace = found.map(|found| found.keyspace);
@@ -208,6 +212,8 @@ impl Known {
     fn hash(&mut self, tokens: &[u32]) {
         let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
         self.hashes = content_hashes(tokens, self.block_size as usize, adapter, salt).into();
+        let telling = |keyspace| Telling::of(keyspace, tokens, self.adapter.as_ref(), salt);
+        self.telling = self.keyspace.as_ref().and_then(telling);
     }
 }
 

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvatlas_adopt::Scheme;
 use serde::Deserialize;
 
+use crate::adopt::Desk;
 use crate::error::Error;
 use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
@@ -21,6 +23,8 @@ pub struct Config {
     pub http: HttpConfig,
     /// Engines.
     pub streams: StreamConfig,
+    /// What is learnt of blocks that were never announced.
+    pub adopt: AdoptConfig,
     /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
     /// [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
@@ -65,6 +69,16 @@ pub struct HttpConfig {
     pub access_log: bool,
     /// Whether answers leave out workers that are not trusted, or only list them.
     pub untrusted: UntrustedPolicy,
+}
+
+/// How blocks are adopted that engines announced before they were followed.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdoptConfig {
+    /// Which share of one core it may take, from 0 (nothing is adopted) to 1.
+    pub share: f64,
+    /// What engines were started with as `PYTHONHASHSEED`.
+    pub hash_seeds: Vec<String>,
 }
 
 /// Files in PEM.
@@ -137,6 +151,12 @@ pub struct StreamConfig {
     /// What all streams share that have this configuration.
     #[serde(skip)]
     pub shared: Arc<Shared>,
+    /// How engines may compute the names of blocks.
+    #[serde(skip)]
+    pub schemes: Arc<[Scheme]>,
+    /// Where prompts are left that may tell what was never announced.
+    #[serde(skip)]
+    pub desk: Arc<Desk>,
 }
 
 impl Default for HttpConfig {
@@ -161,6 +181,12 @@ impl Default for HttpConfig {
     }
 }
 
+impl Default for AdoptConfig {
+    fn default() -> Self {
+        Self { share: 0.1, hash_seeds: Vec::new() }
+    }
+}
+
 impl Default for StreamConfig {
     fn default() -> Self {
         Self {
@@ -180,6 +206,8 @@ impl Default for StreamConfig {
             buffer_bytes: 256 << 20,
             limits: LimitsConfig::default(),
             shared: Arc::default(),
+            schemes: Scheme::candidates(&[]).into(),
+            desk: Arc::default(),
         }
     }
 }
@@ -190,7 +218,12 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
     pub fn from_json(json: &str) -> Result<Self, Error> {
-        let config: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
+        let mut config: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
+        if !(0.0..=1.0).contains(&config.adopt.share) {
+            return Err(Error::config(format!("adopt.share must be from 0 to 1, got {}", config.adopt.share)));
+        }
+        let seeds: Vec<Arc<str>> = config.adopt.hash_seeds.iter().map(|seed| seed.as_str().into()).collect();
+        config.streams.schemes = Scheme::candidates(&seeds).into();
         for (name, zero) in [
             ("http.max_body", config.http.max_body == 0),
             ("http.max_connections", config.http.max_connections == 0),

@@ -12,14 +12,16 @@
 //! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
 //!
+//! * `adopt`: learns from prompts and answers what streams have not announced.
 //! * [`shown`]: what a page shows of a fleet.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
+//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
 //! `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
 #![forbid(unsafe_code)]
 
+mod adopt;
 mod allow;
 pub mod config;
 pub mod endpoint;
@@ -36,6 +38,7 @@ pub mod shown;
 pub mod state;
 mod stream;
 
+pub use adopt::Desk;
 pub use config::Config;
 pub use error::Error;
 pub use service::Service;

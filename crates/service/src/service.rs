@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::adopt::{self, Desk};
 use crate::config::{Config, StreamConfig};
 use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, Registering};
@@ -28,6 +30,22 @@ pub struct Service {
 struct Running {
     server: Server,
     ingest: Runtime,
+    adopt: Adopting,
+}
+
+/// The thread that adopts; it ends with this.
+struct Adopting {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Adopting {
+    fn drop(&mut self) {
+        self.desk.close();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that adopts has failed");
+        }
+    }
 }
 
 impl Service {
@@ -48,7 +66,9 @@ impl Service {
             })?;
         let streams = config.streams.clone();
         let fleet = Fleet::new(config.streams, &config.holds, ingest.handle().clone());
-        let app = App::new(fleet, config.http, &streams.allow)?;
+        let adopt = adopt::start(&fleet, config.adopt.share, &streams)?;
+        let adopt = Adopting { desk: streams.desk.clone(), thread: adopt };
+        let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone())?;
         for at in &streams.bind {
             listen_for_engines(*at, &streams, &app, &ingest)?;
         }
@@ -63,7 +83,7 @@ impl Service {
         if let Some(address) = admin_address {
             tracing::info!(%address, "listening for health, readiness and metrics");
         }
-        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, ingest })) })
+        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, ingest, adopt })) })
     }
 
     /// Where it listens.
@@ -175,7 +195,7 @@ impl Service {
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
-        let Some(Running { server, ingest }) = self.take() else { return true };
+        let Some(Running { server, ingest, adopt }) = self.take() else { return true };
         self.leave();
         std::thread::sleep(delay);
         self.app.page.close();
@@ -187,6 +207,7 @@ impl Service {
             answered && ended
         });
         server.end();
+        drop(adopt);
         ingest.shutdown_timeout(END);
         tracing::info!(in_time, "ended");
         in_time

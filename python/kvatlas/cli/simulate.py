@@ -88,6 +88,13 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--arrays", is_flag=True, help="Encode events as positional arrays, as engines did before mid-2026.")
 @click.option("--hash-bytes", is_flag=True, help="Send block hashes as whole digests instead of integers (vllm only).")
+@click.option(
+    "--hash-algorithm",
+    type=click.Choice(["sha256", "sha256_cbor"]),
+    default="sha256_cbor",
+    show_default=True,
+    help="Compute block hashes by this algorithm of vLLM's (vllm only).",
+)
 @click.option("--hash-seed", metavar="TEXT", help="Compute block hashes like engines with this PYTHONHASHSEED.")
 @click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(
@@ -205,6 +212,7 @@ def _fleet(options: dict[str, Any]) -> Fleet:
         dialect=options["dialect"],
         arrays=options["arrays"],
         hash_bytes=options["hash_bytes"],
+        hash_algorithm=options["hash_algorithm"],
         hash_seed=options["hash_seed"],
         engine=engine_config(options),
         speed=options["speed"],

@@ -5,6 +5,7 @@
 """
 
 from kvatlas.service.config import (
+    AdoptConfig,
     Config,
     DiscoveryConfig,
     Engine,
@@ -19,6 +20,7 @@ from kvatlas.service.serve import serve
 from kvatlas.service.service import Service
 
 __all__ = [
+    "AdoptConfig",
     "Config",
     "DiscoveryConfig",
     "Engine",

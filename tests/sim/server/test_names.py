@@ -80,6 +80,15 @@ def test_a_recorded_vllm_names_its_blocks_alike(shared: Path, monkeypatch: pytes
     assert compared > 500
 
 
+def test_a_recorded_vllm_with_pickles_names_its_blocks_alike(shared: Path) -> None:
+    names, compared = VllmNames(algorithm="sha256"), 0
+    for truth in truths(shared / "engine_streams/vllm-0.33.0.jsonl.gz"):
+        if truth["lora_name"] is None:
+            assert wire(names, truth["token_ids"], 16, None, truth["cache_salt"]) == truth["block_hashes"]
+            compared += truth["full_blocks"]
+    assert compared > 2_000
+
+
 def test_a_recorded_sglang_names_its_blocks_alike(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {"adapter-a": "28761e9640c8e70407da46ebc4a61916", "adapter-b": "ee85b8ca5d657d7f1da835fb24916cb6"}
     monkeypatch.setattr(module, "lora_id", lambda name: ids.get(name, name))

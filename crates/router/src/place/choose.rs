@@ -46,6 +46,9 @@ impl Places {
         let until = started + self.queue_timeout;
         loop {
             if let Some(placement) = self.try_to_choose(app, shard, known, role, tried, started).await? {
+                if let Some(telling) = &known.telling {
+                    telling.asked();
+                }
                 return Ok(placement);
             }
             // Who may take it has changed while it waited.
@@ -185,6 +188,12 @@ impl Places {
         });
         Ok(Placement {
             rank: (engine.config.ranks > 1).then_some(decision.rank),
+            // What one engine has written for another is in nobody's cache yet.
+            sent: known
+                .telling
+                .as_ref()
+                .filter(|_| engine.config.role == Role::Both)
+                .and_then(|telling| telling.sent(&engine.name, decision.rank)),
             engine,
             id: decision.id,
             cached: decision.cached_tokens,

@@ -48,6 +48,9 @@ impl Places {
         if let Some(counted) = mismatch {
             self.tell_mismatch(placement, counted);
         }
+        if let Some(sent) = &placement.sent {
+            sent.answered(&placement.engine.name, seen.usage);
+        }
         placement.ended("finished", &Usage { output, ..seen.usage });
         self.put_down(placement);
     }

@@ -8,6 +8,7 @@ use kvatlas_routing as core;
 
 use crate::decisions::{Ended, Record};
 use crate::engine::Engine;
+use crate::learn::Sent;
 use crate::observe::Usage;
 use crate::prompts::Known;
 
@@ -35,6 +36,8 @@ pub(crate) struct Placement {
     pub(super) decided: Instant,
     pub(super) micros: u32,
     pub(super) block_size: u32,
+    /// What the index may learn by the answer.
+    pub(super) sent: Option<Sent>,
     /// Prompt tokens that the engine must count, if they are known.
     pub(super) tokens: Option<u32>,
     /// Prompt tokens that are expected not to be there.

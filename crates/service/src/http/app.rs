@@ -10,6 +10,7 @@ use super::health::Pulses;
 use super::places::Places;
 use super::routes::Door;
 use super::trust::Trust;
+use crate::adopt::Desk;
 use crate::allow::Allow;
 use crate::config::HttpConfig;
 use crate::error::Error;
@@ -27,6 +28,8 @@ pub(crate) struct App {
     pub(crate) places: Arc<Places>,
     /// Which endpoints may be registered.
     pub(crate) allow: Allow,
+    /// Where prompts are left that may tell what was never announced.
+    pub(crate) desk: Arc<Desk>,
     /// What the page shows.
     pub(crate) page: Page,
     /// For the one dump that may run at a time.
@@ -34,7 +37,12 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(fleet: Arc<Fleet>, config: HttpConfig, allow: &[String]) -> Result<Arc<Self>, Error> {
+    pub(crate) fn new(
+        fleet: Arc<Fleet>,
+        config: HttpConfig,
+        allow: &[String],
+        desk: Arc<Desk>,
+    ) -> Result<Arc<Self>, Error> {
         let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
         let trust = Arc::new(Trust::new(&config, &["http/1.1"])?);
         let places = Places::new(config.max_connections);
@@ -47,6 +55,7 @@ impl App {
             trust,
             places,
             allow,
+            desk,
             page: Page::default(),
             dumps,
         }))

@@ -17,7 +17,7 @@ use super::query::{Body, Kind};
 use super::refusal::Refusal;
 use super::routes::{Door, Route, WELCOME};
 use super::trace::Trace;
-use super::{body, dump, exposition, health, page, queries, register, workers};
+use super::{body, dump, exposition, health, observed, page, queries, register, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -118,6 +118,7 @@ async fn post(
     };
     match route {
         Route::Register => counted(app, register::register(app, &body).await),
+        Route::Observed => guarded(app, || observed::observed(app, &body)),
         Route::Unregister => counted(app, register::unregister(app, &body).await),
         Route::Query => guarded(app, || queries::single(app, sent, Kind::Tokens)),
         Route::QueryByHash => guarded(app, || queries::single(app, sent, Kind::Hashes)),
@@ -183,7 +184,7 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().expect("threads");
         let config = crate::config::Config::from_json("{}").expect("a configuration");
         let fleet = crate::fleet::Fleet::new(config.streams, &[], runtime.handle().clone());
-        let app = App::new(fleet, config.http, &[]).expect("no files");
+        let app = App::new(fleet, config.http, &[], Arc::default()).expect("no files");
         let refusal = guarded(&app, || panic!("a bug")).err().expect("refused");
         assert_eq!(app.counts.panics.load(Relaxed), 1);
         assert_eq!((refusal.status, refusal.code), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));

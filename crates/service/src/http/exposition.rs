@@ -54,6 +54,7 @@ impl Collector for Scrape {
         self.queries(&mut encoder)?;
         self.fleet(&mut encoder)?;
         self.keyspaces(&mut encoder)?;
+        self.adoption(&mut encoder)?;
         self.streams(&mut encoder)
     }
 }
@@ -125,6 +126,18 @@ impl Scrape {
         }
         let help = "Batches of connected engines with a topic that nobody has registered";
         counter(encoder, "unknown_topic_batches", help, publishers.unknown_topics())
+    }
+
+    fn adoption(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        for (name, help, count) in self.app.desk.counts.all() {
+            counter(encoder, name, help, count)?;
+        }
+        let mut parents = 0;
+        for keyspace in self.app.fleet.keyspaces() {
+            keyspace.each_late(|_, _, _, late| parents += late.frontier().len() as i64);
+        }
+        let help = "Blocks that streams have proved to be held, with all before them, and that nobody has named yet";
+        gauge(encoder, "adopt_unknown_parents", help, parents)
     }
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {

@@ -23,6 +23,7 @@ mod found;
 mod found_json;
 mod health;
 mod json;
+mod observed;
 mod page;
 mod places;
 mod process;

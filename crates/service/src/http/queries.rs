@@ -1,6 +1,7 @@
 //! `/query`, `/query_by_hash` and `/query_batch`: read, look up, write. Nothing here waits for anything.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use hyper::{Response, StatusCode};
 
@@ -14,7 +15,7 @@ use super::served;
 use super::writer::Writer;
 use crate::config::UntrustedPolicy;
 use crate::fleet::Found;
-use crate::state::Untrusted;
+use crate::state::{Keyspace, Untrusted};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
@@ -52,6 +53,7 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
             out.done()
         });
         app.counts.queried(1, u64::from(matched));
+        learn(&keyspace, &asked, scratch);
         Ok(json(StatusCode::OK, answer))
     })
 }
@@ -68,6 +70,7 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
             answers(app, &asked, &found, untrusted, scratch, &mut matched)
         });
         app.counts.queried(asked.len() as u64, matched);
+        learn(keyspace, &asked, scratch);
         Ok(json(StatusCode::OK, answer))
     })
 }
@@ -124,6 +127,15 @@ fn answers(
     found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
     out.raw("}");
     out.done()
+}
+
+/// The prompts may tell what was never announced. They are answered already.
+fn learn(keyspace: &Arc<Keyspace>, asked: &Asked<'_>, scratch: &Scratch) {
+    if keyspace.is_waiting() {
+        for (tokens, lora, salt) in (0..asked.len()).filter_map(|at| asked.tokens(at, scratch)) {
+            keyspace.asked(tokens, lora, salt);
+        }
+    }
 }
 
 /// All ranks of the `top_k` best workers, deepest first.

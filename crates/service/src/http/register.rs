@@ -17,7 +17,7 @@ use crate::state::{ModelNames, Registration};
 
 /// A worker's name: a number or a string.
 #[derive(Debug)]
-struct InstanceId(String);
+pub(super) struct InstanceId(pub(super) String);
 
 impl<'de> Deserialize<'de> for InstanceId {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {

@@ -9,6 +9,7 @@ kvatlas: which worker holds how much of a prompt
 POST /query            how much of these token_ids each worker holds
 POST /query_by_hash    how much of these content_hashes each worker holds
 POST /query_batch      many queries in one request
+POST /observed         what an engine said that it had cached of a prompt
 POST /register         follow an engine's events
 POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
@@ -100,6 +101,7 @@ routes! {
     Query "/query" POST Ask,
     QueryByHash "/query_by_hash" POST Ask,
     QueryBatch "/query_batch" POST Ask,
+    Observed "/observed" POST Admin,
     Register "/register" POST Admin,
     Unregister "/unregister" POST Admin,
     Workers "/workers" GET Ask,

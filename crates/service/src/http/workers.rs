@@ -137,6 +137,9 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         "refused": refused,
         "ranks": ranks,
     });
+    if let Some(adoption) = adoption(stream) {
+        described["adoption"] = adoption;
+    }
     if let Some(limit) = status.limit() {
         described["limit"] = limit.name().into();
     }
@@ -148,6 +151,33 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         described["previous_error_ms"] = millis(ago).into();
     }
     described
+}
+
+/// What is learnt of blocks that the stream has not announced; nothing if there was nothing to learn.
+fn adoption(stream: &Stream) -> Option<Value> {
+    let lates = stream.lates();
+    let mut counts = kvatlas_adopt::Counts::default();
+    let (mut parents, mut expired) = (0, 0);
+    let (mut dialect, mut why_not, mut any) = (None, None, false);
+    for late in lates.all() {
+        counts += late.counts;
+        parents += late.frontier().len();
+        expired += late.frontier().expired();
+        any |= late.is_late();
+        dialect = late.dialect().map(ToString::to_string).or(dialect);
+        why_not = late.why_not().or(why_not);
+    }
+    any.then(|| {
+        json!({
+            "dialect": dialect,
+            "unknown_parents": parents,
+            "expired": expired,
+            "blocks": counts.blocks,
+            "contrary": counts.contrary,
+            "other_names": counts.other_names,
+            "cannot": why_not,
+        })
+    })
 }
 
 fn millis(duration: Duration) -> f64 {

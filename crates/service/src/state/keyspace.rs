@@ -1,11 +1,12 @@
 //! What may share blocks: a model under a routing group, with one block size, one index, and the streams that fill it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
-use std::sync::atomic::{AtomicU64, fence};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use arc_swap::{ArcSwap, Guard};
+use kvatlas_adopt::Late;
 use kvatlas_index::{BlockIndex, Config};
 use tokio::sync::watch;
 
@@ -14,6 +15,7 @@ use super::lock;
 use super::members::Members;
 use super::stream::Stream;
 use super::untrusted::Untrusted;
+use crate::adopt::Desk;
 use crate::error::Error;
 
 /// How often a question is put because streams came to be untrusted under it. Once in a while one does; if one did each
@@ -37,6 +39,10 @@ pub struct Keyspace {
     changes: Mutex<()>,
     /// Goes up whenever there is more to be said against the answers.
     losses: AtomicU64,
+    /// Where prompts are left that may tell what was never announced.
+    desk: Arc<Desk>,
+    /// Whether a stream has proved something without saying what it is.
+    waiting: AtomicBool,
     /// Whose depths are cut to what all cache groups can serve.
     hybrids: Hybrids,
     /// Whether the next change is to fail.
@@ -59,7 +65,36 @@ impl Keyspace {
             changes: Mutex::default(),
             losses: AtomicU64::new(0),
             hybrids: Hybrids::default(),
+            desk: Arc::default(),
+            waiting: AtomicBool::new(false),
         })
+    }
+
+    /// The same, of a service with this desk.
+    pub(crate) fn with_desk(self, desk: Arc<Desk>) -> Self {
+        Self { desk, ..self }
+    }
+
+    pub(crate) fn desk(&self) -> &Arc<Desk> {
+        &self.desk
+    }
+
+    /// Whether a stream may have proved something without saying what it is.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Relaxed)
+    }
+
+    pub(crate) fn set_waiting(&self, waiting: bool) {
+        if waiting != self.is_waiting() {
+            self.waiting.store(waiting, Relaxed);
+        }
+    }
+
+    /// Calls `f` with what each rank of each stream has proved, and the index that it feeds. The stream waits meanwhile.
+    pub(crate) fn each_late(&self, mut f: impl FnMut(&Stream, &Arc<BlockIndex>, u32, &mut Late)) {
+        for stream in self.members.load_full().all() {
+            stream.lates().each(|index, rank, late| f(stream, index, rank, late));
+        }
     }
 
     /// Who holds what.

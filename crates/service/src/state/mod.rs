@@ -6,6 +6,7 @@
 
 mod hybrids;
 mod keyspace;
+mod lates;
 mod members;
 mod registration;
 mod status;

@@ -1,8 +1,9 @@
 //! One engine rank's event stream, as everybody sees it.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::lates::Lates;
 use super::lock;
 use super::registration::Registration;
 use super::status::StreamStatus;
@@ -20,18 +21,25 @@ pub struct Stream {
     pub status: StreamStatus,
     /// Ranks that it feeds.
     ranks: Mutex<BTreeSet<u32>>,
+    /// What it has proved without saying what it is.
+    late: Mutex<Lates>,
 }
 
 impl Stream {
     pub(crate) fn new(worker: Arc<str>, registration: Registration) -> Self {
         let ranks = Mutex::new(BTreeSet::from([registration.rank]));
-        Self { worker, registration, status: StreamStatus::default(), ranks }
+        Self { worker, registration, status: StreamStatus::default(), ranks, late: Mutex::default() }
     }
 
     /// The ranks that it feeds: the registered one, and those that its batches name.
     #[must_use]
     pub fn ranks(&self) -> BTreeSet<u32> {
         lock(&self.ranks).clone()
+    }
+
+    /// What its ranks have proved. Nothing of it is applied while this is held.
+    pub(crate) fn lates(&self) -> MutexGuard<'_, Lates> {
+        lock(&self.late)
     }
 
     pub(crate) fn feeds(&self, rank: u32) -> bool {

@@ -5,13 +5,15 @@ use std::collections::{HashMap, HashSet};
 use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use kvatlas_adopt::{At, Scheme};
 use kvatlas_index::{BlockHash, BlockIndex};
 use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
 
 use super::block_limits::BlockLimits;
 use super::machine::Verdict;
+use crate::adopt::time_of;
 use crate::config::StreamConfig;
 use crate::state::{Keyspace, Stream};
 
@@ -46,6 +48,8 @@ pub(crate) struct Holdings {
     /// Whether the engine has shown that its events have a place for salts.
     shows_salts: bool,
     limits: BlockLimits,
+    /// How names may be computed.
+    schemes: Arc<[Scheme]>,
     /// Whether the log was told of events of unknown types.
     warned: bool,
     /// Blocks forgotten since the log was told.
@@ -71,6 +75,7 @@ impl Holdings {
         let (index, limits) = (keyspace.index().clone(), BlockLimits::new(config));
         // What somebody before has left there is of another time.
         forget_groups(&keyspace, &stream);
+        stream.lates().begin(Some(index.clone()));
         Self {
             keyspace,
             stream,
@@ -82,6 +87,7 @@ impl Holdings {
             recent: None,
             shows_salts: false,
             limits,
+            schemes: config.schemes.clone(),
             warned: false,
             forgotten: 0,
             untold: Untold::default(),
@@ -129,6 +135,8 @@ impl Holdings {
             return Verdict::Refused;
         }
         let rank = self.rank(batch.rank);
+        // What several ranks of an engine hold as one proves nothing of any.
+        let is_shared = !self.claimed.is_empty() && self.is_shared(rank);
         let keyspace = &*self.keyspace;
         let seen = &mut self.seen;
         let reader = self.readers.entry(rank).or_insert_with(|| {
@@ -136,7 +144,25 @@ impl Holdings {
             Reader::new(keyspace.block_size).counting(stream.registration.count_copies).following_groups(true)
         });
         let mut tally = Tally::default();
-        let apply = |index: &BlockIndex| reader.apply(batch, index, &stream.worker, rank, &mut tally);
+        let adopts = keyspace.desk().is_open();
+        let apply = |index: &BlockIndex| {
+            if !adopts {
+                return reader.apply(batch, index, &stream.worker, rank, &mut tally);
+            }
+            // Nobody adopts between the batch and what it proves.
+            let mut lates = stream.lates();
+            let late = lates.of(rank);
+            let at = At { index, worker: &stream.worker, rank };
+            late.applying(batch, reader, at);
+            reader.apply(batch, index, &stream.worker, rank, &mut tally);
+            if is_shared {
+                return late.forget();
+            }
+            late.applied(batch, reader, at, status.partial.load(Relaxed), || time_of(Instant::now()), &self.schemes);
+            if !late.frontier().is_empty() {
+                keyspace.set_waiting(true);
+            }
+        };
         keyspace.try_change(&self.index, apply).unwrap_or_else(|panic| resume_unwind(panic));
         if let Some(hybrid) = reader.hybrid() {
             keyspace.hybrids().set(&stream.worker, rank, Some(hybrid));
@@ -249,10 +275,14 @@ impl Holdings {
             self.keyspace.trust_changed(&self.stream);
         }
         self.forgotten += self.held();
+        let stream = self.stream.clone();
+        let mut lates = stream.lates();
+        lates.forget();
         for rank in self.stream.ranks() {
             let clear = |index: &BlockIndex| index.clear(&self.stream.worker, Some(rank), None);
             self.keyspace.try_change(&self.index, clear).unwrap_or_else(|panic| resume_unwind(panic));
         }
+        drop(lates);
         self.readers.clear();
         forget_groups(&self.keyspace, &self.stream);
         self.stream.status.set_limit(None);
@@ -331,6 +361,8 @@ fn forget_groups(keyspace: &Keyspace, stream: &Stream) {
 
 impl Drop for Holdings {
     fn drop(&mut self) {
+        // Nothing is adopted any more of what it held.
+        self.stream.lates().begin(None);
         self.tell();
     }
 }

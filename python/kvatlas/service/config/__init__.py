@@ -6,9 +6,18 @@ the two lists, and `read` puts a configuration together from flags, the environm
 
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.read import ResolvedConfig, read_config, show_config
-from kvatlas.service.config.schema import Config, DiscoveryConfig, HttpConfig, LimitsConfig, LogConfig, StreamConfig
+from kvatlas.service.config.schema import (
+    AdoptConfig,
+    Config,
+    DiscoveryConfig,
+    HttpConfig,
+    LimitsConfig,
+    LogConfig,
+    StreamConfig,
+)
 
 __all__ = [
+    "AdoptConfig",
     "Config",
     "DiscoveryConfig",
     "Engine",

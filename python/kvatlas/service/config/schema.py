@@ -24,6 +24,7 @@ from kvatlas.service.config.kinds import (
     Hosts,
     Integer,
     Kind,
+    Number,
     Size,
     Text,
     Texts,
@@ -349,6 +350,28 @@ class LimitsConfig(Section):
 
 
 @dataclass(frozen=True)
+class AdoptConfig(Section):
+    """How the service learns of blocks that engines announced before it followed them."""
+
+    section: ClassVar[str] = "adopt"
+
+    share: float = field(
+        default=0.1,
+        metadata=about(
+            Number(0, 1),
+            "--adopt-share",
+            "Share of one core used to find blocks announced before the service followed the engine. 0 turns it off.",
+        ),
+    )
+    hash_seeds: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Texts(), "--hash-seed", "Values of PYTHONHASHSEED that vLLM engines were started with, if it was set."
+        ),
+    )
+
+
+@dataclass(frozen=True)
 class DiscoveryConfig(Section):
     """How the event sockets of engines are discovered. `key` is the engines' API key itself, for programs."""
 
@@ -463,6 +486,7 @@ class Config(Section):
     http: HttpConfig = field(default_factory=HttpConfig)
     streams: StreamConfig = field(default_factory=StreamConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    adopt: AdoptConfig = field(default_factory=AdoptConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -517,7 +541,8 @@ class Config(Section):
             "bind": list(self.streams.bind),
             "limits": dataclasses.asdict(self.limits),
         }
-        return {"http": http, "streams": streams, "holds": list(holds), "log": logs}
+        adopt = {"share": self.adopt.share, "hash_seeds": list(self.adopt.hash_seeds)}
+        return {"http": http, "streams": streams, "adopt": adopt, "holds": list(holds), "log": logs}
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -525,6 +550,7 @@ SECTIONS: dict[str, type[Section]] = {
     "http": HttpConfig,
     "streams": StreamConfig,
     "limits": LimitsConfig,
+    "adopt": AdoptConfig,
     "discovery": DiscoveryConfig,
     "log": LogConfig,
 }

@@ -12,7 +12,7 @@ from kvatlas.errors import ConfigError
 from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.server.events import Dialect, Engine
 from kvatlas.sim.server.faults import Faults
-from kvatlas.sim.server.names import Names, SglangNames, VllmNames
+from kvatlas.sim.server.names import HashAlgorithm, Names, SglangNames, VllmNames
 
 ReplaySocket = Literal["current", "old", "none"]
 Role = Literal["both", "prefill", "decode"]
@@ -27,6 +27,7 @@ class ServerConfig:
         dialect: Whose words it speaks, "vllm" or "sglang".
         arrays: Events as positional arrays, as engines wrote them before mid-2026.
         hash_bytes: Names as whole digests (vLLM only).
+        hash_algorithm: What names are computed by, "sha256" or "sha256_cbor" (vLLM only).
         hash_seed: Names of its own; engines with the same seed, or none, name blocks alike.
         engine: The cache and its timing.
         speed: How many seconds of the engine's time pass in one.
@@ -51,6 +52,7 @@ class ServerConfig:
     dialect: Engine = "vllm"
     arrays: bool = False
     hash_bytes: bool = False
+    hash_algorithm: HashAlgorithm = "sha256_cbor"
     hash_seed: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
     speed: float = 1.0
@@ -77,6 +79,7 @@ class ServerConfig:
                 ipaddress.ip_address(self.host)
             except ValueError:
                 raise ConfigError(f"host must be an IP address, localhost or *, not {self.host!r}") from None
+        _one_of("hash_algorithm", self.hash_algorithm, get_args(HashAlgorithm))
         _one_of("role", self.role, get_args(Role))
         _one_of("replay_socket", self.replay_socket, get_args(ReplaySocket))
         if self.hash_bytes and self.dialect != "vllm":
@@ -115,7 +118,7 @@ class ServerConfig:
     def names(self) -> Names:
         """How it names blocks."""
         if self.dialect == "vllm":
-            return VllmNames(self.hash_seed, as_bytes=self.hash_bytes)
+            return VllmNames(self.hash_seed, as_bytes=self.hash_bytes, algorithm=self.hash_algorithm)
         return SglangNames(self.hash_seed)
 
     def as_dict(self) -> dict[str, Any]:

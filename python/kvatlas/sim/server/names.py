@@ -4,9 +4,9 @@ A name covers the tokens of its block and everything before them, the LoRA adapt
 must not be shared never have one name. Names are kept as the integers a block pool keys by; `wire` makes of them what
 is sent.
 
-- vLLM (`sha256_cbor`): SHA-256 of the canonical CBOR of [parent digest, tokens, extra keys]. The chain's root is the
-  SHA-256 of a seed string, the salt is an extra key of the first block, the adapter one of every block. Sent as the
-  last 8 bytes, unsigned, or whole.
+- vLLM: SHA-256 of (parent digest, tokens, extra keys), as canonical CBOR (`sha256_cbor`) or as Python pickles it
+  (`sha256`, its default). The root is the SHA-256 of a seed string, the salt is an extra key of the first block,
+  the adapter one of every block. Sent as the last 8 bytes, unsigned, or whole.
 - SGLang: SHA-256 of the parent digest and the tokens as little-endian uint32. A salt gives the chain another root; an
   adapter's namespace is mixed into each name afterwards. Sent as the first 8 bytes, signed.
 """
@@ -17,7 +17,11 @@ import struct
 from collections.abc import Sequence
 from hashlib import sha256
 from itertools import pairwise
-from typing import Protocol
+from pickle import dumps
+from typing import Literal, Protocol
+
+HashAlgorithm = Literal["sha256", "sha256_cbor"]
+"""What vLLM hashes blocks by: its option --prefix-caching-hash-algo."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """The seed of vLLM's root when nothing else is said: engines then name blocks alike."""
@@ -39,11 +43,17 @@ class Names(Protocol):
 class VllmNames:
     """vLLM's names. A name is the whole digest as a big-endian integer."""
 
-    def __init__(self, seed: str | None = None, *, as_bytes: bool = False) -> None:
-        self._root = sha256(_cbor_text(DEFAULT_SEED if seed is None else seed)).digest()
+    def __init__(
+        self, seed: str | None = None, *, as_bytes: bool = False, algorithm: HashAlgorithm = "sha256_cbor"
+    ) -> None:
+        seed = DEFAULT_SEED if seed is None else seed
+        self._pickles = algorithm == "sha256"
+        self._root = sha256(dumps(seed, 5) if self._pickles else _cbor_text(seed)).digest()
         self._as_bytes = as_bytes
 
     def chain(self, tokens: Sequence[int], block_size: int, lora: str | None, salt: str | None) -> list[int]:
+        if self._pickles:
+            return self._pickled_chain(tokens, block_size, lora, salt)
         adapter = [_cbor_texts("lora", lora, lora_path(lora))] if lora else []
         first = [*adapter, _cbor_texts("cache_salt", salt)] if salt else adapter
         rest_extra = _cbor_array(adapter) if adapter else b"\xf6"
@@ -56,6 +66,16 @@ class VllmNames:
             digest = sha256(b"\x83\x58\x20" + digest + head + body + extra).digest()
             names.append(int.from_bytes(digest))
             extra = rest_extra
+        return names
+
+    def _pickled_chain(self, tokens: Sequence[int], block_size: int, lora: str | None, salt: str | None) -> list[int]:
+        adapter = (("lora", lora, lora_path(lora)),) if lora else ()
+        extra = (*adapter, ("cache_salt", salt)) if salt else adapter
+        digest, names = self._root, []
+        for start, end in pairwise(range(0, len(tokens) + 1, block_size)):
+            digest = sha256(dumps((digest, tuple(tokens[start:end]), extra or None), 5)).digest()
+            names.append(int.from_bytes(digest))
+            extra = adapter
         return names
 
     def wire(self, name: int) -> int | bytes:

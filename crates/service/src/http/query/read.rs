@@ -56,6 +56,16 @@ impl Asked<'_> {
         Ok(())
     }
 
+    /// The tokens of one query, its adapter and its salt; none if it has hashes only.
+    pub(crate) fn tokens<'s>(
+        &'s self,
+        at: usize,
+        scratch: &'s Scratch,
+    ) -> Option<(&'s [u32], Option<&'s str>, Option<&'s str>)> {
+        let Prompt { kind, range, lora, salt, .. } = &self.prompts[at];
+        (*kind == Kind::Tokens).then(|| (&scratch.tokens[range.clone()], lora.as_deref(), salt.as_deref()))
+    }
+
     /// The content hashes of one query.
     pub(crate) fn content<'s>(&self, at: usize, block_size: u32, scratch: &'s mut Scratch) -> &'s [u64] {
         let Scratch { tokens, hashes, content } = scratch;
