@@ -10,7 +10,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/reference/router-metrics.md"
 
 
 def test_each_metric_is_on_its_page_and_the_other_way_round(engine: Engine, tmp_path: Path) -> None:
-    # With a record of decisions, and an index and a router elsewhere that need not be there: all that has metrics of its own.
+    # With a record of decisions, an index and a router elsewhere that need not be there: all that has its own metrics.
     record = ("--record", str(tmp_path / "decisions"))
     with Router(engine, flags=(*PLAIN, *record)) as recording, Router(engine, flags=REMOTE) as asking:
         assert recording.ask().status == 200

@@ -47,6 +47,7 @@ POST   /explain              how the engines look for a prompt, a body of chat/c
 POST   /engines              take an engine in: {\"url\": \"http://host:port\", …}
 DELETE /engines/NAME         take an engine out
 POST   /engines/NAME/drain   send an engine nothing new; /engines/NAME/undrain takes that back
+POST   /peers/work           what another router has at the engines
 GET    /health               200 while the router's threads are running
 GET    /ready                200 while requests should come here
 GET    /metrics              metrics for Prometheus

@@ -1,5 +1,6 @@
 //! `kvatlas.routing`: the decision core, and policies that are Python classes.
 
+mod arguments;
 mod candidates;
 mod decision;
 mod policy;

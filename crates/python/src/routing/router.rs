@@ -1,20 +1,18 @@
 //! `Router`: the decision core.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use kvatlas_index::hash;
-use kvatlas_routing::{self as core, Config, Depth, Depths, Load, Options, Outcome, Request, WorkerId};
-use pyo3::intern;
+use kvatlas_routing::{self as core, Depth, Depths, Load, Options, Outcome, Request, WorkerId};
 use pyo3::prelude::*;
-use pyo3::sync::{MutexExt, PyOnceLock};
-use pyo3::types::{PyDict, PyList, PyMapping, PyString, PyType};
-use xxhash_rust::xxh3::xxh3_64;
+use pyo3::sync::MutexExt;
+use pyo3::types::{PyDict, PyList, PyString};
 
+use super::arguments::{config, fill, found_pairs, json, policy_error, session_number};
 use super::decision::{Decision, Explained};
 use super::policy::{Failure, Names, PythonPolicy};
 use crate::errors;
-use crate::index_match::Match;
 use crate::scalars::{BlockSize, describe, optional_string, string};
 use crate::sequences::{contents, tokens as token_ids};
 
@@ -42,17 +40,17 @@ use crate::sequences::{contents, tokens as token_ids};
 ///     InvalidTypeError: An argument is of the wrong type.
 #[pyclass(frozen, subclass, module = "kvatlas._native")]
 pub(crate) struct Router {
-    core: Mutex<Inner>,
-    waiting: Mutex<HashMap<u64, Py<Decision>>>,
-    failure: Failure,
-    names: Names,
-    clock: Py<PyAny>,
+    pub(super) core: Mutex<Inner>,
+    pub(super) waiting: Mutex<HashMap<u64, Py<Decision>>>,
+    pub(super) failure: Failure,
+    pub(super) names: Names,
+    pub(super) clock: Py<PyAny>,
     block_size: u32,
 }
 
-struct Inner {
-    router: core::Router,
-    depths: Depths,
+pub(super) struct Inner {
+    pub(super) router: core::Router,
+    pub(super) depths: Depths,
 }
 
 /// The names of the policies that come with kvatlas.
@@ -62,76 +60,6 @@ struct Inner {
 #[pyfunction]
 pub(crate) fn policy_names(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     PyList::new(py, core::names())
-}
-
-impl Router {
-    fn inner(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
-        // Attached threads that wait let others run: a policy in Python may need the interpreter meanwhile.
-        self.core.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn time(&self, py: Python<'_>, now: Option<f64>) -> PyResult<f64> {
-        match now {
-            Some(now) => Ok(now),
-            None => self.clock.bind(py).call0()?.extract(),
-        }
-    }
-
-    pub(crate) fn with<T>(
-        &self,
-        py: Python<'_>,
-        now: Option<f64>,
-        work: impl FnOnce(&mut core::Router, f64) -> T,
-    ) -> PyResult<T> {
-        let now = self.time(py, now)?;
-        Ok(work(&mut self.inner(py).router, now))
-    }
-
-    /// A request that waited does not any more.
-    pub(crate) fn forget(&self, py: Python<'_>, id: core::RequestId) {
-        self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).remove(&id.0);
-    }
-
-    fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let failed = self.failure.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).take();
-        let Some(error) = failed else { return Ok(()) };
-        let name = self.inner(py).router.policy().to_owned();
-        let what = error.value(py);
-        let message = format!("policy {name:?} failed: {}: {what}", what.get_type().name()?);
-        let raised = policy_error(py, &message, "policy_failed")?;
-        raised.set_cause(py, Some(error));
-        Err(raised)
-    }
-
-    fn known(&self, py: Python<'_>, name: &str, rank: u32) -> PyResult<WorkerId> {
-        self.inner(py).router.worker(name, rank).ok_or_else(|| unknown(name, rank))
-    }
-
-    fn allowed(&self, py: Python<'_>, allowed: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<WorkerId>>> {
-        let Some(allowed) = allowed else { return Ok(None) };
-        let mut workers = Vec::new();
-        for item in allowed.try_iter()? {
-            let item = item?;
-            let inner = self.inner(py);
-            if item.is_instance_of::<PyString>() {
-                workers.extend(inner.router.ranks(string(&item, "allowed")?));
-            } else {
-                let (name, rank): (String, u32) = item.extract()?;
-                workers.extend(inner.router.worker(&name, rank));
-            }
-        }
-        Ok(Some(workers))
-    }
-
-    fn add(&self, py: Python<'_>, name: &str, rank: u32, weight: f64, now: f64) {
-        let id = self.inner(py).router.add_worker(name, rank, weight, now);
-        let mut names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        let at = id.0 as usize;
-        if names.len() <= at {
-            names.resize(at + 1, (String::new(), 0));
-        }
-        names[at] = (name.to_owned(), rank);
-    }
 }
 
 #[pymethods]
@@ -594,74 +522,4 @@ impl Router {
         let inner = self.inner(py);
         format!("Router(policy={:?}, workers={})", inner.router.policy(), inner.router.workers().count())
     }
-}
-
-fn fill(router: &core::Router, found: &Bound<'_, PyAny>, depths: &mut Depths) -> PyResult<()> {
-    if let Ok(found) = found.cast::<Match>() {
-        router.look_up(found.get().found(), depths);
-        return Ok(());
-    }
-    depths.begin();
-    for (name, rank, depth) in found_pairs(found)? {
-        if let Some(id) = router.worker(&name, rank) {
-            depths.set(id.0, Depth { device: depth, host: depth, any: depth });
-        }
-    }
-    Ok(())
-}
-
-/// Worker, rank and depth of what a lookup returned: something with `scores()`, or a mapping.
-fn found_pairs(found: &Bound<'_, PyAny>) -> PyResult<Vec<(String, u32, u32)>> {
-    let py = found.py();
-    let scores = match found.getattr_opt(intern!(py, "scores"))? {
-        Some(scores) => scores.call0()?,
-        None => found.clone(),
-    };
-    let scores = scores.cast::<PyMapping>().map_err(|_| {
-        errors::wrong_type(&format!("match must be a Match or a dict of worker to depth, got {}", describe(found)))
-    })?;
-    let mut pairs = Vec::new();
-    for item in scores.items()?.iter() {
-        let (worker, depth): (Bound<'_, PyAny>, u32) = item.extract()?;
-        if worker.is_instance_of::<PyString>() {
-            pairs.push((worker.extract()?, 0, depth));
-        } else {
-            let (name, rank) = worker.extract()?;
-            pairs.push((name, rank, depth));
-        }
-    }
-    Ok(pairs)
-}
-
-fn session_number(session: &Bound<'_, PyAny>) -> PyResult<u64> {
-    if session.is_instance_of::<PyString>() {
-        return Ok(xxh3_64(string(session, "session")?.as_bytes()));
-    }
-    session
-        .extract()
-        .map_err(|_| errors::wrong_type(&format!("session must be a str or an int, got {}", describe(session))))
-}
-
-fn unknown(name: &str, rank: u32) -> PyErr {
-    errors::argument("unknown_worker", &format!("the router has no worker {name:?} with rank {rank}"))
-}
-
-fn json(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
-    match options {
-        None => Ok(String::new()),
-        Some(options) => py.import("json")?.call_method1("dumps", (options,))?.extract(),
-    }
-}
-
-fn policy_error(py: Python<'_>, message: &str, code: &str) -> PyResult<PyErr> {
-    static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let class = CLASS.import(py, "kvatlas.errors", "PolicyError")?;
-    Ok(PyErr::from_value(class.call1((message, code))?))
-}
-
-fn config(py: Python<'_>, seed: u64, block_size: u32, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
-    let mut options = Options::from_json(&json(py, settings)?).map_err(|error| errors::config(&error.message))?;
-    Config::from_options(&mut options, seed, block_size)
-        .and_then(|config| options.finish("the router").map(|()| config))
-        .map_err(|error| errors::config(&error.message))
 }

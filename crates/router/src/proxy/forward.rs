@@ -78,6 +78,7 @@ pub(crate) async fn forward(
 
     // Only what generates is worth to be taken apart.
     let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
+    let forwards_ids = app.config.forward_tokens && endpoint == Some(Endpoint::Completions);
     let mut tried: Vec<Arc<Engine>> = Vec::new();
     let mut last: Option<Refusal> = None;
     loop {
@@ -97,10 +98,11 @@ pub(crate) async fn forward(
         } else {
             Prepared::Alone
         };
+        if forwards_ids && !matches!(prepared, Prepared::Alone) {
+            app.tokens.goes_apart();
+        }
         let (asked, mut prefill) = match prepared {
-            Prepared::Alone if app.config.forward_tokens && endpoint == Some(Endpoint::Completions) => {
-                (app.tokens.body(app, &engine, &known, &body, split), None)
-            }
+            Prepared::Alone if forwards_ids => (app.tokens.body(app, &engine, &known, &body), None),
             Prepared::Alone => (body.clone(), None),
             Prepared::Body(body) => (body, None),
             Prepared::Meanwhile(body, prefill) => (body, Some(prefill)),

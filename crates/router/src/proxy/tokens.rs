@@ -64,10 +64,14 @@ impl Tokens {
         lock(&self.proofs).retain(|(name, _), _| *name != engine.name);
     }
 
-    /// The body of a completion for an engine. `apart`: whether another engine computes its prompt.
-    pub(crate) fn body(&self, app: &Arc<App>, engine: &Arc<Engine>, known: &Known, body: &Bytes, apart: bool) -> Bytes {
-        let made = if apart { Err(5) } else { self.rewritten(app, engine, known, body) };
-        let (result, body) = match made {
+    /// A completion whose prompt another engine computes: both get the text.
+    pub(crate) fn goes_apart(&self) {
+        self.counts[5].fetch_add(1, Relaxed);
+    }
+
+    /// The body of a completion for an engine.
+    pub(crate) fn body(&self, app: &Arc<App>, engine: &Arc<Engine>, known: &Known, body: &Bytes) -> Bytes {
+        let (result, body) = match self.rewritten(app, engine, known, body) {
             Ok(made) => (0, made),
             Err(result) => (result, body.clone()),
         };
