@@ -4,19 +4,19 @@
 //! to three holders of any number below 2^20. Any other word is the address of a [`Set`].
 //!
 //! **Protocol.** The writer counts the references to a `Set` and retires it with the last; readers get at it by words
-//! that they found under their pin.
+//! that they found under their guard.
 //!
 //! **Invariants.** Words of objects are made of the address of an [`Owned<Set>`], whose key and body never change. A
-//! word is used either under the pin it was found under (rule 2), or by the writer while the table of sets counts it,
-//! which [`CountedToken`] shows.
+//! word is used either under the guard it was found under (rule 2), which [`SetRef`] and [`super::Found`] see to, or by
+//! the writer while the table of sets counts it, which [`CountedToken`] shows.
 //!
 //! **Checked by** the test of `sets/table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and
 //! the address sanitizer (`make sanitize`).
 
+use std::marker::PhantomData;
 use std::ptr;
 
 use super::boxes::Owned;
-use super::reclaim::Pin;
 use crate::sync::AtomicU32;
 
 const KIND: u64 = 3;
@@ -32,6 +32,24 @@ const FEW_NONE: u32 = (1 << FEW_BITS) - 1;
 /// A set of holders. Words of objects are references that the table of sets counts, and are valid while it counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SetWord(u64);
+
+/// A set as a reader found it under a guard that lives for `'p`. No other `'p` will do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SetRef<'p>(SetWord, PhantomData<fn(&'p ()) -> &'p ()>);
+
+impl SetRef<'_> {
+    /// # Safety
+    /// The word was linked while a guard lived that lives for as long as the result.
+    #[inline]
+    pub(super) unsafe fn new(word: SetWord) -> Self {
+        Self(word, PhantomData)
+    }
+
+    #[inline]
+    pub(super) fn word(self) -> SetWord {
+        self.0
+    }
+}
 
 /// The members of a set, ready to be looked at.
 #[derive(Clone, Copy)]
@@ -92,10 +110,11 @@ impl SetWord {
         self.0 & KIND == OBJECT && self.0 != 0
     }
 
-    /// The members, for a reader that found this word under `pin`.
+    /// # Safety
+    /// The word was linked while a guard lived that lives for as long as the result.
     #[inline]
-    pub(crate) fn members<'p>(self, _pin: &'p Pin<'_>) -> Members<'p> {
-        // SAFETY: rule 2: what was linked while the reader was pinned is not freed before it leaves.
+    pub(super) unsafe fn members<'p>(self) -> Members<'p> {
+        // SAFETY: rule 2: what was linked while the reader was under its guard is not freed before it leaves.
         self.decode(|address| unsafe { &*ptr::with_exposed_provenance::<Set>(address as usize) })
     }
 
@@ -115,12 +134,6 @@ impl SetWord {
     fn counted(address: u64, _: &CountedToken) -> &Set {
         // SAFETY: the table of sets frees none that is counted, and the writer has no others.
         unsafe { &*ptr::with_exposed_provenance::<Set>(address as usize) }
-    }
-
-    /// The members of a set that has them in its word.
-    #[inline]
-    pub(crate) fn own_members(self) -> Members<'static> {
-        self.decode(|_| unreachable!("an object is copied"))
     }
 
     #[inline]
