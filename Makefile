@@ -138,7 +138,7 @@ loom: check-tools  ## every interleaving of the orderings made by hand
 
 miri: check-tools  ## undefined behaviour and races in the room that has `unsafe`: needs nightly with the component miri
 	MIRIFLAGS="-Zmiri-permissive-provenance" KVATLAS_SEEDS=20 cargo +nightly miri test --locked -p kvatlas-index --lib \
-		--target-dir target/miri -- raw:: spread:: sets::
+		--target-dir target/miri -- raw:: sets::
 
 sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Valgrind, over the tests of the index
 	RUSTFLAGS="-Zsanitizer=address" cargo +nightly test --locked -p kvatlas-index --lib --test random_streams --test concurrency \
