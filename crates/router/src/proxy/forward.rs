@@ -27,8 +27,8 @@ use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
 use crate::stored;
 
-/// Bytes of a body that were not seen before, beyond which its prompt is turned into tokens on a thread beside those that serve: the streams of a
-/// whole thread would wait for one that was never seen before.
+/// Bytes of a body that were not seen before, beyond which its prompt is turned into tokens on a thread beside those that
+/// serve: or the streams of a whole thread would wait for it.
 const LONG: usize = 32 << 10;
 
 /// The longest that an engine is left alone because it asks for it.
