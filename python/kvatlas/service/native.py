@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from kvatlas.client import requests
 from kvatlas.errors import ServiceError
+from kvatlas.service.config import Config, Stream
 
 
 class Native(Protocol):
@@ -48,3 +49,18 @@ def start(config: dict[str, Any]) -> Native:
 def registration(worker: str, endpoint: str, *, source: str, **about: Any) -> str:
     """What the native service registers, in JSON: a client's registration (`about`), and who says so."""
     return json.dumps({**requests.registration(worker, endpoint, **about), "source": source})
+
+
+def about_stream(stream: Stream, config: Config) -> dict[str, Any]:
+    """What a stream is registered with besides its worker and endpoint; `config` has what the stream leaves out."""
+    return {
+        "model": stream.model or config.model or "",
+        "block_size": stream.block_size or config.block_size or 0,
+        "routing_group": stream.routing_group or config.routing_group,
+        "rank": stream.rank,
+        "replay_endpoint": stream.replay_endpoint,
+        "topic": stream.topic,
+        "count_copies": stream.count_copies,
+        "aliases": stream.aliases,
+        "adapters": stream.adapters,
+    }

@@ -185,20 +185,8 @@ class DiscoveryThread:
 
 def registration_of(stream: Stream, config: Config) -> str:
     """What the native part takes to follow a stream, in JSON; `config` has what the stream leaves out."""
-    return native.registration(
-        stream.worker,
-        stream.endpoint,
-        model=stream.model or config.model or "",
-        block_size=stream.block_size or config.block_size or 0,
-        routing_group=stream.routing_group or config.routing_group,
-        rank=stream.rank,
-        replay_endpoint=stream.replay_endpoint,
-        topic=stream.topic,
-        count_copies=stream.count_copies,
-        aliases=stream.aliases,
-        adapters=stream.adapters,
-        source=f"stream of {stream.worker}",
-    )
+    about = native.about_stream(stream, config)
+    return native.registration(stream.worker, stream.endpoint, source=f"stream of {stream.worker}", **about)
 
 
 def _url_of(address: str, *, tls: bool) -> str:

@@ -19,7 +19,7 @@ from kvatlas.errors import DiscoveryError, KvatlasError
 from kvatlas.service.config import Config
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.discovery.probe import Found, Prober, Source
-from kvatlas.service.native import Native, registration
+from kvatlas.service.native import Native, about_stream, registration
 
 logger = logging.getLogger("kvatlas.discovery")
 
@@ -202,18 +202,7 @@ class StreamFollower(Follower):
     async def apply(self, found: Found | None) -> float:
         # Also later: somebody may have unregistered it over HTTP, and the list says that it is to be there.
         stream, config = self.stream, self.config
-        await self.register(
-            endpoint=stream.endpoint,
-            model=stream.model or config.model or "",
-            block_size=stream.block_size or config.block_size or 0,
-            routing_group=stream.routing_group or config.routing_group,
-            rank=stream.rank,
-            replay_endpoint=stream.replay_endpoint,
-            topic=stream.topic,
-            count_copies=stream.count_copies,
-            aliases=stream.aliases,
-            adapters=stream.adapters,
-        )
+        await self.register(endpoint=stream.endpoint, **about_stream(stream, config))
         self._registered = True
         return config.discovery.interval * _WHOLE_EVERY
 
