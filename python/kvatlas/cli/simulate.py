@@ -116,7 +116,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["both", "prefill", "decode"]),
     default="both",
     show_default=True,
-    help="Only compute prompts for other engines, or only answer those.",
+    help="prefill: only compute prompts for other engines. decode: only answer prompts computed elsewhere.",
 )
 @click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed factor of the engines' clocks.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to bind.")
