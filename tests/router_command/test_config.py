@@ -61,7 +61,7 @@ def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"router.policy_options": "patience"}, "--policy-option must be a table of strings, numbers, true or false"),
+        ({"router.policy_options": "patience"}, "--policy-option must be NAME=VALUE, several separated by white space"),
         ({"router.index": "host"}, "router.index must be http://HOST:PORT, but the scheme is missing"),
         ({"router.index": "http://h:1", "router.no_events": "true"}, "router.index and router.no_events are both set"),
         ({"router.forward_tokens": "true"}, "router.forward_tokens needs a tokenizer here"),

@@ -92,6 +92,8 @@ def top(url: str, key_file: Path | None, ca: Path | None, interval: float, decis
     except KvatlasError as error:
         refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
         hint = ": set KVATLAS_KEY or --key-file" if refused else ""
+        if isinstance(error, UnreachableError) and error.code == "unreachable":
+            hint = ": start `kvatlas router` there, or set --url or KVATLAS_ROUTER_URL to its address"
         click.echo(f"Error: {error}{hint}", err=True)
         sys.exit(1 if isinstance(error, ClientError) else 2)
     except KeyboardInterrupt:

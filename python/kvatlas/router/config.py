@@ -56,6 +56,15 @@ class RouterHttpConfig(HttpConfig):
         default="127.0.0.1:8080",
         metadata=about(Address(), "--bind", "Address to listen on. Port 0 picks a free port."),
     )
+    admin_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--admin-key-file",
+            "File with the bearer key for changes of the fleet (/engines) and for other routers (/peers/work). "
+            "Alternatively, set KVATLAS_ADMIN_KEY.",
+        ),
+    )
     max_body: int = field(default=64 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
     max_connections: int = field(
         default=65_536,
@@ -92,7 +101,7 @@ class RouterSection(Section):
         metadata=about(Text(), "--policy", "Routing policy by name, or your own class as module:Class."),
     )
     policy_options: tuple[tuple[str, bool | float | str], ...] = field(
-        default=(), metadata=about(Pairs(), "--policy-option", "Setting of the policy, as NAME=VALUE. Repeatable.")
+        default=(), metadata=about(Pairs(), "--policy-option", "Setting of the policy. Repeatable.")
     )
     seed: int = field(default=0, metadata=about(Integer(0, (1 << 63) - 1), "--seed", "Seed of all random choices."))
     tokenizer: str = field(
