@@ -138,7 +138,7 @@ def knee_table(knees: Mapping[str, Result]) -> str:
 
 
 def ablation(by: Mapping[tuple[str, str], Result]) -> str:
-    """Each term of the cost, and waiting in the router, taken out: TTFT mean and p99 of the rest, relative to the whole."""
+    """TTFT mean and p99 without each term of the cost and without waiting in the router, relative to the whole."""
     rows = []
     where = [w for w in plan.ABLATED_ON if (w, plan.OURS) in by]
     for name in (plan.OURS, *(a.name for a in plan.ABLATIONS)):
