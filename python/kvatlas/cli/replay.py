@@ -198,6 +198,8 @@ def replay(trace: Path | None, **options: Any) -> None:
     decoding requests share: time of a step = base + prefill * prompt tokens + running * requests + context * tokens of
     KV read. The engines' events feed an index that policies use.
 
+    Columns that do not fit the terminal are left out; --json has everything.
+
     Ctrl-C ends the replay with a report of the results so far. Exit status: 0; 1 if the index gave any wrong answer; 2
     if an argument is invalid; 130 after Ctrl-C.
     """
