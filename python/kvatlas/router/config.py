@@ -144,7 +144,7 @@ class RouterSection(Section):
         ),
     )
     peer_key_file: Path | None = field(
-        default=None, metadata=about(File(), "--peer-key-file", "File with the key that those routers require.")
+        default=None, metadata=about(File(), "--peer-key-file", "File with the key that those routers ask for.")
     )
     session_header: str = field(
         default="x-session-id",
