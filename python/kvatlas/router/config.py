@@ -92,7 +92,10 @@ class RouterHttpConfig(HttpConfig):
 
 @dataclass(frozen=True)
 class RouterSection(Section):
-    """How requests are placed. `index_key` is the key of the service at `index` itself, for programs."""
+    """How requests are placed.
+
+    `index_key` and `peer_key` are the keys of the service at `index` and of the routers at `peers` themselves, for programs.
+    """
 
     section: ClassVar[str] = "router"
 
@@ -144,7 +147,12 @@ class RouterSection(Section):
         ),
     )
     peer_key_file: Path | None = field(
-        default=None, metadata=about(File(), "--peer-key-file", "File with the key that those routers ask for.")
+        default=None,
+        metadata=about(
+            File(),
+            "--peer-key-file",
+            "File with the key that those routers ask for. Alternatively, set KVATLAS_PEER_KEY.",
+        ),
     )
     session_header: str = field(
         default="x-session-id",
@@ -219,10 +227,12 @@ class RouterSection(Section):
         metadata=about(Integer(0, 1 << 20), "--decisions", "Number of the last decisions kept for GET /decisions."),
     )
     index_key: str | None = field(default=None, repr=False)
+    peer_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_key("router.index_key", self.index_key, self.index_key_file)
+        one_key("router.peer_key", self.peer_key, self.peer_key_file)
         if self.forward_tokens and self.tokenizer in ("engine", "none") and not self.tokenizers:
             raise ConfigError(
                 "router.forward_tokens needs a tokenizer here: set router.tokenizer to a tokenizer.json, "
@@ -232,8 +242,8 @@ class RouterSection(Section):
             object.__setattr__(self, "peers", tuple(checked_url(peer) for peer in self.peers))
         except ValueError as error:
             raise ConfigError(f"router.peers must be http://HOST:PORT, but {error}") from None
-        if self.peer_key_file is not None and not self.peers:
-            raise ConfigError("router.peer_key_file is for the routers at router.peers, which are not set")
+        if (self.peer_key is not None or self.peer_key_file is not None) and not self.peers:
+            raise ConfigError("router.peer_key is for the routers at router.peers, which are not set")
         if self.index is None:
             if self.index_key is not None or self.index_key_file is not None:
                 raise ConfigError("router.index_key is for the service at router.index, which is not set")
@@ -261,7 +271,9 @@ class RouterSection(Section):
         Raises:
             ConfigError: The key file cannot be read, or does not hold a key.
         """
-        return None if self.peer_key_file is None else read_secret(self.peer_key_file, "router.peer_key_file")
+        if self.peer_key_file is None:
+            return self.peer_key
+        return read_secret(self.peer_key_file, "router.peer_key_file")
 
     @property
     def is_own_policy(self) -> bool:
@@ -497,7 +509,10 @@ ROUTER_LISTS: dict[str, tuple[str, str, EntryKind]] = {
     "prefill": ("--prefill", "KVATLAS_PREFILL", _InRole("prefill")),
     "decode": ("--decode", "KVATLAS_DECODE", _InRole("decode")),
 }
-ROUTER_SECRETS = SECRETS | {"router.index_key": ("KVATLAS_INDEX_KEY", "router.index_key_file")}
+ROUTER_SECRETS = SECRETS | {
+    "router.index_key": ("KVATLAS_INDEX_KEY", "router.index_key_file"),
+    "router.peer_key": ("KVATLAS_PEER_KEY", "router.peer_key_file"),
+}
 ROUTER = Schema(
     RouterConfig,
     ROUTER_SECTIONS,
