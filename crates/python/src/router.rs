@@ -34,7 +34,7 @@ impl RouterServer {
     }
 
     fn service(&self) -> PyResult<&Service> {
-        let none = || errors::router(&kvatlas_router::Error::config("this router follows no events itself"));
+        let none = || errors::router(&kvatlas_router::Error::config("this router does not follow events itself"));
         self.inner.service().ok_or_else(none)
     }
 }
