@@ -86,9 +86,10 @@ ladder-short: build  ## all rungs, small and rough, in minutes; results in targe
 	$(LADDER) sweep $(TRACE) --short --duplication 4 --check-seconds 0.3 --out target/ladder-short/sweep $(ARGS)
 	$(LADDER) grow --short --lookup-seconds 0.3 --build-seconds 5 --out target/ladder-short/grow
 
-bench: build  ## what the calls from Python cost on this machine, and readers beside a writer
+bench: build  ## what the calls from Python cost on this machine, readers beside a writer, and the longest pauses
 	$(BIN)/python benchmarks/python_calls.py
 	cargo run --locked --release -p kvatlas-index --example readers
+	cargo run --locked --release -p kvatlas-index --example pauses
 
 bench-peers: build  ## the index beside other released indexes, in one process
 	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
