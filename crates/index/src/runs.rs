@@ -10,7 +10,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::forks::Forks;
-use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
+use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
 use crate::raw::{Children, Level, LevelsRef, Published, Run, Spares, WriterToken};
 use crate::retire::{Garbage, Trash};
@@ -34,6 +34,8 @@ struct Entry {
     /// Whether memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
     /// been through the old blocks may be about to look for children at the same offsets.
     cut: bool,
+    /// Whether the run is listed with its siblings; else its holders count it.
+    listed: bool,
     /// The run's last page.
     page: u32,
     /// Places where children hang, deepest first, each with its first child.
@@ -80,9 +82,14 @@ impl Runs {
         self.live
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pages_for_tests(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
     /// Whether so many runs more can be numbered.
     pub(crate) fn can_number(&self, more: usize) -> bool {
-        self.entries.len() + more < NO_RUN as usize && self.pages.used() + more < MOST_PAGES
+        self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
 
     /// Number of blocks of all runs.
@@ -91,14 +98,20 @@ impl Runs {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let children = self.children.get(&self.token).bytes();
         self.bytes
             + self.pages.bytes()
             + self.entries.capacity() * size_of::<Entry>()
             + self.free.capacity() * 4
             + self.fork_bytes
             + self.spare_levels.bytes()
-            + children
+            + self.children.get(&self.token).bytes()
+    }
+
+    /// Every run that is not listed with its siblings, where it hangs, and its first level.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn unlisted(&self) -> impl Iterator<Item = (Place, Option<Level>)> {
+        let unlisted = (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id));
+        unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
     }
 
     /// Whether the bytes are what they must be.
@@ -109,13 +122,13 @@ impl Runs {
         self.fork_bytes == forks && self.bytes == runs
     }
 
-    /// The numbers of all runs.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
-        (0..self.entries.len() as u32).inspect(|_| step()).filter(|&id| self.is_live(id))
-    }
-
     pub(crate) fn is_live(&self, id: u32) -> bool {
         self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
+    }
+
+    /// Whether a run is live and not listed with its siblings.
+    pub(crate) fn is_unlisted(&self, id: u32) -> bool {
+        self.is_live(id) && !self.entries[id as usize].listed
     }
 
     #[inline]
@@ -292,7 +305,7 @@ impl Runs {
             for _ in 0..contents.len().div_ceil(PAGE as usize) {
                 page = self.pages.add(id, page);
             }
-            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, page, forks: None }
+            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, listed: true, page, forks: None }
         };
         // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
         let run = self.get(id);
@@ -312,8 +325,15 @@ impl Runs {
         }
         let before = parent.forks.as_ref().map_or(0, |forks| forks.bytes());
         let forks = parent.forks.get_or_insert_default();
-        let next = forks.add(place.blocks, id);
+        let is_listed = forks.lists_next();
+        let next = if is_listed {
+            forks.add(place.blocks, id)
+        } else {
+            forks.add_unlisted();
+            None
+        };
         self.fork_bytes = self.fork_bytes + forks.bytes() - before;
+        self.entries[id as usize].listed = is_listed;
         if let Some(next) = next {
             self.entries[id as usize].next = next;
             self.entries[next as usize].previous = id;
@@ -324,18 +344,21 @@ impl Runs {
         if place.run == ROOT {
             return;
         }
-        let Entry { next, previous, .. } = self.entries[id as usize];
+        let Entry { next, previous, listed, .. } = self.entries[id as usize];
         if next != NO_RUN {
             self.entries[next as usize].previous = previous;
         }
         if previous != NO_RUN {
             self.entries[previous as usize].next = next;
-            return;
         }
         let parent = &mut self.entries[place.run as usize];
         let forks = parent.forks.as_mut().expect("a child's parent lists it");
         let before = forks.bytes();
-        forks.replace(place.blocks, (next != NO_RUN).then_some(next));
+        match (listed, previous) {
+            (false, _) => forks.remove_unlisted(),
+            (true, NO_RUN) => forks.remove_first(place.blocks, (next != NO_RUN).then_some(next)),
+            (true, _) => forks.remove(),
+        }
         self.fork_bytes = self.fork_bytes + forks.bytes() - before;
         if forks.is_empty() {
             self.fork_bytes -= forks.bytes();
@@ -344,13 +367,20 @@ impl Runs {
         }
     }
 
-    /// Calls `f` with the children that hang after more than `blocks` and at most `most` blocks, until it says stop
+    /// Where a run hangs that is not listed with its siblings.
+    #[inline]
+    pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
+        (!self.entries[id as usize].listed).then(|| self.origin(id))
+    }
+
+    /// Calls `f` with the listed children that hang after more than `blocks` and at most `most` blocks, until it says stop
     /// (true).
     pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
         let Some(forks) = &self.entries[id as usize].forks else { return false };
         for first in forks.between(blocks, most) {
             let mut child = first;
             while child != NO_RUN {
+                step();
                 if f(child) {
                     return true;
                 }
@@ -421,6 +451,15 @@ impl Runs {
 
 impl Entry {
     fn free() -> Self {
-        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, cut: false, page: NO_PAGE, forks: None }
+        Self {
+            run: None,
+            start: 0,
+            next: NO_RUN,
+            previous: NO_RUN,
+            cut: false,
+            listed: true,
+            page: NO_PAGE,
+            forks: None,
+        }
     }
 }

@@ -220,7 +220,7 @@ mod tests {
                 if let Some(old) = head.publish(&version(n), &mut spares, &mut writer) {
                     retired.push(old);
                 }
-                retired.advance(&readers, |old| spares.keep(old));
+                retired.advance(&readers, usize::MAX, |old| spares.keep(old));
             }
             done.store(true, Ordering::Relaxed);
         });

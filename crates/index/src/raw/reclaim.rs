@@ -81,6 +81,8 @@ pub(crate) struct Retired<T> {
     fresh: Vec<T>,
     /// Retired before it began.
     waiting: Vec<T>,
+    /// Nobody can hold these any more.
+    ready: Vec<T>,
     /// Counters not yet seen at zero since it began: a bit each.
     unseen: u128,
     /// Whether new readers have been steered back once in this wait.
@@ -89,7 +91,12 @@ pub(crate) struct Retired<T> {
 
 impl<T> Retired<T> {
     pub(crate) fn new() -> Self {
-        Self { fresh: Vec::new(), waiting: Vec::new(), unseen: 0, flipped_back: false }
+        Self { fresh: Vec::new(), waiting: Vec::new(), ready: Vec::new(), unseen: 0, flipped_back: false }
+    }
+
+    /// Whether there is something that nobody can hold any more.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.ready.is_empty()
     }
 
     /// `thing` has been unlinked: no reader that comes now can find it.
@@ -99,16 +106,32 @@ impl<T> Retired<T> {
 
     #[cfg(test)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.fresh.iter().chain(&self.waiting)
+        self.fresh.iter().chain(&self.waiting).chain(&self.ready)
     }
 
-    /// Gives `free` what no reader can hold any more. Never waits; returns whether anything is left.
-    pub(crate) fn advance(&mut self, readers: &Readers, mut free: impl FnMut(T)) -> bool {
+    /// Gives `free` what no reader can hold any more, at most `most` at a time. Never waits; returns whether anything
+    /// is left.
+    pub(crate) fn advance(&mut self, readers: &Readers, most: usize, mut free: impl FnMut(T)) -> bool {
+        self.look(readers);
+        let from = self.ready.len().saturating_sub(most);
+        self.ready.drain(from..).for_each(&mut free);
+        if self.ready.is_empty() && self.fresh.is_empty() && self.waiting.is_empty() {
+            // Give back what a burst has left behind.
+            for list in [&mut self.ready, &mut self.fresh, &mut self.waiting] {
+                list.shrink_to(64);
+            }
+            return false;
+        }
+        true
+    }
+
+    /// Finds out what no reader can hold any more.
+    fn look(&mut self, readers: &Readers) {
         // Twice: what was fresh can often go at once.
         for _ in 0..2 {
             if self.waiting.is_empty() {
                 if self.fresh.is_empty() {
-                    return false;
+                    return;
                 }
                 mem::swap(&mut self.fresh, &mut self.waiting);
                 self.unseen = u128::MAX >> (128 - readers.cells.len());
@@ -129,16 +152,14 @@ impl<T> Retired<T> {
                 self.scan(readers);
             }
             if self.unseen != 0 {
-                return true;
+                return;
             }
-            self.waiting.drain(..).for_each(&mut free);
-            if self.fresh.is_empty() {
-                // Give back what a burst has left behind.
-                self.waiting.shrink_to(64);
-                self.fresh.shrink_to(64);
+            if self.ready.is_empty() {
+                mem::swap(&mut self.ready, &mut self.waiting);
+            } else {
+                self.ready.append(&mut self.waiting);
             }
         }
-        !self.fresh.is_empty()
     }
 
     fn scan(&mut self, readers: &Readers) {
@@ -166,17 +187,17 @@ mod tests {
         let mut retired = Retired::new();
         let mut freed = Vec::new();
         retired.push(1);
-        assert!(!retired.advance(&readers, |x| freed.push(x)));
+        assert!(!retired.advance(&readers, usize::MAX, |x| freed.push(x)));
         assert_eq!(freed, [1]);
 
         let pin = readers.pin();
         retired.push(2);
-        assert!(retired.advance(&readers, |x| freed.push(x)));
+        assert!(retired.advance(&readers, usize::MAX, |x| freed.push(x)));
         retired.push(3);
-        assert!(retired.advance(&readers, |x| freed.push(x)));
+        assert!(retired.advance(&readers, usize::MAX, |x| freed.push(x)));
         assert_eq!(freed, [1]);
         drop(pin);
-        assert!(!retired.advance(&readers, |x| freed.push(x)));
+        assert!(!retired.advance(&readers, usize::MAX, |x| freed.push(x)));
         assert_eq!(freed, [1, 2, 3]);
     }
 
@@ -188,7 +209,7 @@ mod tests {
         let mut pin = readers.pin();
         retired.push(());
         for _ in 0..4 {
-            retired.advance(&readers, |()| freed += 1);
+            retired.advance(&readers, usize::MAX, |()| freed += 1);
             let next = readers.pin(); // the counters are never all at zero
             pin = next;
         }
@@ -226,7 +247,7 @@ mod loom_tests {
             linked.store(0, Ordering::Release);
             retired.push(());
             for _ in 0..2 {
-                retired.advance(&readers, |()| freed.store(true, Ordering::Relaxed));
+                retired.advance(&readers, usize::MAX, |()| freed.store(true, Ordering::Relaxed));
             }
             reader.join().unwrap();
         });

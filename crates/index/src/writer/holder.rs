@@ -1,8 +1,11 @@
 //! What the writer keeps for one holder.
 
+use hashbrown::HashMap;
+
 use super::irregular::Irregular;
 use super::names::Private;
-use crate::position::{NO_NAME, Position, ROOT};
+use super::workers::shrink;
+use crate::position::{NO_NAME, Place, Position, ROOT};
 
 /// A holder's books.
 #[derive(Default)]
@@ -23,6 +26,10 @@ pub(crate) struct Holder {
     pub(crate) entered: u32,
     /// Positions it covers.
     pub(crate) blocks: u64,
+    /// How many of its runs hang where they are not listed.
+    pub(crate) hanging: Hanging,
+    /// Its blocks whose chain to the root is not complete, as the writer has counted them.
+    pub(crate) waiting: usize,
 }
 
 /// Ends of chains that were stored lately, by name: guesses at where the next blocks go, as engines announce what they
@@ -58,6 +65,58 @@ impl Tails {
     }
 }
 
+/// The runs of a holder that hang off others with so many children that these do not list them.
+#[derive(Default)]
+pub(crate) struct Hanging {
+    /// By the run they hang off: how many, and after how many of its blocks none of them hangs.
+    by_run: HashMap<u32, (u32, u32)>,
+}
+
+impl Hanging {
+    pub(crate) fn bytes(&self) -> usize {
+        self.by_run.allocation_size()
+    }
+
+    /// The holder has entered such a run.
+    pub(crate) fn add(&mut self, place: Place) {
+        let (count, end) = self.by_run.entry(place.run).or_default();
+        *count += 1;
+        *end = place.blocks.saturating_add(1).max(*end);
+    }
+
+    /// The holder has left such a run.
+    pub(crate) fn remove(&mut self, place: Place) {
+        let Some((count, _)) = self.by_run.get_mut(&place.run) else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.by_run.remove(&place.run);
+            shrink(&mut self.by_run);
+        }
+    }
+
+    /// Whether any may hang there, or farther along the same run.
+    #[inline]
+    pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
+        self.by_run.get(&place.run).is_some_and(|(_, end)| place.blocks < *end)
+    }
+
+    /// None hangs there or farther along.
+    pub(crate) fn none_beyond(&mut self, place: Place) {
+        if let Some((_, end)) = self.by_run.get_mut(&place.run) {
+            *end = place.blocks.min(*end);
+        }
+    }
+
+    /// How many, by the run they hang off; none hangs after more of its blocks than it says.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self, mut places: Vec<Place>) -> bool {
+        places.retain(|place| self.may_be_beyond(*place));
+        let count = |run: u32| places.iter().filter(|place| place.run == run).count();
+        self.by_run.iter().all(|(&run, &(n, _))| n > 0 && count(run) == n as usize)
+            && places.len() == self.by_run.values().map(|(n, _)| *n as usize).sum()
+    }
+}
+
 impl Holder {
     /// Whether this position, which it covers, is covered by irregular blocks alone.
     #[inline]
@@ -85,6 +144,7 @@ impl Holder {
     pub(crate) fn bytes(&self) -> usize {
         self.private.as_ref().map_or(0, |p| p.bytes() + size_of::<Private>())
             + self.irregular.as_ref().map_or(0, |o| o.bytes())
+            + self.hanging.bytes()
             + self.runs.capacity() * size_of::<u32>()
     }
 }

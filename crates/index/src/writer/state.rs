@@ -1,6 +1,7 @@
 //! What the writer is made of.
 
 use super::holder::Holder;
+use super::leaving::Leaving;
 use super::names::NameTable;
 use super::watch::Watches;
 use super::workers::{Workers, inner};
@@ -31,6 +32,9 @@ pub(crate) struct Writer {
     pub(super) gone: Vec<u64>,
     /// Room for a run's levels while they change.
     pub(super) levels: Vec<Level>,
+    pub(super) leaving: Leaving,
+    /// Blocks of all holders whose chain to the root is not complete.
+    pub(super) waiting: usize,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     pub(super) trash: Trash,
@@ -53,6 +57,8 @@ impl Writer {
             names_of_event: Vec::new(),
             gone: Vec::new(),
             levels: Vec::new(),
+            leaving: Leaving::default(),
+            waiting: 0,
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
@@ -93,6 +99,13 @@ impl Writer {
         })
     }
 
+    /// Counts again how many blocks of a holder wait for others.
+    pub(super) fn count_waiting(&mut self, holder: u32) {
+        let it = &mut self.holders[holder as usize];
+        let now = it.unlinked();
+        self.waiting = self.waiting + now - std::mem::replace(&mut it.waiting, now);
+    }
+
     /// Shows readers the roster as it is now.
     pub(super) fn publish_roster(&mut self, published: &Published<Roster>) {
         let old = published.replace(self.roster.clone(), &mut self.runs.token);
@@ -122,6 +135,11 @@ impl Writer {
         }
     }
 
+    /// Whether there is anything that no reader can see any more and that is not freed.
+    pub(crate) fn has_garbage(&self) -> bool {
+        self.trash.is_ready()
+    }
+
     /// Bytes of all this, as allocated. Walks over holders, and over nothing that they hold.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.bytes()
@@ -130,6 +148,7 @@ impl Writer {
             + self.holders.iter().inspect(|_| step()).map(Holder::bytes).sum::<usize>()
             + self.holders.capacity() * size_of::<Holder>()
             + self.workers.bytes()
+            + self.leaving.bytes()
             + self.roster.bytes()
             + self.trash.bytes()
             + (self.gone.capacity() + self.names_of_event.capacity()) * size_of::<u64>()
