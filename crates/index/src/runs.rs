@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::forks::Forks;
 use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, LevelsRef, Published, Run, Spares, WriterToken};
+use crate::raw::{Children, Level, LevelsNow, Published, Readers, Run, Spares, WriterToken};
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
@@ -52,26 +52,25 @@ pub(crate) struct Runs {
     bytes: usize,
     /// Of the places where children hang.
     fork_bytes: usize,
-    secret: u64,
     /// For levels that do not fit into a head.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
 
 impl Runs {
-    pub(crate) fn new(secret: u64) -> Self {
+    pub(crate) fn new(readers: &Readers) -> Self {
+        let token = WriterToken::of(readers);
         Self {
             entries: vec![Entry::free()],
             pages: Pages::new(),
             free: Vec::new(),
-            children: Arc::new(Published::new(Children::with_room_for(6, secret))),
+            children: Arc::new(Published::new(Children::with_room_for(6, &token), &token)),
             live: 0,
             positions: 0,
             bytes: 0,
             fork_bytes: 0,
-            secret,
             spare_levels: Spares::new(),
-            token: WriterToken::new(),
+            token,
         }
     }
 
@@ -135,7 +134,7 @@ impl Runs {
     }
 
     #[inline]
-    pub(crate) fn levels(&self, id: u32) -> LevelsRef<'_> {
+    pub(crate) fn levels(&self, id: u32) -> LevelsNow<'_> {
         self.get(id).head().levels_now(&self.token)
     }
 
@@ -171,7 +170,7 @@ impl Runs {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
             return None;
         }
-        self.children.get(&self.token).find_id(place.run, place.blocks, content)
+        self.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
     /// The block that continues `place` with `content`, in the run itself or in a child.
@@ -262,10 +261,10 @@ impl Runs {
     fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {
         let entry = &mut self.entries[id as usize];
         let old = entry.run.as_ref().expect("live");
-        let new = old.moved(room, &mut self.spare_levels, &mut self.token);
+        let new = old.moved(room, &mut self.spare_levels, &self.token);
         self.bytes = self.bytes + new.bytes() - old.bytes();
         if let Some(&first) = new.contents().first() {
-            self.children.get(&self.token).replace(old, &new, first);
+            self.children.get(&self.token).replace(old, &new, first, &mut self.token);
         }
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
@@ -295,8 +294,8 @@ impl Runs {
             Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, page, forks: None }
         };
         // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
-        let run = self.get(id);
-        self.children.get(&self.token).insert(run, run.contents()[0]);
+        let run = self.entries[id as usize].run.as_ref().expect("live");
+        self.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
         self.hang(id, place);
         id
     }
@@ -387,7 +386,7 @@ impl Runs {
         let place = self.origin(id);
         self.unhang(id, place);
         let run = mem::replace(&mut self.entries[id as usize], Entry::free()).run.expect("live");
-        self.children.get(&self.token).remove(&run, run.contents()[0]);
+        self.children.get(&self.token).remove(&run, run.contents()[0], &mut self.token);
         self.bytes -= run.bytes();
         self.live -= 1;
         trash.push(Garbage::Run(run));
@@ -411,9 +410,9 @@ impl Runs {
         if self.live <= room && (self.live * 4 >= room || room <= 64) {
             return;
         }
-        let table = Children::with_room_for(self.live * 2 + 6, self.secret);
+        let table = Children::with_room_for(self.live * 2 + 6, &self.token);
         for run in self.entries.iter().filter_map(|e| e.run.as_ref()) {
-            table.insert(run, run.contents()[0]);
+            table.insert(run, run.contents()[0], &mut self.token);
         }
         trash.push(Garbage::Children(self.children.replace(table, &mut self.token)));
     }

@@ -136,7 +136,7 @@ impl Writer {
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
         let it = &self.holders[holder as usize];
-        let mut private = Private::new(self.secret);
+        let mut private = Private::new();
         for (run, cutoff) in runs {
             private.reserve(cutoff as usize);
             let name = |offset| {

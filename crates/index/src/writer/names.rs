@@ -10,22 +10,22 @@ use crate::pages::PAGE;
 use crate::position::{NO_NAME, Position};
 use crate::raw::prefetch;
 use crate::runs::Runs;
-use crate::spread::mix;
+use crate::spread::Secret;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
 pub(crate) struct NameTable {
     slots: Slots,
     len: usize,
-    secret: u64,
+    secret: Secret,
 }
 
 impl NameTable {
-    pub(crate) fn new(secret: u64) -> Self {
-        Self { slots: Slots::with_room_for(0), len: 0, secret }
+    pub(crate) fn new() -> Self {
+        Self { slots: Slots::with_room_for(0), len: 0, secret: Secret::new() }
     }
 
     fn hash(&self, name: u64) -> u64 {
-        mix(name, 0, self.secret)
+        self.secret.mix(name, 0)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -146,8 +146,8 @@ struct ByPlace {
 }
 
 impl Private {
-    pub(crate) fn new(secret: u64) -> Self {
-        Self { table: OwnTable::new(secret), by_place: OnceCell::new() }
+    pub(crate) fn new() -> Self {
+        Self { table: OwnTable::new(), by_place: OnceCell::new() }
     }
 
     pub(crate) fn bytes(&self) -> usize {

@@ -8,7 +8,7 @@
 
 use crate::position::NO_NAME;
 use crate::raw::prefetch;
-use crate::spread::{line_after, line_of, mix};
+use crate::spread::{Secret, line_after, line_of};
 
 const SLOTS: usize = 5;
 /// Entries in a line, on average, of a full table.
@@ -34,12 +34,12 @@ const EMPTY: Line = Line { names: [NO_NAME; SLOTS], numbers: [0; SLOTS], overflo
 pub(super) struct OwnTable {
     lines: Vec<Line>,
     len: usize,
-    secret: u64,
+    secret: Secret,
 }
 
 impl OwnTable {
-    pub(super) fn new(secret: u64) -> Self {
-        Self { lines: vec![EMPTY], len: 0, secret }
+    pub(super) fn new() -> Self {
+        Self { lines: vec![EMPTY], len: 0, secret: Secret::new() }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -52,7 +52,7 @@ impl OwnTable {
 
     #[inline]
     fn home(&self, name: u64) -> usize {
-        line_of(mix(name, 0, self.secret), self.lines.len())
+        line_of(self.secret.mix(name, 0), self.lines.len())
     }
 
     #[inline]
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn behaves_as_a_map_under_churn() {
-        let mut table = OwnTable::new(7);
+        let mut table = OwnTable::new();
         let mut live = std::collections::VecDeque::new();
         for v in 1..60_000_u32 {
             table.reserve(1);

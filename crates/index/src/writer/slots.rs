@@ -174,10 +174,8 @@ fn slot(marks: u32) -> usize {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::spread::mix;
-
     fn hash(v: u32) -> u64 {
-        mix(u64::from(v), 0, 7)
+        kvatlas_testing::mix(u64::from(v))
     }
 
     #[test]
