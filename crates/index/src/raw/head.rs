@@ -262,9 +262,8 @@ impl RunHead {
         let info = self.words.info.load(Ordering::Relaxed);
         let (at, count) = (before.len(), (info & COUNT) as usize);
         let is = |i: usize, set: SetWord| self.words.sets[i].load(Ordering::Relaxed) == set.raw();
-        let stays = |(i, level): (usize, &Level)| {
-            self.words.ends[i].load(Ordering::Relaxed) == level.end && is(i, level.set)
-        };
+        let stays =
+            |(i, level): (usize, &Level)| self.words.ends[i].load(Ordering::Relaxed) == level.end && is(i, level.set);
         if at >= INLINE || count > levels.len() || count < at || !before.iter().enumerate().all(stays) {
             return false;
         }
@@ -453,24 +452,23 @@ mod loom_tests {
         model([1, 1], 1, true);
     }
 
-    /// A reader beside a run's first level, which then ends elsewhere, then changes as a whole, then is gone and another
-    /// there: what the reader sees was the levels at some moment, and never goes back.
-    #[test]
-    fn one_store_is_a_change_too() {
+    /// A reader that looks so many times while the levels are these, one after the other: what it sees was there at some
+    /// moment, and never goes back.
+    fn history(history: Vec<Vec<Level>>, looks: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(2));
-        model.check(|| {
-            let level = |end, set| vec![Level { end, set: SetWord::from_raw(set << 2 | 1) }];
-            let history = Arc::new([vec![], level(1, 1), level(2, 1), level(3, 2), vec![], level(4, 3)]);
+        let history = Arc::new(history);
+        model.check(move || {
             let readers = Arc::new(Readers::new(1));
             let (mut writer, mut spares) = (WriterToken::of(&readers), Spares::new());
             let head = Arc::new(RunHead::new(1, 0, 0));
+            let before = head.publish(&history[0], &mut spares, &mut writer);
             let reader = {
                 let (readers, head, history) = (readers.clone(), head.clone(), history.clone());
                 loom::thread::spawn(move || {
                     let guard = readers.enter();
                     let mut from = 0;
-                    for _ in 0..2 {
+                    for _ in 0..looks {
                         let levels = head.levels(&guard);
                         let seen = history[from..].iter().position(|then| then == levels.as_slice());
                         from += seen.expect("what was there then or later");
@@ -481,6 +479,27 @@ mod loom_tests {
                 assert!(head.publish(levels, &mut spares, &mut writer).is_none());
             }
             reader.join().unwrap();
+            drop(before);
         });
+    }
+
+    fn level(end: u32, set: u64) -> Vec<Level> {
+        vec![Level { end, set: SetWord::from_raw(set << 2 | 1) }]
+    }
+
+    #[test]
+    fn a_first_level_and_its_end_take_one_store() {
+        history(vec![vec![], level(1, 1), level(2, 1)], 2);
+    }
+
+    #[test]
+    fn one_store_goes_with_the_version_it_is_of() {
+        history(vec![level(1, 1), level(2, 1), level(3, 2)], 1);
+        history(vec![level(1, 1), level(2, 2), level(3, 2)], 1);
+    }
+
+    #[test]
+    fn a_level_that_was_gone_is_not_mixed_with_the_next() {
+        history(vec![level(1, 1), vec![], level(2, 2)], 1);
     }
 }
