@@ -37,7 +37,7 @@ pub(crate) fn find<'i>(
 }
 
 #[inline]
-fn walk<'p>(guard: &'p Guard<'_>, children: &'p Children, query: &[u64], reaches: &mut Reaches<'p>) {
+fn walk<'p>(guard: &'p Guard<'_>, children: &'p Children, query: &[u64], mut reaches: Reaches<'_, 'p>) {
     let mut parent = ROOT;
     let mut fork = 0;
     let mut rest = query;

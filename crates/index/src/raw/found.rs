@@ -27,9 +27,9 @@ struct Reach {
 }
 
 /// What a walk under a guard that lives for `'p` has found so far: depths rise, sets shrink.
-pub(crate) struct Reaches<'p>(SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
+pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
-impl<'p> Reaches<'p> {
+impl<'p> Reaches<'_, 'p> {
     /// All of `set` reach `depth`.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
@@ -56,19 +56,19 @@ impl<'i, W: Send + Sync> Found<'i, W> {
     pub(crate) fn by(
         readers: &'i Readers,
         who: &Published<W>,
-        mut walk: impl for<'p> FnMut(&'p Guard<'i>, &mut Reaches<'p>),
+        mut walk: impl for<'p> FnMut(&'p Guard<'i>, Reaches<'_, 'p>),
     ) -> Self {
         let guard = readers.enter();
-        let mut held = who.hold(&guard);
+        // Where it will be returned: the list of what is found is long, and is not to be copied.
+        let mut found = Self { reaches: SmallVec::new(), who: who.hold(&guard), guard };
         loop {
-            let mut reaches = Reaches(SmallVec::new(), PhantomData);
-            walk(&guard, &mut reaches);
-            let reaches = reaches.0;
-            let now = who.hold(&guard);
-            if now == held {
-                return Self { reaches, who: held, guard };
+            walk(&found.guard, Reaches(&mut found.reaches, PhantomData));
+            let now = who.hold(&found.guard);
+            if now == found.who {
+                return found;
             }
-            held = now;
+            found.reaches.clear();
+            found.who = now;
         }
     }
 

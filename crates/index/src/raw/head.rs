@@ -1,18 +1,22 @@
 //! The head of a run: its levels, read under a sequence number.
 //!
-//! **Protocol** (a sequence lock, Boehm 2012, that nobody waits at). Before the writer changes a head it copies the levels
-//! to a record of which its index has one ([`UnderChange`]). Then it makes the head's version odd, writes, and makes it
-//! even again. A reader copies the levels between two looks at the version. If that is odd, it takes the levels from
-//! the record: those before the change, which is not done yet. So a reader comes again only if the writer has finished
-//! one change of this head and begun another in the meantime; behind a writer that has lost its processor it waits for
-//! nothing. Up to [`INLINE`] levels are in the head itself; a longer list is a box of its own, replaced as a whole.
+//! **Protocol** (a sequence lock, Boehm 2012, that nobody waits at). A reader copies the levels between two looks at the
+//! version, and comes again if that has changed. Up to [`INLINE`] levels are in the head itself; a longer list is a box of
+//! its own, replaced as a whole. The writer has two ways to change them:
 //!
-//! Two changes, which most are, take one store that readers can see, and no version: where the last level ends, and a
-//! level more. Whatever else a reader has read of this version, it goes with the old word and with the new.
+//! - *By one word*, which is most changes: one level's end or set, how many levels there are, or another list. What only
+//!   the new word makes visible is written before it, and the next version is told after it. A reader that finds the
+//!   new word under the old version has the levels of after the change, else those of before.
+//! - *By several words*. The levels from before go to a record, of which the index has one ([`UnderChange`]). Then the
+//!   version becomes odd, the words are written, and the version becomes even. A reader that meets an odd version takes
+//!   the levels from the record: the change is not done yet.
+//!
+//! So a reader comes again only if the writer has finished a change of this head in the meantime; behind a writer that has
+//! lost its processor it waits for nothing.
 //!
 //! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a spilled list
-//! is immutable, and is retired, not freed, when it is replaced, and after its change is done. There is one writer, so
-//! one head at a time has an odd version, and whoever sees it odd finds the record at that change or a later one.
+//! is immutable, and is retired, not freed, when it is replaced, and after its change is done. Whoever sees a word of a
+//! change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd version, and whoever sees it odd finds the record at that change or a later one.
 //!
 //! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
 //! under Valgrind and the address sanitizer (`make sanitize`).
@@ -147,6 +151,25 @@ impl Words {
         LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
+    /// Writes levels that fit. Whoever sees one of the words sees that the changes before are done.
+    #[inline]
+    fn write(&self, levels: &[Level]) {
+        for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {
+            end.store(level.end, Ordering::Release);
+            set.store(level.set.raw(), Ordering::Release);
+        }
+    }
+
+    /// In how many words the first levels differ from these.
+    #[inline]
+    fn differences(&self, levels: &[Level]) -> usize {
+        let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
+            usize::from(end.load(Ordering::Relaxed) != level.end)
+                + usize::from(set.load(Ordering::Relaxed) != level.set.raw())
+        };
+        self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
+    }
+
     /// The writer's copy of its own.
     #[inline]
     fn copy(&self, from: &Self) {
@@ -255,32 +278,6 @@ impl RunHead {
         }
     }
 
-    /// Makes `levels` the levels if that takes one store which readers can see; returns whether it does.
-    #[inline]
-    fn publish_by_one_store(&self, levels: &[Level]) -> bool {
-        let Some((last, before)) = levels.split_last() else { return false };
-        let info = self.words.info.load(Ordering::Relaxed);
-        let (at, count) = (before.len(), (info & COUNT) as usize);
-        let is = |i: usize, set: SetWord| self.words.sets[i].load(Ordering::Relaxed) == set.raw();
-        let stays =
-            |(i, level): (usize, &Level)| self.words.ends[i].load(Ordering::Relaxed) == level.end && is(i, level.set);
-        if at >= INLINE || count > levels.len() || count < at || !before.iter().enumerate().all(stays) {
-            return false;
-        }
-        if count == at {
-            // Nobody looks there: since there was another level, the version has changed.
-            self.words.ends[at].store(last.end, Ordering::Relaxed);
-            self.words.sets[at].store(last.set.raw(), Ordering::Relaxed);
-            self.words.info.store(info + 1, Ordering::Release);
-            return true;
-        }
-        let is_last = is(at, last.set);
-        if is_last {
-            self.words.ends[at].store(last.end, Ordering::Release);
-        }
-        is_last
-    }
-
     /// Makes `levels` the levels. A list that was spilled before is the result, to be retired.
     pub(crate) fn publish(
         &self,
@@ -288,29 +285,46 @@ impl RunHead {
         spares: &mut Spares<(), Level>,
         writer: &mut WriterToken,
     ) -> Option<Spilled> {
-        if self.publish_by_one_store(levels) {
+        let info = self.words.info.load(Ordering::Relaxed);
+        let (was, count) = (info & COUNT, if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED });
+        let info = info & !COUNT | count;
+        if count == SPILLED {
+            let old = self.words.spilled.swap(spares.make((), levels).into_raw(), Ordering::Release);
+            if was != SPILLED {
+                self.words.info.store(info, Ordering::Release);
+            }
+            self.next_version();
+            return Self::owned(old);
+        }
+        if was == SPILLED {
+            self.words.write(levels);
+            self.words.info.store(info, Ordering::Release);
+            self.next_version();
+            return Self::owned(self.words.spilled.swap(ptr::null_mut(), Ordering::Release));
+        }
+        let changes = self.words.differences(&levels[..was.min(count) as usize]) + usize::from(was != count);
+        if changes <= 1 {
+            self.words.write(levels);
+            self.words.info.store(info, Ordering::Release);
+            self.next_version();
             return None;
         }
-        let spilled = match levels.len() {
-            0..=INLINE => ptr::null_mut(),
-            _ => spares.make((), levels).into_raw(),
-        };
-        let version = self.version.load(Ordering::Relaxed);
-        let change = version.wrapping_add(1);
+        let change = self.version.load(Ordering::Relaxed).wrapping_add(1);
         writer.under_change.begin(self, change);
         // Whoever sees this sees the record.
         self.version.store(change, Ordering::Release);
         fence(Ordering::Release);
-        for (i, level) in levels.iter().take(INLINE).enumerate() {
-            self.words.ends[i].store(level.end, Ordering::Relaxed);
-            self.words.sets[i].store(level.set.raw(), Ordering::Relaxed);
-        }
-        let old = self.words.spilled.swap(spilled, Ordering::Release);
-        let count = if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED };
-        let info = self.words.info.load(Ordering::Relaxed);
-        self.words.info.store(info & !COUNT | count, Ordering::Relaxed);
+        self.words.write(levels);
+        self.words.info.store(info, Ordering::Release);
         self.version.store(change.wrapping_add(1), Ordering::Release);
-        Self::owned(old)
+        None
+    }
+
+    /// A change is done that readers saw by one store.
+    #[inline]
+    fn next_version(&self) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 }
 
@@ -462,7 +476,7 @@ mod loom_tests {
             let readers = Arc::new(Readers::new(1));
             let (mut writer, mut spares) = (WriterToken::of(&readers), Spares::new());
             let head = Arc::new(RunHead::new(1, 0, 0));
-            let before = head.publish(&history[0], &mut spares, &mut writer);
+            let mut old = vec![head.publish(&history[0], &mut spares, &mut writer)];
             let reader = {
                 let (readers, head, history) = (readers.clone(), head.clone(), history.clone());
                 loom::thread::spawn(move || {
@@ -476,10 +490,12 @@ mod loom_tests {
                 })
             };
             for levels in &history[1..] {
-                assert!(head.publish(levels, &mut spares, &mut writer).is_none());
+                old.push(head.publish(levels, &mut spares, &mut writer));
             }
             reader.join().unwrap();
-            drop(before);
+            // Not retired: what readers may have is kept until here.
+            drop(old);
+            drop(head.take_spilled());
         });
     }
 
@@ -487,13 +503,23 @@ mod loom_tests {
         vec![Level { end, set: SetWord::from_raw(set << 2 | 1) }]
     }
 
+    fn list(end: u32) -> Vec<Level> {
+        [level(end, 7), level(end + 1, 8)].concat()
+    }
+
     #[test]
-    fn a_first_level_and_its_end_take_one_store() {
+    fn a_first_level_and_its_end_take_one_word_each() {
         history(vec![vec![], level(1, 1), level(2, 1)], 2);
     }
 
     #[test]
-    fn one_store_goes_with_the_version_it_is_of() {
+    fn changes_of_one_word_are_not_mixed() {
+        history(vec![level(1, 1), level(2, 1), level(2, 2)], 1);
+        history(vec![level(1, 1), level(1, 2), level(2, 2)], 1);
+    }
+
+    #[test]
+    fn changes_of_one_word_and_of_several_are_not_mixed() {
         history(vec![level(1, 1), level(2, 1), level(3, 2)], 1);
         history(vec![level(1, 1), level(2, 2), level(3, 2)], 1);
     }
@@ -501,5 +527,12 @@ mod loom_tests {
     #[test]
     fn a_level_that_was_gone_is_not_mixed_with_the_next() {
         history(vec![level(1, 1), vec![], level(2, 2)], 1);
+    }
+
+    #[test]
+    fn levels_and_lists_are_not_mixed() {
+        history(vec![level(1, 1), list(2), level(4, 2)], 1);
+        history(vec![list(1), level(3, 2), list(4)], 1);
+        history(vec![list(1), list(3)], 2);
     }
 }
