@@ -15,7 +15,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
 .PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
-	soak fuzz loom sanitize docs docs-rust docs-site wheels check-tools clean \
+	soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
 help:  ## this list
@@ -50,8 +50,9 @@ types:
 	$(BIN)/mypy
 	$(BIN)/python -W "ignore:kvatlas is a debug build" -m mypy.stubtest kvatlas._native
 
+# Half of the seeds that a run without the variable has; `make fuzz` has many more.
 test-rust:
-	cargo test --locked --workspace --no-fail-fast
+	KVATLAS_SEEDS=300 cargo test --locked --workspace --no-fail-fast
 
 test-python:
 	$(PYTEST)
@@ -136,6 +137,10 @@ fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --locked --release -p kvatlas-index --lib --target-dir target/loom loom
+
+miri: check-tools  ## undefined behaviour and races in the room that has `unsafe`: needs nightly with the component miri
+	MIRIFLAGS="-Zmiri-permissive-provenance" KVATLAS_SEEDS=20 cargo +nightly miri test --locked -p kvatlas-index --lib \
+		--target-dir target/miri -- raw:: sets::
 
 sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Valgrind, over the tests of the index
 	RUSTFLAGS="-Zsanitizer=address" cargo +nightly test --locked -p kvatlas-index --lib --test random_streams --test concurrency \

@@ -54,6 +54,7 @@ OTHER = {
     "streams.settle_timeout": "5s",
     "streams.buffer_batches": "10",
     "streams.buffer_bytes": "64kB",
+    "streams.keyed_identity": "on",
     "limits.workers": "5",
     "limits.streams": "6",
     "limits.keyspaces": "7",
@@ -151,7 +152,14 @@ def test_a_flag_overrules_the_config_variable(tmp_path: Path) -> None:
     assert read_config({}, {"KVATLAS_CONFIG": str(tmp_path / "a.toml")}, tmp_path / "b.toml").config.model == "b"
 
 
-ANY = {"KVATLAS_URL": "http://x", "PATH": "/bin", "KVATLAS": "1", "KVATLASX": "2"}
+ANY = {
+    "KVATLAS_URL": "http://x",
+    "KVATLAS_ROUTER_URL": "http://x",
+    "KVATLAS_TRACES": "/x",
+    "PATH": "/bin",
+    "KVATLAS": "1",
+    "KVATLASX": "2",
+}
 LINKS = {
     "KVATLAS_SERVICE_HOST": "10.0.0.1",
     "KVATLAS_SERVICE_PORT": "8090",

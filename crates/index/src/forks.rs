@@ -60,6 +60,10 @@ impl Forks {
         }
     }
 
+    pub(crate) fn has_unlisted(&self) -> bool {
+        self.unlisted > 0
+    }
+
     pub(crate) fn add_unlisted(&mut self) {
         self.unlisted += 1;
     }

@@ -1,8 +1,6 @@
 //! [`BlockIndex`]: one writer at a time, any number of readers.
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::changes::Changes;
@@ -58,12 +56,12 @@ impl BlockIndex {
         if config.block_size == 0 {
             return Err(Error::BlockSize { got: 0 });
         }
-        let secret = RandomState::new().hash_one(0);
-        let writer = Writer::new(config.count_copies, secret);
+        let readers = Readers::for_this_machine();
+        let writer = Writer::new(config.count_copies, &readers);
         Ok(Self {
             config,
-            readers: Readers::for_this_machine(),
-            roster: Published::new(Roster::default()),
+            readers,
+            roster: Published::new(Roster::default(), &writer.runs.token),
             children: writer.runs.children.clone(),
             writer: Mutex::new(writer),
         })
@@ -159,7 +157,11 @@ impl BlockIndex {
     ///
     /// The answer borrows the index and keeps what it refers to from being freed: use it soon, or turn it into an
     /// [`OwnedMatch`](crate::OwnedMatch). While others write, each depth lies between the smallest and the largest
-    /// that was true of that holder during the call.
+    /// that was true of that holder during the call; but of a holder that is announcing a block hash for another block
+    /// than before, it may be as of the moment when the old block is gone and the new one not yet there.
+    ///
+    /// Waits for no writer. It looks again at what a writer has finished changing while it looked: at one run's levels,
+    /// or at all if a worker came, went, or first offloaded.
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> Match<'_> {
         find(&self.readers, &self.roster, &self.children, content_hashes)

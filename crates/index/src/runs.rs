@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::forks::Forks;
 use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, LevelsRef, Published, Run, Spares, WriterToken};
+use crate::raw::{Children, Level, LevelsNow, Published, Readers, Run, Spares, WriterToken};
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
@@ -21,6 +21,11 @@ pub(crate) const MAX_RUN: usize = 1 << 16;
 /// A run of fewer blocks grows by more than an eighth at once.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
+/// Of so few runs, a table of children is made at once.
+const FEW: usize = 1 << 9;
+/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one is
+/// much fuller than it should be.
+const PACE: usize = 16;
 
 /// What the writer knows of a run beyond what readers see.
 struct Entry {
@@ -49,31 +54,33 @@ pub(crate) struct Runs {
     free: Vec<u32>,
     /// Where readers come in.
     pub(crate) children: Arc<Published<Children>>,
+    /// The one that is being made.
+    next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
     bytes: usize,
     /// Of the places where children hang.
     fork_bytes: usize,
-    secret: u64,
     /// For levels that do not fit into a head.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
 
 impl Runs {
-    pub(crate) fn new(secret: u64) -> Self {
+    pub(crate) fn new(readers: &Readers) -> Self {
+        let token = WriterToken::of(readers);
         Self {
             entries: vec![Entry::free()],
             pages: Pages::new(),
             free: Vec::new(),
-            children: Arc::new(Published::new(Children::with_room_for(6, secret))),
+            children: Arc::new(Published::new(Children::with_room_for(6, &token), &token)),
+            next_children: None,
             live: 0,
             positions: 0,
             bytes: 0,
             fork_bytes: 0,
-            secret,
             spare_levels: Spares::new(),
-            token: WriterToken::new(),
+            token,
         }
     }
 
@@ -105,6 +112,7 @@ impl Runs {
             + self.fork_bytes
             + self.spare_levels.bytes()
             + self.children.get(&self.token).bytes()
+            + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
     }
 
     /// Every run that is not listed with its siblings, where it hangs, and its first level.
@@ -148,7 +156,7 @@ impl Runs {
     }
 
     #[inline]
-    pub(crate) fn levels(&self, id: u32) -> LevelsRef<'_> {
+    pub(crate) fn levels(&self, id: u32) -> LevelsNow<'_> {
         self.get(id).head().levels_now(&self.token)
     }
 
@@ -184,7 +192,7 @@ impl Runs {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
             return None;
         }
-        self.children.get(&self.token).find_id(place.run, place.blocks, content)
+        self.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
     /// The block that continues `place` with `content`, in the run itself or in a child.
@@ -275,10 +283,13 @@ impl Runs {
     fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {
         let entry = &mut self.entries[id as usize];
         let old = entry.run.as_ref().expect("live");
-        let new = old.moved(room, &mut self.spare_levels, &mut self.token);
+        let new = old.moved(room, &mut self.spare_levels, &self.token);
         self.bytes = self.bytes + new.bytes() - old.bytes();
         if let Some(&first) = new.contents().first() {
-            self.children.get(&self.token).replace(old, &new, first);
+            self.children.get(&self.token).replace(old, &new, first, &mut self.token);
+            if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+                next.replace(old, &new, first, &mut self.token);
+            }
         }
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
@@ -298,7 +309,6 @@ impl Runs {
         self.bytes += run.bytes();
         self.live += 1;
         self.positions += contents.len();
-        self.reserve_children(trash);
         let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
         self.entries[id as usize] = {
             let mut page = NO_PAGE;
@@ -308,9 +318,13 @@ impl Runs {
             Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, listed: true, page, forks: None }
         };
         // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
-        let run = self.get(id);
-        self.children.get(&self.token).insert(run, run.contents()[0]);
+        let run = self.entries[id as usize].run.as_ref().expect("live");
+        self.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
+        if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+            next.insert(run, run.contents()[0], &mut self.token);
+        }
         self.hang(id, place);
+        self.reserve_children(trash);
         id
     }
 
@@ -367,6 +381,12 @@ impl Runs {
         }
     }
 
+    /// Whether a run has children that it does not list.
+    #[inline]
+    pub(crate) fn has_unlisted(&self, id: u32) -> bool {
+        self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.has_unlisted())
+    }
+
     /// Where a run hangs that is not listed with its siblings.
     #[inline]
     pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
@@ -417,7 +437,10 @@ impl Runs {
         let place = self.origin(id);
         self.unhang(id, place);
         let run = mem::replace(&mut self.entries[id as usize], Entry::free()).run.expect("live");
-        self.children.get(&self.token).remove(&run, run.contents()[0]);
+        self.children.get(&self.token).remove(&run, run.contents()[0], &mut self.token);
+        if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+            next.remove(&run, run.contents()[0], &mut self.token);
+        }
         self.bytes -= run.bytes();
         self.live -= 1;
         trash.push(Garbage::Run(run));
@@ -435,17 +458,49 @@ impl Runs {
         }
     }
 
-    /// Keeps the table of children between a quarter and all of its room full.
+    /// Keeps the table of children between a quarter and all of its room full. A large one is made a few runs at a time,
+    /// while the old one goes on, and shown to readers when it is complete.
     fn reserve_children(&mut self, trash: &mut Trash) {
-        let room = self.children.get(&self.token).room();
-        if self.live <= room && (self.live * 4 >= room || room <= 64) {
-            return;
+        if self.next_children.is_none() {
+            let room = self.children.get(&self.token).room();
+            if self.live <= room && (self.live * 4 >= room || room <= 64) {
+                return;
+            }
+            let table = Children::with_room_for(self.live * 2 + 6, &self.token);
+            self.next_children = Some(NextChildren { table, until: 0 });
         }
-        let table = Children::with_room_for(self.live * 2 + 6, self.secret);
-        for run in self.entries.iter().filter_map(|e| e.run.as_ref()) {
-            table.insert(run, run.contents()[0]);
+        if self.live == 0
+            && let Some(next) = &mut self.next_children
+        {
+            // Nothing is left to be looked for: a new one is complete.
+            *next = NextChildren { table: Children::with_room_for(6, &self.token), until: NO_RUN };
         }
-        trash.push(Garbage::Children(self.children.replace(table, &mut self.token)));
+        let most = if self.entries.len() <= FEW { usize::MAX } else { PACE };
+        let Self { next_children: Some(next), entries, token, .. } = self else { return };
+        let more = entries.iter().skip(next.until as usize).take(most).inspect(|_| step());
+        for run in more.filter_map(|entry| entry.run.as_ref()) {
+            next.table.insert(run, run.contents()[0], token);
+        }
+        next.until = next.until.saturating_add(most.min(NO_RUN as usize) as u32);
+        if next.until as usize >= entries.len()
+            && let Some(next) = self.next_children.take()
+        {
+            trash.push(Garbage::Children(self.children.replace(next.table, &mut self.token)));
+        }
+    }
+}
+
+/// A table of children that readers are not shown yet.
+struct NextChildren {
+    table: Children,
+    /// Runs with smaller numbers are in it.
+    until: u32,
+}
+
+impl NextChildren {
+    /// The table, if a run of this number is in it.
+    fn of(next: Option<&Self>, id: u32) -> Option<&Children> {
+        next.filter(|next| id < next.until).map(|next| &next.table)
     }
 }
 

@@ -156,7 +156,7 @@ impl Writer {
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
         let it = &self.holders[holder as usize];
-        let mut private = Private::with_room_for(it.blocks as usize, self.secret);
+        let mut private = Private::with_room_for(it.blocks as usize);
         for (run, cutoff) in runs {
             let name = |offset| {
                 let at = Position { run, offset };

@@ -8,6 +8,7 @@
 //! There are as many lines as a power of two, or half as many again: small tables double, large ones grow by half and by a
 //! third in turn.
 
+use crate::raw::prefetch;
 use crate::spread::line_of;
 use crate::steps::step;
 
@@ -15,11 +16,13 @@ use crate::steps::step;
 const PIECE: usize = 2048;
 /// Lines that are moved for each entry that comes or goes. At two, half an entry a line comes while a table grows.
 const PACE: usize = 2;
+/// Lines that are asked for before they are moved.
+const AHEAD: usize = 8;
 /// Tables of so few lines are moved at once: what each line has to take differs much among few.
 const FEW: usize = 64;
 
 /// Tables of fewer lines double when they are full: there time counts for more than memory.
-const SMALL: usize = 1 << 15;
+const SMALL: usize = 1 << 17;
 
 /// A line of a table: a cache line.
 pub(super) trait Line: Clone {
@@ -80,6 +83,14 @@ impl<L: Line> Side<L> {
     pub(super) fn of_mut(&mut self, hash: u64) -> (&mut [L], usize) {
         let line = line_of(hash, self.lines);
         (&mut self.pieces[line / PIECE], line % PIECE)
+    }
+
+    /// Asks for a line that will soon be needed, if it is there.
+    #[inline]
+    fn ask_for(&self, line: usize) {
+        if let Some(it) = self.pieces.get(line / PIECE).and_then(|piece| piece.get(line % PIECE)) {
+            prefetch(it);
+        }
     }
 
     #[inline]
@@ -237,6 +248,8 @@ impl<L: Line> Lines<L> {
             let first = self.frontier;
             let next = first_of(line + 1, self.upper.lines);
             self.bytes += self.lower.make_until(self.lower.line_of(next.map_or(u64::MAX, |next| next - 1)));
+            self.upper.ask_for(line + AHEAD);
+            self.lower.ask_for(self.lower.line_of(first) + 2 * AHEAD);
             let Self { upper, lower, .. } = self;
             let (piece, at) = (&mut *upper.pieces[line / PIECE], line % PIECE);
             to(Moving { piece, at, first, line, lines: upper.lines, shift: upper.shift }, lower);

@@ -166,7 +166,7 @@ impl Writer {
     /// own runs, unless it is known that there is none.
     fn holds_unlisted_beyond(&mut self, holder: u32, place: Place) -> bool {
         let it = &self.holders[holder as usize];
-        if !it.hanging.may_be_beyond(place) {
+        if !self.runs.has_unlisted(place.run) || !it.hanging.may_be_beyond(place) {
             return false;
         }
         let is_beyond = |origin: Place| origin.run == place.run && origin.blocks >= place.blocks;

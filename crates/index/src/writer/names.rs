@@ -7,22 +7,22 @@ use super::slots::Slots;
 use crate::position::{NO_NAME, Position};
 use crate::runs::Runs;
 use crate::segmented::Map;
-use crate::spread::mix;
+use crate::spread::Secret;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
 pub(crate) struct NameTable {
     slots: Slots,
-    secret: u64,
+    secret: Secret,
 }
 
 impl NameTable {
-    pub(crate) fn new(secret: u64) -> Self {
-        Self { slots: Slots::new(), secret }
+    pub(crate) fn new() -> Self {
+        Self { slots: Slots::new(), secret: Secret::new() }
     }
 
     #[inline]
     fn hash(&self, name: u64) -> u64 {
-        hash(name, self.secret)
+        self.secret.mix(name, 0)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -63,7 +63,7 @@ impl NameTable {
     #[inline]
     pub(crate) fn make_ready(&mut self, more: usize, changed: usize, runs: &Runs) {
         let secret = self.secret;
-        self.slots.make_ready(more, changed, |number| hash(runs.name(runs.position(number)), secret));
+        self.slots.make_ready(more, changed, |number| secret.mix(runs.name(runs.position(number)), 0));
     }
 
     #[inline]
@@ -89,12 +89,6 @@ impl NameTable {
     }
 }
 
-/// The hash of a name, which no one who chooses names can choose.
-#[inline]
-fn hash(name: u64, secret: u64) -> u64 {
-    mix(name, 0, secret)
-}
-
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
@@ -115,8 +109,8 @@ pub(super) struct ByPlace {
 
 impl Private {
     /// Of so many names, about.
-    pub(crate) fn with_room_for(names: usize, secret: u64) -> Self {
-        Self { table: OwnTable::with_room_for(names, secret), by_place: OnceCell::new() }
+    pub(crate) fn with_room_for(names: usize) -> Self {
+        Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new() }
     }
 
     pub(crate) fn bytes(&self) -> usize {

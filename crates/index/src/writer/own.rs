@@ -9,7 +9,7 @@
 use super::lines::{Lines, Moving, Side};
 use crate::position::NO_NAME;
 use crate::raw::prefetch;
-use crate::spread::{line_after, line_of, mix};
+use crate::spread::{Secret, line_after, line_of};
 
 const SLOTS: usize = 5;
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
@@ -36,13 +36,13 @@ impl super::lines::Line for Line {
 pub(super) struct OwnTable {
     lines: Lines<Line>,
     len: usize,
-    secret: u64,
+    secret: Secret,
 }
 
 impl OwnTable {
     /// An empty one with room for so many.
-    pub(super) fn with_room_for(names: usize, secret: u64) -> Self {
-        Self { lines: Lines::with_room_for(names, |_| 0), len: 0, secret }
+    pub(super) fn with_room_for(names: usize) -> Self {
+        Self { lines: Lines::with_room_for(names, |_| 0), len: 0, secret: Secret::new() }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -62,7 +62,7 @@ impl OwnTable {
 
     #[inline]
     fn hash(&self, name: u64) -> u64 {
-        mix(name, 0, self.secret)
+        self.secret.mix(name, 0)
     }
 
     #[inline]
@@ -144,13 +144,13 @@ impl OwnTable {
 }
 
 /// Moves what belongs to a line to the other side.
-fn move_line(from: Moving<'_, Line>, to: &mut Side<Line>, secret: u64) {
+fn move_line(from: Moving<'_, Line>, to: &mut Side<Line>, secret: Secret) {
     let Moving { piece, at, line, lines, .. } = from;
     let (mut next, mut distance) = (at, 0);
     loop {
         for slot in 0..SLOTS {
             let (name, number) = (piece[next].names[slot], piece[next].numbers[slot]);
-            let hash = mix(name, 0, secret);
+            let hash = secret.mix(name, 0);
             if name != NO_NAME && line_of(hash, lines) == line {
                 let (lower, home) = to.of_mut(hash);
                 insert(lower, home, name, number);
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn behaves_as_a_map_while_it_grows_and_shrinks() {
         for (most, room) in [(1, 0), (50, 0), (600, 70_000), (4_000, 3_000), (40_000, 0), (90_000, 0)] {
-            let mut table = OwnTable::with_room_for(room, 7);
+            let mut table = OwnTable::with_room_for(room);
             let mut live = VecDeque::new();
             let mut longest = 0;
             for v in 1..100_000_u32 {

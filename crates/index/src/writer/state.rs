@@ -41,16 +41,15 @@ pub(crate) struct Writer {
     pub(crate) counters: Counters,
     /// Ranks of which a dump has a part.
     pub(super) watches: Watches,
-    pub(super) secret: u64,
     pub(super) count_copies: bool,
 }
 
 impl Writer {
-    pub(crate) fn new(count_copies: bool, secret: u64) -> Self {
+    pub(crate) fn new(count_copies: bool, readers: &Readers) -> Self {
         Self {
-            runs: Runs::new(secret),
-            sets: Sets::new(secret),
-            names: NameTable::new(secret),
+            runs: Runs::new(readers),
+            sets: Sets::new(),
+            names: NameTable::new(),
             holders: Vec::new(),
             free_holders: Vec::new(),
             workers: Workers::default(),
@@ -63,7 +62,6 @@ impl Writer {
             trash: Trash::new(),
             counters: Counters::default(),
             watches: Watches::default(),
-            secret,
             count_copies,
         }
     }

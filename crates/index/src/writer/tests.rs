@@ -26,7 +26,7 @@ impl Writer {
             && (0..self.holders.len()).all(|holder| {
                 let is_in = |level: &Level| self.sets.contains(level.set, holder as u32);
                 let unlisted = self.runs.unlisted().filter(|(_, level)| level.as_ref().is_some_and(is_in));
-                self.holders[holder].hanging.is_counted(unlisted.map(|(place, _)| place).collect())
+                self.holders[holder].hanging.is_counted(&unlisted.map(|(place, _)| place).collect::<Vec<_>>())
             })
     }
 }
@@ -134,6 +134,31 @@ fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     let (few, many) = (busy(100), busy(5_000));
     assert_eq!(few, many);
     assert!(few < 64, "{few} steps");
+}
+
+/// Runs come and go in as many steps, however many there are.
+#[test]
+fn tables_grow_and_shrink_a_little_at_a_time() {
+    const CHAINS: u64 = 60_000;
+    let index = BlockIndex::new(Config::default()).expect("a block size");
+    let mut longest = 0;
+    for chain in 0..CHAINS {
+        longest = longest.max(steps_of(|| store(&index, "w", None, [chain])).0);
+        if chain % 7_919 == 0 {
+            assert!((0..=chain).step_by(97).all(|chain| depth(&index, [chain]) == 1));
+            index.write(|writer| assert!(writer.is_counted()));
+        }
+    }
+    for chain in 0..CHAINS {
+        longest = longest.max(steps_of(|| remove(&index, "w", [chain])).0);
+        if chain % 7_919 == 0 {
+            assert!((chain + 1..CHAINS).step_by(97).all(|chain| depth(&index, [chain]) == 1));
+            assert_eq!(depth(&index, [chain]), 0);
+            index.write(|writer| assert!(writer.is_counted()));
+        }
+    }
+    // A table of 512 runs is made at once, and so is one of a hundred lines of names.
+    assert!(longest < 800, "{longest} steps");
 }
 
 /// To clear what is much takes no longer than to clear what is little, nor does any event that follows.

@@ -101,6 +101,8 @@ counters! {
     group_events,
     /// Blocks stored in these groups.
     group_blocks,
+    /// Blocks stored that are called as other blocks were shortly before, as far as that was noticed: nobody can tell the two apart.
+    collisions,
     /// Times that the engine announced that it had cleared its cache.
     clears,
     /// Times that one or more batches were missing.
