@@ -36,7 +36,7 @@
 //! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
 //! | `position.rs`, `prefix.rs`, `spread.rs`, `steps.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; counting; atomics |
-//! | `segmented.rs` | hash tables that no change builds anew as a whole |
+//! | `segmented.rs` | hash tables of what is rare, in segments: no change builds them anew as a whole |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
 //! | `roster.rs` | who is behind a holder's number |
