@@ -15,7 +15,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
 .PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
-	soak fuzz loom sanitize docs docs-rust docs-site wheels check-tools clean \
+	soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
 help:  ## this list
@@ -87,9 +87,10 @@ ladder-short: build  ## all rungs, small and rough, in minutes; results in targe
 	$(LADDER) sweep $(TRACE) --short --duplication 4 --check-seconds 0.3 --out target/ladder-short/sweep $(ARGS)
 	$(LADDER) grow --short --lookup-seconds 0.3 --build-seconds 5 --out target/ladder-short/grow
 
-bench: build  ## what the calls from Python cost on this machine, and readers beside a writer
+bench: build  ## what the calls from Python cost on this machine, readers beside a writer, and the longest pauses
 	$(BIN)/python benchmarks/python_calls.py
 	cargo run --locked --release -p kvatlas-index --example readers
+	cargo run --locked --release -p kvatlas-index --example pauses
 
 bench-peers: build  ## the index beside other released indexes, in one process
 	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)
@@ -136,6 +137,10 @@ fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --locked --release -p kvatlas-index --lib --target-dir target/loom loom
+
+miri: check-tools  ## undefined behaviour and races in the room that has `unsafe`: needs nightly with the component miri
+	MIRIFLAGS="-Zmiri-permissive-provenance" KVATLAS_SEEDS=20 cargo +nightly miri test --locked -p kvatlas-index --lib \
+		--target-dir target/miri -- raw:: sets::
 
 sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Valgrind, over the tests of the index
 	RUSTFLAGS="-Zsanitizer=address" cargo +nightly test --locked -p kvatlas-index --lib --test random_streams --test concurrency \

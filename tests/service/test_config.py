@@ -54,6 +54,7 @@ OTHER = {
     "streams.settle_timeout": "5s",
     "streams.buffer_batches": "10",
     "streams.buffer_bytes": "64kB",
+    "streams.keyed_identity": "on",
     "limits.workers": "5",
     "limits.streams": "6",
     "limits.keyspaces": "7",

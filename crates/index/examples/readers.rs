@@ -1,7 +1,9 @@
 //! What the way readers are protected costs: this index's counters beside two simpler ways, on one hot root.
 //!
-//! Every lookup begins with the same system prompt, so all threads want the same first run. `docs/design/` quotes it.
+//! Every lookup begins with the same system prompt, so all threads want the same first run. And what the scores of all
+//! workers cost, on one thread and on two: they share no count. `docs/design/` quotes it.
 
+use std::cell::RefCell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
@@ -75,7 +77,58 @@ fn run(
     (lookups as f64 / seconds / 1e6, events.load(Ordering::Relaxed) as f64 / seconds / 1e3)
 }
 
+/// Millions of calls a second of so many threads, best of 5.
+fn rate(threads: usize, call: &(impl Fn() + Sync)) -> f64 {
+    let once = || {
+        let (stop, start) = (&AtomicBool::new(false), Instant::now());
+        let calls: u64 = thread::scope(|scope| {
+            let count = || {
+                let mut calls = 0;
+                while !stop.load(Ordering::Relaxed) {
+                    (0..64).for_each(|_| call());
+                    calls += 64;
+                }
+                calls
+            };
+            let running: Vec<_> = (0..threads).map(|_| scope.spawn(count)).collect();
+            thread::sleep(Duration::from_millis(300));
+            stop.store(true, Ordering::Relaxed);
+            running.into_iter().map(|thread| thread.join().expect("does not panic")).sum()
+        });
+        calls as f64 / start.elapsed().as_secs_f64() / 1e6
+    };
+    (0..5).map(|_| once()).fold(0.0, f64::max)
+}
+
+/// What the scores of so many workers cost, who all hold one system prompt and every tenth two blocks more.
+fn scores(workers: u64) {
+    let index = BlockIndex::new(Config::default()).expect("a good size");
+    let (names, contents) = chain(1);
+    for number in 0..workers {
+        let blocks = if number.is_multiple_of(10) { 10 } else { 8 };
+        let (names, contents) = (&names[..blocks], &contents[..blocks]);
+        index.store(&format!("w{number}"), 0, Tier::Gpu, None, names, contents).expect("equal lengths");
+    }
+    let into = || {
+        thread_local!(static BUFFER: RefCell<Vec<(u32, u32)>> = const { RefCell::new(Vec::new()) });
+        BUFFER.with_borrow_mut(|buffer| {
+            index.find(&contents).scores_into(View::Device, buffer);
+            black_box(buffer);
+        });
+    };
+    let borrowed = || drop(black_box(index.find(&contents).scores(View::Device)));
+    let kept = || drop(black_box(index.find(&contents).to_owned()));
+    let line = |what: &str, one: f64, two: f64| {
+        eprintln!("{workers} workers, {what}: {:.0} ns, two threads {:.2} times one", 1e3 / one, two / one);
+    };
+    line("scores_into", rate(1, &into), rate(2, &into));
+    line("scores", rate(1, &borrowed), rate(2, &borrowed));
+    line("to_owned", rate(1, &kept), rate(2, &kept));
+}
+
 fn main() {
+    scores(32);
+    scores(1_000);
     let lock = &RwLock::new(());
     let counted = &Arc::new(());
     let plain = |f: &dyn Fn()| f();

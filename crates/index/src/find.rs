@@ -8,31 +8,16 @@ use smallvec::SmallVec;
 
 use crate::position::ROOT;
 use crate::prefix::common_prefix;
-use crate::raw::{Children, Held, Members, Pin, Published, Readers, SetWord};
+use crate::raw::{Children, Found, Guard, Members, Published, Reaches, Readers};
 use crate::roster::{Chunk, Kept, Members as Holders, Roster};
 use crate::sets::{Bits, OwnedMembers, Seen};
 use crate::types::View;
-
-/// Holders of the first `depth` blocks of the query.
-#[derive(Clone, Copy, Debug)]
-struct Reach {
-    depth: u32,
-    set: SetWord,
-}
-
-type Reaches = SmallVec<[Reach; 12]>;
 
 /// The answer to a lookup: for every holder how many leading blocks of the query it holds.
 ///
 /// It is kept as found: a short list of depths, each with the set of holders that reach it. Who they are is worked
 /// out only when asked.
-pub struct Match<'i> {
-    /// Depths rise, sets shrink.
-    reaches: Reaches,
-    /// As of the walk.
-    roster: Held<Roster>,
-    pin: Pin<'i>,
-}
+pub struct Match<'i>(Found<'i, Roster>);
 
 /// A [`Match`] that depends on nothing: later changes of the index do not touch it.
 pub struct OwnedMatch {
@@ -48,40 +33,23 @@ pub(crate) fn find<'i>(
     children: &Published<Children>,
     query: &[u64],
 ) -> Match<'i> {
-    let pin = readers.pin();
-    let children = children.load(&pin);
-    let mut held = roster.hold(&pin);
-    loop {
-        let reaches = walk(&pin, children, query);
-        // Who a holder is must be known as of the walk. It changes when a worker comes or goes, or first offloads.
-        let now = roster.hold(&pin);
-        if now == held {
-            return Match { reaches, roster: held, pin };
-        }
-        held = now;
-    }
+    Match(Found::by(readers, roster, |guard, reaches| walk(guard, children.load(guard), query, reaches)))
 }
 
 #[inline]
-fn walk(pin: &Pin<'_>, children: &Children, query: &[u64]) -> Reaches {
-    let mut reaches = Reaches::new();
+fn walk<'p>(guard: &'p Guard<'_>, children: &'p Children, query: &[u64], mut reaches: Reaches<'_, 'p>) {
     let mut parent = ROOT;
     let mut fork = 0;
     let mut rest = query;
     let mut depth = 0;
     while let Some(&first) = rest.first()
-        && let Some(run) = children.find(pin, parent, fork, first)
+        && let Some(run) = children.find(guard, parent, fork, first)
     {
-        let (levels, contents) = run.read(pin);
+        let (levels, contents) = run.read(guard);
         let alike = common_prefix(contents, rest) as u32;
-        for level in &*levels {
-            let reach = Reach { depth: depth + level.end.min(alike), set: level.set };
-            match reaches.last_mut() {
-                // Whoever held all of the run before goes on through this one.
-                Some(last) if last.set == reach.set => *last = reach,
-                _ => reaches.push(reach),
-            }
-            if level.end >= alike {
+        for (end, set) in levels.iter() {
+            reaches.push(depth + end.min(alike), set);
+            if end >= alike {
                 break;
             }
         }
@@ -93,7 +61,6 @@ fn walk(pin: &Pin<'_>, children: &Children, query: &[u64]) -> Reaches {
         depth += alike;
         rest = &rest[alike as usize..];
     }
-    reaches
 }
 
 /// The accessors that both kinds of match have, over an inherent `reached` (deepest first).
@@ -119,9 +86,8 @@ macro_rules! accessors {
             /// Names are borrowed: clone those that are to outlive the match.
             #[must_use]
             pub fn scores(&self, view: View) -> Vec<(&Arc<str>, u32)> {
-                let mut out = Vec::new();
+                let mut out = Vec::with_capacity(self.widest());
                 let _ = self.each_worker(view, |depth, chunk, who| {
-                    out.reserve(who.count_ones() as usize);
                     out.extend(Bits::of(who).map(|at| (chunk.worker(at), depth)));
                     Continue(())
                 });
@@ -135,8 +101,8 @@ macro_rules! accessors {
             /// [`worker`](Self::worker) has the name.
             pub fn scores_into(&self, view: View, out: &mut Vec<(u32, u32)>) {
                 out.clear();
+                out.reserve(self.widest());
                 let _ = self.each_worker(view, |depth, chunk, who| {
-                    out.reserve(who.count_ones() as usize);
                     out.extend(Bits::of(who).map(|at| (chunk.worker_number(at), depth)));
                     Continue(())
                 });
@@ -202,6 +168,12 @@ macro_rules! accessors {
                 out
             }
 
+            /// Holders of the first block: all there are, unless a writer was at work during the lookup.
+            #[inline]
+            fn widest(&self) -> usize {
+                self.reached().next_back().map_or(0, |(_, members)| members.len())
+            }
+
             /// Calls `f` with a depth and 64 holders at a time, of which the mask says who reaches that depth, counts
             /// in the view and was not among those before; deepest first.
             #[inline]
@@ -244,22 +216,24 @@ accessors!(OwnedMatch);
 impl Match<'_> {
     #[inline]
     fn holders(&self) -> &Holders {
-        self.roster.get(&self.pin).members()
+        self.0.who().members()
     }
 
+    #[inline]
     fn deepest(&self) -> u32 {
-        self.reaches.last().map_or(0, |reach| reach.depth)
+        self.0.deepest()
     }
 
-    fn reached(&self) -> impl Iterator<Item = (u32, Members<'_>)> {
-        self.reaches.iter().rev().map(|reach| (reach.depth, reach.set.members(&self.pin)))
+    #[inline]
+    fn reached(&self) -> impl DoubleEndedIterator<Item = (u32, Members<'_>)> {
+        self.0.reached()
     }
 
     /// The same answer, for keeping. Costs a copy of the sets of holders.
     #[must_use]
     pub fn to_owned(&self) -> OwnedMatch {
-        let own = |reach: &Reach| (reach.depth, OwnedMembers::of(reach.set, reach.set.members(&self.pin)));
-        OwnedMatch { reaches: self.reaches.iter().map(own).collect(), roster: self.roster.get(&self.pin).keep() }
+        let reaches = self.0.reached().rev().map(|(depth, members)| (depth, OwnedMembers::of(members))).collect();
+        OwnedMatch { reaches, roster: self.0.who().keep() }
     }
 }
 
@@ -269,11 +243,13 @@ impl OwnedMatch {
         &self.roster
     }
 
+    #[inline]
     fn deepest(&self) -> u32 {
         self.reaches.last().map_or(0, |(depth, _)| *depth)
     }
 
-    fn reached(&self) -> impl Iterator<Item = (u32, Members<'_>)> {
+    #[inline]
+    fn reached(&self) -> impl DoubleEndedIterator<Item = (u32, Members<'_>)> {
         self.reaches.iter().rev().map(|(depth, members)| (*depth, members.members()))
     }
 }

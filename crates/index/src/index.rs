@@ -1,8 +1,6 @@
 //! [`BlockIndex`]: one writer at a time, any number of readers.
 
-use std::collections::hash_map::RandomState;
 use std::fmt;
-use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::changes::Changes;
@@ -31,6 +29,9 @@ impl Default for Config {
     }
 }
 
+/// Blocks freed before others have their turn: a fraction of a millisecond.
+const SLICE_OF_SETTLING: usize = 2048;
+
 /// The exact index of who holds which blocks. See the crate's text.
 ///
 /// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) waits for nobody.
@@ -55,12 +56,12 @@ impl BlockIndex {
         if config.block_size == 0 {
             return Err(Error::BlockSize { got: 0 });
         }
-        let secret = RandomState::new().hash_one(0);
-        let writer = Writer::new(config.count_copies, secret);
+        let readers = Readers::for_this_machine();
+        let writer = Writer::new(config.count_copies, &readers);
         Ok(Self {
             config,
-            readers: Readers::for_this_machine(),
-            roster: Published::new(Roster::default()),
+            readers,
+            roster: Published::new(Roster::default(), &writer.runs.token),
             children: writer.runs.children.clone(),
             writer: Mutex::new(writer),
         })
@@ -125,12 +126,13 @@ impl BlockIndex {
         self.changes().remove(worker, rank, tier, block_hashes);
     }
 
-    /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known.
+    /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known. Readers see it at
+    /// once; the memory of what was much goes back in the changes that follow, or by [`settle`](Self::settle).
     pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         self.changes().clear(worker, rank, tier);
     }
 
-    /// A worker is gone, with all its blocks.
+    /// A worker is gone, with all its blocks; their memory as in [`clear`](Self::clear).
     pub fn drop_worker(&self, worker: &str) {
         self.write_after(true, |writer| writer.drop_worker(worker, &self.roster));
     }
@@ -155,15 +157,30 @@ impl BlockIndex {
     ///
     /// The answer borrows the index and keeps what it refers to from being freed: use it soon, or turn it into an
     /// [`OwnedMatch`](crate::OwnedMatch). While others write, each depth lies between the smallest and the largest
-    /// that was true of that holder during the call.
+    /// that was true of that holder during the call; but of a holder that is announcing a block hash for another block
+    /// than before, it may be as of the moment when the old block is gone and the new one not yet there.
+    ///
+    /// Waits for no writer. It looks again at what a writer has finished changing while it looked: at one run's levels,
+    /// or at all if a worker came, went, or first offloaded.
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> Match<'_> {
         find(&self.readers, &self.roster, &self.children, content_hashes)
     }
 
-    /// Sizes and counts. Writers wait for a time that depends on the number of ranks alone.
+    /// Frees what was held until it was cleared or dropped. That happens a little at a time in the changes that follow,
+    /// as it may be much; this does all there is to do, and lets others change the index meanwhile.
+    pub fn settle(&self) {
+        let goes_on = |writer: &mut Writer| {
+            let is_left = writer.see_off_some(SLICE_OF_SETTLING, &self.roster);
+            is_left || writer.has_garbage()
+        };
+        while self.write_after(true, goes_on) {}
+    }
+
+    /// Sizes and counts, after [`settle`](Self::settle). Writers wait for a time that depends on the number of ranks alone.
     #[must_use]
     pub fn stats(&self) -> Stats {
+        self.settle();
         let mut stats = self.write(|writer| writer.stats());
         stats.bytes += (self.readers.bytes() + size_of::<Self>()) as u64;
         stats
@@ -231,6 +248,7 @@ impl BlockIndex {
     fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
         let mut writer = self.lock();
         let result = change(&mut writer);
+        writer.see_off(&self.roster);
         writer.tidy(&self.readers, tidy_now);
         result
     }

@@ -1,8 +1,9 @@
 //! The exact index of every cached KV block across an LLM inference fleet.
 //!
 //! Engines cache the keys and values of prompts in blocks, and tell what they store and evict. A [`BlockIndex`] is
-//! told all that and answers, for a prompt, which worker holds how many of its leading blocks *right now*. It needs
-//! one or two cache misses for each place where stored chains part, and nothing per worker.
+//! told all that and answers, for a prompt, which worker holds how many of its leading blocks *right now*. It goes
+//! to memory, for each place where stored chains part, for a line of one table, a head of one line and the hashes to
+//! compare, which lie in sequence (for one line more where many levels meet); and for nothing per worker.
 //!
 //! # The structure
 //!
@@ -35,6 +36,7 @@
 //! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
 //! | `position.rs`, `prefix.rs`, `spread.rs`, `steps.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; counting; atomics |
+//! | `segmented.rs` | hash tables of what is rare, in segments: no change builds them anew as a whole |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
 //! | `roster.rs` | who is behind a holder's number |
@@ -81,6 +83,7 @@ pub mod reference;
 mod retire;
 mod roster;
 mod runs;
+mod segmented;
 mod sets;
 mod snapshot;
 mod spread;

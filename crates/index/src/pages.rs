@@ -10,7 +10,7 @@ const BITS: u32 = 4;
 pub(crate) const PAGE: u32 = 1 << BITS;
 pub(crate) const NO_PAGE: u32 = u32::MAX;
 /// Page numbers are of so many bits that a position fits into 32.
-pub(crate) const MOST_PAGES: usize = 1 << (32 - BITS);
+const MOST_PAGES: usize = 1 << (32 - BITS);
 
 /// One page: 16 consecutive positions of a run.
 #[derive(Clone, Copy)]
@@ -28,17 +28,30 @@ pub(crate) struct Pages {
     /// The first free one.
     free: u32,
     used: usize,
+    /// How many there can be; fewer in tests.
+    most: usize,
 }
 
 impl Pages {
     pub(crate) fn new() -> Self {
-        Self { pages: Vec::new(), free: NO_PAGE, used: 0 }
+        Self { pages: Vec::new(), free: NO_PAGE, used: 0, most: MOST_PAGES }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         self.pages.capacity() * size_of::<Page>()
     }
 
+    /// Whether so many more can be numbered.
+    pub(crate) fn can_add(&self, more: usize) -> bool {
+        self.used.saturating_add(more) < self.most
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn used(&self) -> usize {
         self.used
     }
@@ -47,6 +60,7 @@ impl Pages {
     pub(crate) fn add(&mut self, run: u32, previous: u32) -> u32 {
         let index = if previous == NO_PAGE { 0 } else { self.pages[previous as usize].index + 1 };
         let page = Page { run, index, previous };
+        assert!(self.used < self.most, "refused before it comes to this");
         self.used += 1;
         if self.free == NO_PAGE {
             if self.pages.len() == self.pages.capacity() {
@@ -68,7 +82,7 @@ impl Pages {
         self.free = id;
         self.used -= 1;
         if self.used == 0 {
-            *self = Self::new();
+            *self = Self { most: self.most, ..Self::new() };
         }
         previous
     }

@@ -31,6 +31,11 @@ impl Garbage {
 /// Garbage is looked at when so much has come together: a look costs about as much as storing a block.
 const ENOUGH: usize = 16 << 10;
 
+/// Questions after which is looked again whether the readers that were in the way have left.
+const MOST_QUESTIONS: u32 = 64;
+/// Things freed in one go.
+const AT_ONCE: usize = 512;
+
 /// The writer's bin.
 pub(crate) struct Trash {
     retired: Retired<Garbage>,
@@ -61,9 +66,14 @@ impl Trash {
         // What a reader kept from going must not wait for more garbage to come.
         let waited = self.asked.as_mut().is_some_and(|asked| {
             *asked += 1;
-            *asked >= 64
+            *asked >= MOST_QUESTIONS
         });
         waited || self.fresh_bytes >= ENOUGH
+    }
+
+    /// Whether there is something that can be freed.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.retired.is_ready()
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -76,15 +86,16 @@ impl Trash {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
-    /// Gives `reuse` what no reader can see any more.
+    /// Gives `reuse` what no reader can see any more, a bounded part of it.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
         let mut freed = 0;
-        let left = self.retired.advance(readers, |garbage| {
+        let left = self.retired.advance(readers, AT_ONCE, |garbage| {
             freed += garbage.bytes() + size_of::<Garbage>();
             reuse(garbage);
         });
         self.bytes -= freed;
-        self.asked = left.then_some(0);
+        // What nobody can hold is gone on with at the next question.
+        self.asked = left.then_some(if self.retired.is_ready() { MOST_QUESTIONS } else { 0 });
     }
 }

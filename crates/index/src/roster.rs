@@ -21,7 +21,7 @@ pub(crate) const ALL_VIEWS: u8 = 0b1111;
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
-    /// The same number for all holders of a worker: that of one of them.
+    /// The worker's own number, whatever those of its holders are.
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
     /// The views of the rank that it answers for: at least one.
@@ -30,7 +30,7 @@ pub(crate) struct Member {
     pub(crate) is_only_rank: bool,
 }
 
-/// Holders `64 * n..` of a roster. In its masks bit i is for the i-th of them.
+/// Holders `64 * n..` of a roster, and workers of these numbers. In its masks bit i is for the i-th of them.
 #[derive(Clone)]
 pub(crate) struct Chunk {
     /// Nothing where nobody is, so that a name is had without a look at it.
@@ -41,6 +41,8 @@ pub(crate) struct Chunk {
     views: [u64; View::ALL.len()],
     /// Those whose worker has other ranks. In one view a rank has one holder, so all others are met once a worker.
     of_many_ranks: u64,
+    /// Names by the workers' numbers.
+    names: [Option<Arc<str>>; CHUNK],
 }
 
 impl Chunk {
@@ -51,12 +53,17 @@ impl Chunk {
             ranks: [0; CHUNK],
             views: [0; View::ALL.len()],
             of_many_ranks: 0,
+            names: [const { None }; CHUNK],
         }
     }
 
     /// Those that are anyone's: everyone answers for some view.
     fn taken(&self) -> u64 {
         self.views.iter().fold(0, |taken, view| taken | view)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.taken() == 0 && self.names.iter().all(Option::is_none)
     }
 
     /// Those that answer for a view.
@@ -107,6 +114,8 @@ pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
     /// Holders that do not answer for every view.
     offloading: usize,
+    /// Holders that are nobody's and still in sets.
+    leaving: usize,
 }
 
 /// The holders of a roster for answers that are kept, with a count that has its cache lines for itself.
@@ -128,23 +137,22 @@ impl Members {
         self.chunks.get(word).map(|chunk| &**chunk)
     }
 
-    /// Words of 64 holders.
+    /// Words of 64 holders, or of 64 workers if these are more.
     #[inline]
     pub(crate) fn words(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Whether every holder counts in every view.
+    /// Whether every holder that is in any set counts in every view.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
-        self.offloading == 0
+        self.offloading == 0 && self.leaving == 0
     }
 
     /// The name of the worker with this number.
     #[inline]
     pub(crate) fn worker(&self, number: u32) -> Option<&Arc<str>> {
-        let (chunk, at) = (self.chunks.get(number as usize / CHUNK)?, number as usize % CHUNK);
-        (chunk.taken() >> at & 1 == 1).then(|| &chunk.workers[at])
+        self.chunks.get(number as usize / CHUNK)?.names[number as usize % CHUNK].as_ref()
     }
 
     fn get(&self, holder: u32) -> Option<Member> {
@@ -160,13 +168,10 @@ impl Members {
     }
 
     fn set(&mut self, holder: u32, member: Option<Member>) {
-        let (number, at) = (holder as usize / CHUNK, holder as usize % CHUNK);
-        while self.chunks.len() <= number {
-            self.chunks.push(Arc::new(Chunk::empty()));
-        }
+        let at = holder as usize % CHUNK;
         let counts = |member: &Option<Member>| usize::from(member.as_ref().is_some_and(|m| m.views != ALL_VIEWS));
         self.offloading = self.offloading + counts(&member) - counts(&self.get(holder));
-        let chunk = Arc::make_mut(&mut self.chunks[number]);
+        let chunk = self.chunk_mut(holder);
         let mark = |mask: &mut u64, is: bool| *mask = *mask & !(1 << at) | u64::from(is) << at;
         let (views, is_only_rank) = member.as_ref().map_or((0, true), |m| (m.views, m.is_only_rank));
         chunk.views.iter_mut().enumerate().for_each(|(view, mask)| mark(mask, views >> view & 1 == 1));
@@ -174,7 +179,24 @@ impl Members {
         chunk.worker_numbers[at] = member.as_ref().map_or(0, |m| m.worker_number);
         chunk.ranks[at] = member.as_ref().map_or(0, |m| m.rank);
         chunk.workers[at] = member.map(|m| m.worker).unwrap_or_default();
-        while self.chunks.last().is_some_and(|chunk| chunk.taken() == 0) {
+        self.trim();
+    }
+
+    fn name(&mut self, number: u32, name: Option<Arc<str>>) {
+        self.chunk_mut(number).names[number as usize % CHUNK] = name;
+        self.trim();
+    }
+
+    fn chunk_mut(&mut self, number: u32) -> &mut Chunk {
+        let at = number as usize / CHUNK;
+        while self.chunks.len() <= at {
+            self.chunks.push(Arc::new(Chunk::empty()));
+        }
+        Arc::make_mut(&mut self.chunks[at])
+    }
+
+    fn trim(&mut self) {
+        while self.chunks.last().is_some_and(|chunk| chunk.is_empty()) {
             self.chunks.pop();
         }
     }
@@ -201,6 +223,21 @@ impl Roster {
     /// The roster with one entry changed.
     pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
         self.members.set(holder, member);
+    }
+
+    /// The roster with another name for a worker's number, or none.
+    pub(crate) fn name(&mut self, number: u32, name: Option<Arc<str>>) {
+        self.members.name(number, name);
+    }
+
+    /// The roster when a holder that is nobody's any more is still in sets.
+    pub(crate) fn one_leaves(&mut self) {
+        self.members.leaving += 1;
+    }
+
+    /// The roster when such a holder is in no set any more.
+    pub(crate) fn one_has_left(&mut self) {
+        self.members.leaving -= 1;
     }
 
     /// The roster when the worker of this holder has got another rank.

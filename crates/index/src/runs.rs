@@ -10,9 +10,9 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::forks::Forks;
-use crate::pages::{MOST_PAGES, NO_PAGE, PAGE, Pages};
+use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, LevelsRef, Published, Run, Spares, WriterToken};
+use crate::raw::{Children, Level, LevelsNow, Published, Readers, Run, Spares, WriterToken};
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
@@ -21,6 +21,11 @@ pub(crate) const MAX_RUN: usize = 1 << 16;
 /// A run of fewer blocks grows by more than an eighth at once.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
+/// Of so few runs, a table of children is made at once.
+const FEW: usize = 1 << 9;
+/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one is
+/// much fuller than it should be.
+const PACE: usize = 16;
 
 /// What the writer knows of a run beyond what readers see.
 struct Entry {
@@ -34,6 +39,8 @@ struct Entry {
     /// Whether memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
     /// been through the old blocks may be about to look for children at the same offsets.
     cut: bool,
+    /// Whether the run is listed with its siblings; else its holders count it.
+    listed: bool,
     /// The run's last page.
     page: u32,
     /// Places where children hang, deepest first, each with its first child.
@@ -47,31 +54,33 @@ pub(crate) struct Runs {
     free: Vec<u32>,
     /// Where readers come in.
     pub(crate) children: Arc<Published<Children>>,
+    /// The one that is being made.
+    next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
     bytes: usize,
     /// Of the places where children hang.
     fork_bytes: usize,
-    secret: u64,
     /// For levels that do not fit into a head.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
 
 impl Runs {
-    pub(crate) fn new(secret: u64) -> Self {
+    pub(crate) fn new(readers: &Readers) -> Self {
+        let token = WriterToken::of(readers);
         Self {
             entries: vec![Entry::free()],
             pages: Pages::new(),
             free: Vec::new(),
-            children: Arc::new(Published::new(Children::with_room_for(6, secret))),
+            children: Arc::new(Published::new(Children::with_room_for(6, &token), &token)),
+            next_children: None,
             live: 0,
             positions: 0,
             bytes: 0,
             fork_bytes: 0,
-            secret,
             spare_levels: Spares::new(),
-            token: WriterToken::new(),
+            token,
         }
     }
 
@@ -80,9 +89,14 @@ impl Runs {
         self.live
     }
 
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pages_for_tests(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
     /// Whether so many runs more can be numbered.
     pub(crate) fn can_number(&self, more: usize) -> bool {
-        self.entries.len() + more < NO_RUN as usize && self.pages.used() + more < MOST_PAGES
+        self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
 
     /// Number of blocks of all runs.
@@ -91,14 +105,21 @@ impl Runs {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let children = self.children.get(&self.token).bytes();
         self.bytes
             + self.pages.bytes()
             + self.entries.capacity() * size_of::<Entry>()
             + self.free.capacity() * 4
             + self.fork_bytes
             + self.spare_levels.bytes()
-            + children
+            + self.children.get(&self.token).bytes()
+            + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
+    }
+
+    /// Every run that is not listed with its siblings, where it hangs, and its first level.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn unlisted(&self) -> impl Iterator<Item = (Place, Option<Level>)> {
+        let unlisted = (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id));
+        unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
     }
 
     /// Whether the bytes are what they must be.
@@ -109,13 +130,13 @@ impl Runs {
         self.fork_bytes == forks && self.bytes == runs
     }
 
-    /// The numbers of all runs.
-    pub(crate) fn ids(&self) -> impl Iterator<Item = u32> {
-        (0..self.entries.len() as u32).inspect(|_| step()).filter(|&id| self.is_live(id))
-    }
-
     pub(crate) fn is_live(&self, id: u32) -> bool {
         self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
+    }
+
+    /// Whether a run is live and not listed with its siblings.
+    pub(crate) fn is_unlisted(&self, id: u32) -> bool {
+        self.is_live(id) && !self.entries[id as usize].listed
     }
 
     #[inline]
@@ -135,7 +156,7 @@ impl Runs {
     }
 
     #[inline]
-    pub(crate) fn levels(&self, id: u32) -> LevelsRef<'_> {
+    pub(crate) fn levels(&self, id: u32) -> LevelsNow<'_> {
         self.get(id).head().levels_now(&self.token)
     }
 
@@ -171,7 +192,7 @@ impl Runs {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
             return None;
         }
-        self.children.get(&self.token).find_id(place.run, place.blocks, content)
+        self.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
     /// The block that continues `place` with `content`, in the run itself or in a child.
@@ -262,10 +283,13 @@ impl Runs {
     fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {
         let entry = &mut self.entries[id as usize];
         let old = entry.run.as_ref().expect("live");
-        let new = old.moved(room, &mut self.spare_levels, &mut self.token);
+        let new = old.moved(room, &mut self.spare_levels, &self.token);
         self.bytes = self.bytes + new.bytes() - old.bytes();
         if let Some(&first) = new.contents().first() {
-            self.children.get(&self.token).replace(old, &new, first);
+            self.children.get(&self.token).replace(old, &new, first, &mut self.token);
+            if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+                next.replace(old, &new, first, &mut self.token);
+            }
         }
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
@@ -285,19 +309,22 @@ impl Runs {
         self.bytes += run.bytes();
         self.live += 1;
         self.positions += contents.len();
-        self.reserve_children(trash);
         let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
         self.entries[id as usize] = {
             let mut page = NO_PAGE;
             for _ in 0..contents.len().div_ceil(PAGE as usize) {
                 page = self.pages.add(id, page);
             }
-            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, page, forks: None }
+            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, listed: true, page, forks: None }
         };
         // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
-        let run = self.get(id);
-        self.children.get(&self.token).insert(run, run.contents()[0]);
+        let run = self.entries[id as usize].run.as_ref().expect("live");
+        self.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
+        if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+            next.insert(run, run.contents()[0], &mut self.token);
+        }
         self.hang(id, place);
+        self.reserve_children(trash);
         id
     }
 
@@ -312,8 +339,15 @@ impl Runs {
         }
         let before = parent.forks.as_ref().map_or(0, |forks| forks.bytes());
         let forks = parent.forks.get_or_insert_default();
-        let next = forks.add(place.blocks, id);
+        let is_listed = forks.lists_next();
+        let next = if is_listed {
+            forks.add(place.blocks, id)
+        } else {
+            forks.add_unlisted();
+            None
+        };
         self.fork_bytes = self.fork_bytes + forks.bytes() - before;
+        self.entries[id as usize].listed = is_listed;
         if let Some(next) = next {
             self.entries[id as usize].next = next;
             self.entries[next as usize].previous = id;
@@ -324,18 +358,21 @@ impl Runs {
         if place.run == ROOT {
             return;
         }
-        let Entry { next, previous, .. } = self.entries[id as usize];
+        let Entry { next, previous, listed, .. } = self.entries[id as usize];
         if next != NO_RUN {
             self.entries[next as usize].previous = previous;
         }
         if previous != NO_RUN {
             self.entries[previous as usize].next = next;
-            return;
         }
         let parent = &mut self.entries[place.run as usize];
         let forks = parent.forks.as_mut().expect("a child's parent lists it");
         let before = forks.bytes();
-        forks.replace(place.blocks, (next != NO_RUN).then_some(next));
+        match (listed, previous) {
+            (false, _) => forks.remove_unlisted(),
+            (true, NO_RUN) => forks.remove_first(place.blocks, (next != NO_RUN).then_some(next)),
+            (true, _) => forks.remove(),
+        }
         self.fork_bytes = self.fork_bytes + forks.bytes() - before;
         if forks.is_empty() {
             self.fork_bytes -= forks.bytes();
@@ -344,13 +381,26 @@ impl Runs {
         }
     }
 
-    /// Calls `f` with the children that hang after more than `blocks` and at most `most` blocks, until it says stop
+    /// Whether a run has children that it does not list.
+    #[inline]
+    pub(crate) fn has_unlisted(&self, id: u32) -> bool {
+        self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.has_unlisted())
+    }
+
+    /// Where a run hangs that is not listed with its siblings.
+    #[inline]
+    pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
+        (!self.entries[id as usize].listed).then(|| self.origin(id))
+    }
+
+    /// Calls `f` with the listed children that hang after more than `blocks` and at most `most` blocks, until it says stop
     /// (true).
     pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
         let Some(forks) = &self.entries[id as usize].forks else { return false };
         for first in forks.between(blocks, most) {
             let mut child = first;
             while child != NO_RUN {
+                step();
                 if f(child) {
                     return true;
                 }
@@ -387,7 +437,10 @@ impl Runs {
         let place = self.origin(id);
         self.unhang(id, place);
         let run = mem::replace(&mut self.entries[id as usize], Entry::free()).run.expect("live");
-        self.children.get(&self.token).remove(&run, run.contents()[0]);
+        self.children.get(&self.token).remove(&run, run.contents()[0], &mut self.token);
+        if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+            next.remove(&run, run.contents()[0], &mut self.token);
+        }
         self.bytes -= run.bytes();
         self.live -= 1;
         trash.push(Garbage::Run(run));
@@ -405,22 +458,63 @@ impl Runs {
         }
     }
 
-    /// Keeps the table of children between a quarter and all of its room full.
+    /// Keeps the table of children between a quarter and all of its room full. A large one is made a few runs at a time,
+    /// while the old one goes on, and shown to readers when it is complete.
     fn reserve_children(&mut self, trash: &mut Trash) {
-        let room = self.children.get(&self.token).room();
-        if self.live <= room && (self.live * 4 >= room || room <= 64) {
-            return;
+        if self.next_children.is_none() {
+            let room = self.children.get(&self.token).room();
+            if self.live <= room && (self.live * 4 >= room || room <= 64) {
+                return;
+            }
+            let table = Children::with_room_for(self.live * 2 + 6, &self.token);
+            self.next_children = Some(NextChildren { table, until: 0 });
         }
-        let table = Children::with_room_for(self.live * 2 + 6, self.secret);
-        for run in self.entries.iter().filter_map(|e| e.run.as_ref()) {
-            table.insert(run, run.contents()[0]);
+        if self.live == 0
+            && let Some(next) = &mut self.next_children
+        {
+            // Nothing is left to be looked for: a new one is complete.
+            *next = NextChildren { table: Children::with_room_for(6, &self.token), until: NO_RUN };
         }
-        trash.push(Garbage::Children(self.children.replace(table, &mut self.token)));
+        let most = if self.entries.len() <= FEW { usize::MAX } else { PACE };
+        let Self { next_children: Some(next), entries, token, .. } = self else { return };
+        let more = entries.iter().skip(next.until as usize).take(most).inspect(|_| step());
+        for run in more.filter_map(|entry| entry.run.as_ref()) {
+            next.table.insert(run, run.contents()[0], token);
+        }
+        next.until = next.until.saturating_add(most.min(NO_RUN as usize) as u32);
+        if next.until as usize >= entries.len()
+            && let Some(next) = self.next_children.take()
+        {
+            trash.push(Garbage::Children(self.children.replace(next.table, &mut self.token)));
+        }
+    }
+}
+
+/// A table of children that readers are not shown yet.
+struct NextChildren {
+    table: Children,
+    /// Runs with smaller numbers are in it.
+    until: u32,
+}
+
+impl NextChildren {
+    /// The table, if a run of this number is in it.
+    fn of(next: Option<&Self>, id: u32) -> Option<&Children> {
+        next.filter(|next| id < next.until).map(|next| &next.table)
     }
 }
 
 impl Entry {
     fn free() -> Self {
-        Self { run: None, start: 0, next: NO_RUN, previous: NO_RUN, cut: false, page: NO_PAGE, forks: None }
+        Self {
+            run: None,
+            start: 0,
+            next: NO_RUN,
+            previous: NO_RUN,
+            cut: false,
+            listed: true,
+            page: NO_PAGE,
+            forks: None,
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! How hashes are mixed and spread over the lines of a table.
 
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+
 /// Which of `lines` a hash belongs to: its high bits choose (multiply-shift, so any number of lines will do).
 #[inline]
 pub(crate) fn line_of(hash: u64, lines: usize) -> usize {
@@ -12,10 +15,88 @@ pub(crate) fn line_after(line: usize, lines: usize) -> usize {
     if line + 1 == lines { 0 } else { line + 1 }
 }
 
-/// Multiplies and folds: the mixing step of wyhash. `secret` keeps who chooses the inputs from choosing the lines.
-#[inline]
-pub(crate) fn mix(x: u64, y: u64, secret: u64) -> u64 {
-    let y = (y ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1;
-    let product = u128::from(x ^ secret) * u128::from(y);
-    (product >> 64) as u64 ^ product as u64
+/// What a table mixes its hashes with. Who chooses the inputs, knows this code and has seen the secrets of other tables
+/// cannot choose lines: both factors of the product are secret, and each table draws its own.
+#[derive(Clone, Copy)]
+pub(crate) struct Secret {
+    x: u64,
+    y: u64,
+}
+
+impl Secret {
+    /// One that nobody has had: what a hash keyed at random by the operating system says of two numbers.
+    pub(crate) fn new() -> Self {
+        let keyed = RandomState::new();
+        Self { x: keyed.hash_one(0), y: keyed.hash_one(1) }
+    }
+
+    /// Multiplies and folds: the mixing step of wyhash.
+    #[inline]
+    pub(crate) fn mix(self, x: u64, y: u64) -> u64 {
+        // Odd, so that no bit of the other factor is lost; spread, so that a small `y` changes all of it.
+        let y = (y ^ self.y).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1;
+        let product = u128::from(x ^ self.x) * u128::from(y);
+        (product >> 64) as u64 ^ product as u64
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::HashSet;
+
+    use kvatlas_testing::{Random, seeds};
+
+    use super::*;
+
+    const LINES: usize = 256;
+
+    /// Inputs that one table puts into one line, found by trying, as one does who knows that table's secret.
+    fn of_one_line(secret: Secret, count: usize, random: &mut Random) -> Vec<u64> {
+        let mut found = Vec::new();
+        let step = random.below(1 << 20) | 1;
+        let mut x = random.below(u64::MAX);
+        while found.len() < count {
+            x = x.wrapping_add(step);
+            if line_of(secret.mix(x, 0), LINES) == 0 {
+                found.push(x);
+            }
+        }
+        found
+    }
+
+    /// The middle one of what many secrets give: of one product, some secrets are poor for some inputs, and nobody who
+    /// chooses inputs knows which.
+    fn median(of: impl Fn(Secret) -> usize) -> usize {
+        let mut all: Vec<_> = (0..65).map(|_| of(Secret::new())).collect();
+        all.sort_unstable();
+        all[all.len() / 2]
+    }
+
+    fn lines_of(hashes: impl Iterator<Item = u64>) -> usize {
+        hashes.map(|hash| line_of(hash, LINES)).collect::<HashSet<_>>().len()
+    }
+
+    // Random hashes fill 162 of the 256 lines, give or take seven.
+
+    #[test]
+    fn what_fills_one_line_of_a_table_is_spread_in_others() {
+        for seed in 0..seeds(20) {
+            let inputs = of_one_line(Secret::new(), LINES, &mut Random(seed));
+            let lines = median(|other| lines_of(inputs.iter().map(|&x| other.mix(x, 0))));
+            assert!(lines >= 64, "seed {seed}: {lines} lines");
+        }
+    }
+
+    #[test]
+    fn inputs_that_differ_in_few_bits_are_spread() {
+        for seed in 0..seeds(20) {
+            let random = &mut Random(seed);
+            let (start, shift) = (random.below(u64::MAX), random.below(56) as u32);
+            for by in [|x, i| (x, i), |x: u64, i| (x ^ i, 0)] {
+                let inputs = (0..LINES as u64).map(|i| by(start, i << shift));
+                let lines = median(|secret| lines_of(inputs.clone().map(|(x, y)| secret.mix(x, y))));
+                assert!(lines >= 64, "seed {seed}: {lines} lines, shift {shift}");
+            }
+        }
+    }
 }

@@ -35,7 +35,7 @@ fn each_rank_is_as_it_was_at_one_moment() {
         let steps = *random.pick(&[1, 20, 100, 1000]);
         let mut dump = index.dump_in_slices(steps);
         let mut told = BTreeSet::new();
-        for _ in 0..100_000 {
+        for _ in 0..1_000_000 {
             let Some(got) = dump.next() else { break };
             if let Some(first) = got.first() {
                 let (worker, rank) = place(first);

@@ -229,7 +229,11 @@ impl Known {
 
     fn hash(&mut self, tokens: &[u32]) {
         let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
-        self.hashes = content_hashes(tokens, self.block_size as usize, adapter, salt).into();
+        let size = self.block_size as usize;
+        self.hashes = match &self.keyspace {
+            Some(keyspace) => keyspace.identity().words(tokens, size, adapter, salt).into(),
+            None => content_hashes(tokens, size, adapter, salt).into(),
+        };
         let telling = |keyspace| Telling::of(keyspace, tokens, self.adapter.as_ref(), salt);
         self.telling = self.keyspace.as_ref().and_then(telling);
     }

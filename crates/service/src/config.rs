@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_adopt::Scheme;
+use kvatlas_wire::Identity;
 use serde::Deserialize;
 
 use crate::adopt::Desk;
@@ -146,11 +147,16 @@ pub struct StreamConfig {
     pub buffer_batches: usize,
     /// Bytes of them.
     pub buffer_bytes: usize,
+    /// Whether blocks are called by words that depend on a key of this process, instead of their content hashes.
+    pub keyed_identity: bool,
     /// On what others can make grow.
     pub limits: LimitsConfig,
     /// What all streams share that have this configuration.
     #[serde(skip)]
     pub shared: Arc<Shared>,
+    /// What blocks are called in the indexes.
+    #[serde(skip)]
+    pub identity: Arc<Identity>,
     /// How engines may compute the names of blocks.
     #[serde(skip)]
     pub schemes: Arc<[Scheme]>,
@@ -204,7 +210,9 @@ impl Default for StreamConfig {
             settle_timeout: Duration::from_secs(30),
             buffer_batches: 100_000,
             buffer_bytes: 256 << 20,
+            keyed_identity: false,
             limits: LimitsConfig::default(),
+            identity: Arc::default(),
             shared: Arc::default(),
             schemes: Scheme::candidates(&[]).into(),
             desk: Arc::default(),
@@ -224,6 +232,9 @@ impl Config {
         }
         let seeds: Vec<Arc<str>> = config.adopt.hash_seeds.iter().map(|seed| seed.as_str().into()).collect();
         config.streams.schemes = Scheme::candidates(&seeds).into();
+        if config.streams.keyed_identity {
+            config.streams.identity = Arc::new(Identity::keyed());
+        }
         for (name, zero) in [
             ("http.max_body", config.http.max_body == 0),
             ("http.max_connections", config.http.max_connections == 0),

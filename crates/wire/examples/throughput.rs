@@ -1,10 +1,11 @@
 //! How fast payloads become answers: decoding alone, and decoding with applying to the index, in blocks a second.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_index::{BlockIndex, Config};
 use kvatlas_wire::encode::{Dialect, encode};
-use kvatlas_wire::{Batch, Decoder, Event, Name, Reader, Removed, Stored, Tally};
+use kvatlas_wire::{Batch, Decoder, Event, Identity, Name, Reader, Removed, Stored, Tally};
 
 const BLOCK: u32 = 16;
 /// Blocks that the simulated engine has room for.
@@ -35,7 +36,8 @@ const PLAIN: Load = Load {
 fn main() {
     let seconds = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(2.0);
     eprintln!("blocks of {BLOCK} tokens; million blocks stored a second, one core");
-    eprintln!("{:<44} {:>10} {:>14}", "", "decode", "decode + apply");
+    eprintln!("{:<44} {:>10} {:>14} {:>14}", "", "decode", "decode + apply", "under a key");
+    let identities = [Identity::public(), Identity::keyed()].map(Arc::new);
     let loads = [
         Load { name: "64-block stores", ..PLAIN },
         Load { name: "64-block stores, 150k vocabulary", vocabulary: 150_000, ..PLAIN },
@@ -58,19 +60,29 @@ fn main() {
                 payloads.iter().map(|payload| decoder.decode(payload).map_or(0, |it| it.events.len())).sum();
             assert!(events >= payloads.len());
         });
-        let all = best(seconds, || {
-            let config = Config { block_size: BLOCK, ..Config::default() };
-            let Ok(index) = BlockIndex::new(config) else { return };
-            let (mut decoder, mut reader, mut tally) = (Decoder::default(), Reader::new(BLOCK), Tally::default());
-            for payload in &payloads {
-                if let Ok(batch) = decoder.decode(payload) {
-                    reader.apply(batch, &index, "engine", 0, &mut tally);
+        let [all, keyed] = identities.each_ref().map(|identity| {
+            best(seconds, || {
+                let config = Config { block_size: BLOCK, ..Config::default() };
+                let Ok(index) = BlockIndex::new(config) else { return };
+                let (mut decoder, mut reader, mut tally) =
+                    (Decoder::default(), Reader::new(BLOCK).calling(identity.clone()), Tally::default());
+                for payload in &payloads {
+                    if let Ok(batch) = decoder.decode(payload) {
+                        reader.apply(batch, &index, "engine", 0, &mut tally);
+                    }
                 }
-            }
-            assert_eq!(tally.stored_blocks, stored as u64);
+                assert_eq!((tally.stored_blocks, tally.collisions), (stored as u64, 0));
+            })
         });
         let rate = |time: Duration| stored as f64 / time.as_secs_f64() / 1e6;
-        eprintln!("{:<44} {:>10.2} {:>14.2}", load.name, rate(decoding), rate(all));
+        eprintln!("{:<44} {:>10.2} {:>14.2} {:>14.2}", load.name, rate(decoding), rate(all), rate(keyed));
+    }
+    let prompt: Vec<u32> = (0..12_288).collect();
+    for (what, identity) in ["content hashes", "words under a key"].iter().zip(&identities) {
+        let time = best(seconds, || {
+            std::hint::black_box(identity.words(std::hint::black_box(&prompt), BLOCK as usize, None, None));
+        });
+        eprintln!("{what} of a prompt of {} tokens: {:.1} µs", prompt.len(), time.as_secs_f64() * 1e6);
     }
 }
 

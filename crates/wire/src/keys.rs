@@ -47,6 +47,25 @@ impl Key {
             Self::Other(value) => named(value, 5),
         }
     }
+
+    /// Appends all of it that [`word`](Self::word) stands for: no two keys of different words are spelled alike, and none
+    /// is the beginning of another.
+    pub(crate) fn spell(&self, out: &mut Vec<u8>) {
+        let lower;
+        let (kind, bytes) = match self {
+            Self::Item { identifier, .. } if digest(identifier).is_some() => {
+                lower = identifier.to_ascii_lowercase();
+                (1, lower.as_bytes())
+            }
+            Self::Item { identifier, .. } => (2, identifier.as_bytes()),
+            Self::Embeds(bytes) => (3, &**bytes),
+            Self::Text(text) => (4, text.as_bytes()),
+            Self::Other(value) => (5, &**value),
+        };
+        out.push(kind);
+        out.extend((bytes.len() as u64).to_le_bytes());
+        out.extend(bytes);
+    }
 }
 
 fn named(bytes: &[u8], kind: u64) -> u64 {

@@ -1,21 +1,23 @@
 //! Boxes whose content readers look at: replaced as a whole by the writer, freed when no reader can have them.
 //!
 //! **Protocol.** A [`Published`] holds one pointer. The writer swaps it and gets the old content back as an [`Owned`],
-//! which it retires. A reader loads the pointer under a [`Pin`] and uses what it finds while the pin lives, or keeps it
-//! beside its pin as a [`Held`].
+//! which it retires. A reader loads the pointer under a [`Guard`] and uses what it finds while the guard lives, or keeps
+//! it beside its guard as a [`Held`].
 //!
 //! **Invariants.** The pointer is never null and always made by `Box`; content is never changed while it is linked,
 //! but by its own atomics; an `Owned` is dropped by the writer alone, after [`super::reclaim::Retired`] handed it back
-//! (rules 1 and 2 of the room).
+//! (rules 1 and 2 of the room). A guard or a token of another index protects nothing here, and is refused by a panic.
 //!
-//! **Checked by** the loom model of `reclaim.rs` for the freeing, and by `tests/concurrency.rs` under Valgrind and the
-//! address sanitizer (`make sanitize`).
+//! **Checked by** the tests and the loom model below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
+//! under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::Arc;
 
-use super::reclaim::Pin;
+use super::head::UnderChange;
+use super::reclaim::{Guard, IndexId, Readers};
+use crate::sync::{AtomicPtr, Ordering};
 
 /// A box whose address may be known to readers.
 ///
@@ -43,49 +45,58 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-/// A thing that the writer replaces as a whole.
-pub(crate) struct Published<T>(AtomicPtr<T>);
+/// A thing that the writer replaces as a whole. Readers of any thread look at it, and any thread may replace and free
+/// it: hence the bounds, without which the pointer in it would let anything through.
+pub(crate) struct Published<T: Send + Sync> {
+    it: AtomicPtr<T>,
+    index: IndexId,
+}
 
-impl<T> Published<T> {
-    pub(crate) fn new(it: T) -> Self {
-        Self(AtomicPtr::new(Box::into_raw(Box::new(it))))
+impl<T: Send + Sync> Published<T> {
+    /// Published in the index of this writer.
+    pub(crate) fn new(it: T, writer: &WriterToken) -> Self {
+        Self { it: AtomicPtr::new(Box::into_raw(Box::new(it))), index: writer.index }
     }
 
     #[inline]
-    pub(crate) fn load<'p>(&self, _: &'p Pin<'_>) -> &'p T {
-        // SAFETY: rule 2: what was linked while the reader was pinned is not freed before it leaves.
-        unsafe { &*self.0.load(Ordering::Acquire) }
+    pub(crate) fn load<'p>(&self, guard: &'p Guard<'_>) -> &'p T {
+        guard.assert_of(self.index);
+        // SAFETY: rule 2: what was linked while the reader was under its guard is not freed before it leaves.
+        unsafe { &*self.it.load(Ordering::Acquire) }
     }
 
-    /// Like [`Self::load`], for a reader that keeps its pin beside the result.
+    /// Like [`Self::load`], for a reader that keeps its guard beside the result.
     #[inline]
-    pub(crate) fn hold(&self, _: &Pin<'_>) -> Held<T> {
-        Held(self.0.load(Ordering::Acquire))
+    pub(super) fn hold(&self, guard: &Guard<'_>) -> Held<T> {
+        Held(ptr::from_ref(self.load(guard)))
     }
 
-    /// For the writer, which need not be pinned as it alone replaces.
-    pub(crate) fn get(&self, _writer: &WriterToken) -> &T {
+    /// For the writer, which needs no guard as it alone replaces.
+    #[inline]
+    pub(crate) fn get(&self, writer: &WriterToken) -> &T {
+        writer.assert_of(self.index);
         // SAFETY: rule 1; the result borrows `self`, and only `replace` unlinks, whose result the caller retires.
-        unsafe { &*self.0.load(Ordering::Relaxed) }
+        unsafe { &*self.it.load(Ordering::Relaxed) }
     }
 
     /// Links `it`; the result is for the writer to retire.
-    pub(crate) fn replace(&self, it: T, _writer: &mut WriterToken) -> Owned<T> {
-        let old = self.0.swap(Box::into_raw(Box::new(it)), Ordering::AcqRel);
+    pub(crate) fn replace(&self, it: T, writer: &mut WriterToken) -> Owned<T> {
+        writer.assert_of(self.index);
+        let old = self.it.swap(Box::into_raw(Box::new(it)), Ordering::AcqRel);
         // SAFETY: never null, made by `Box::into_raw` as all that is ever linked.
         Owned(unsafe { NonNull::new_unchecked(old) })
     }
 }
 
-impl<T> Drop for Published<T> {
+impl<T: Send + Sync> Drop for Published<T> {
     fn drop(&mut self) {
         // SAFETY: made by `Box::into_raw`; `&mut self` means there are no readers.
-        drop(unsafe { Box::from_raw(*self.0.get_mut()) });
+        drop(unsafe { Box::from_raw(self.it.load(Ordering::Relaxed)) });
     }
 }
 
-/// What was published when a reader looked, good for as long as that reader's pin.
-pub(crate) struct Held<T>(*const T);
+/// What was published when a reader looked, good for as long as that reader's guard. It stays in this room, beside it.
+pub(super) struct Held<T>(*const T);
 
 impl<T> PartialEq for Held<T> {
     fn eq(&self, other: &Self) -> bool {
@@ -94,19 +105,100 @@ impl<T> PartialEq for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// `pin`: the one it was held under.
+    /// # Safety
+    /// `guard` is the one it was held under.
     #[inline]
-    pub(crate) fn get<'p>(&self, _pin: &'p Pin<'_>) -> &'p T {
+    pub(super) unsafe fn get<'p>(&self, _guard: &'p Guard<'_>) -> &'p T {
         // SAFETY: rule 2.
         unsafe { &*self.0 }
     }
 }
 
 /// Shows that the caller is the writer; there is one an index, inside its lock.
-pub(crate) struct WriterToken(());
+pub(crate) struct WriterToken {
+    index: IndexId,
+    pub(super) under_change: Arc<UnderChange>,
+}
 
 impl WriterToken {
-    pub(crate) fn new() -> Self {
-        Self(())
+    /// The writer's, of the index that has these readers: to be made once.
+    pub(crate) fn of(readers: &Readers) -> Self {
+        Self { index: readers.index(), under_change: readers.under_change() }
+    }
+
+    #[inline]
+    pub(super) fn index(&self) -> IndexId {
+        self.index
+    }
+
+    #[inline]
+    pub(super) fn assert_of(&self, index: IndexId) {
+        assert!(self.index == index, "the writer of one index changes another");
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "a guard of one index, and things of another")]
+    fn a_guard_of_another_index_is_refused() {
+        let (one, other) = (Readers::new(1), Readers::new(1));
+        let published = Published::new(7, &WriterToken::of(&one));
+        assert_eq!(*published.load(&one.enter()), 7);
+        published.load(&other.enter());
+    }
+
+    #[test]
+    #[should_panic(expected = "the writer of one index changes another")]
+    fn a_writer_of_another_index_is_refused() {
+        let (one, other) = (Readers::new(1), Readers::new(1));
+        let published = Published::new(7, &WriterToken::of(&one));
+        drop(published.replace(8, &mut WriterToken::of(&other)));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::raw::reclaim::Retired;
+
+    struct Thing {
+        number: u32,
+        freed: Arc<AtomicBool>,
+    }
+
+    /// A reader finds one of those that were published, and none that was given back to be freed.
+    #[test]
+    fn what_is_loaded_is_whole_and_not_freed() {
+        loom::model(|| {
+            let readers = Arc::new(Readers::new(1));
+            let mut writer = WriterToken::of(&readers);
+            let thing = |number| Thing { number, freed: Arc::new(AtomicBool::new(false)) };
+            let published = Arc::new(Published::new(thing(0), &writer));
+            let reader = {
+                let (readers, published) = (readers.clone(), published.clone());
+                loom::thread::spawn(move || {
+                    let guard = readers.enter();
+                    let first = published.load(&guard);
+                    let second = published.load(&guard);
+                    assert!(first.number <= second.number && second.number <= 2);
+                    assert!(!first.freed.load(Ordering::Relaxed) && !second.freed.load(Ordering::Relaxed));
+                })
+            };
+            let (mut retired, mut given_back) = (Retired::new(), Vec::new());
+            for number in 1..=2 {
+                retired.push(published.replace(thing(number), &mut writer));
+                // Freed as far as readers may know; really when nobody can be mistaken any more.
+                retired.advance(&readers, usize::MAX, |old: Owned<Thing>| {
+                    old.freed.store(true, Ordering::Relaxed);
+                    given_back.push(old);
+                });
+            }
+            reader.join().unwrap();
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! The table of children: (parent run, fork, first content hash) to the run that continues there.
 //!
 //! **Protocol.** The table holds addresses of runs, and no keys: whoever finds an address looks at the run itself to
-//! see whether it is the one. Readers do so under a pin, beside the one writer that links, moves and unlinks.
+//! see whether it is the one. Readers do so under a guard, beside the one writer that links, moves and unlinks.
 //!
 //! **Invariants.** Every address in the table is that of a run that is alive, or was retired since the caller came; a
 //! run has its first content hash before it is linked, and the head's `parent` and `fork` never change. An empty slot
@@ -13,21 +13,23 @@
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
+use super::boxes::WriterToken;
 use super::head::RunHead;
-use super::reclaim::Pin;
+use super::reclaim::{Guard, IndexId};
 use super::run::{Run, RunRef};
 use super::table::Table;
-use crate::spread::mix;
+use crate::spread::Secret;
 
 /// (parent run, fork, first content hash) → run.
 pub(crate) struct Children {
     table: Table,
-    secret: u64,
+    secret: Secret,
+    index: IndexId,
 }
 
 impl Children {
-    pub(crate) fn with_room_for(runs: usize, secret: u64) -> Self {
-        Self { table: Table::with_room_for(runs), secret }
+    pub(crate) fn with_room_for(runs: usize, writer: &WriterToken) -> Self {
+        Self { table: Table::with_room_for(runs), secret: Secret::new(), index: writer.index() }
     }
 
     pub(crate) fn room(&self) -> usize {
@@ -40,19 +42,21 @@ impl Children {
 
     #[inline]
     fn hash(&self, parent: u32, fork: u32, content: u64) -> u64 {
-        mix(content, u64::from(parent) << 32 | u64::from(fork), self.secret)
+        self.secret.mix(content, u64::from(parent) << 32 | u64::from(fork))
     }
 
     /// The run that continues `parent` after `fork` blocks with `content`.
     #[inline]
-    pub(crate) fn find<'p>(&self, _: &'p Pin<'_>, parent: u32, fork: u32, content: u64) -> Option<RunRef<'p>> {
+    pub(crate) fn find<'p>(&'p self, guard: &'p Guard<'_>, parent: u32, fork: u32, content: u64) -> Option<RunRef<'p>> {
+        guard.assert_of(self.index);
         let head = self.find_head(parent, fork, content)?;
-        Some(RunRef { head, pinned: PhantomData })
+        Some(RunRef { head, guarded: PhantomData })
     }
 
     /// The same for the writer: the run's id.
     #[inline]
-    pub(crate) fn find_id(&self, parent: u32, fork: u32, content: u64) -> Option<u32> {
+    pub(crate) fn find_id(&self, parent: u32, fork: u32, content: u64, writer: &WriterToken) -> Option<u32> {
+        writer.assert_of(self.index);
         // SAFETY: what the writer finds linked is alive (rule 1).
         self.find_head(parent, fork, content).map(|head| unsafe { head.as_ref() }.id)
     }
@@ -61,7 +65,7 @@ impl Children {
     fn find_head(&self, parent: u32, fork: u32, content: u64) -> Option<NonNull<RunHead>> {
         let found = self.table.find(self.hash(parent, fork, content), |word| {
             let head = ptr::with_exposed_provenance::<RunHead>(word as usize);
-            // SAFETY: the table holds only runs that are alive, or retired since the caller came (pinned or writer);
+            // SAFETY: the table holds only runs that are alive, or retired since the caller came (under a guard, or the writer);
             // a linked run has written its first content hash.
             unsafe { (*head).parent == parent && (*head).fork == fork && head.add(1).cast::<u64>().read() == content }
         })?;
@@ -69,22 +73,26 @@ impl Children {
     }
 
     /// Links a run whose first content hash is `content`.
-    pub(crate) fn insert(&self, run: &Run, content: u64) {
+    pub(crate) fn insert(&self, run: &Run, content: u64, writer: &mut WriterToken) {
+        writer.assert_of(self.index);
         let head = run.head();
-        self.table.insert(self.hash(head.parent, head.fork, content), run.address());
+        self.table.insert(self.hash(head.parent, head.fork, content), run.address(), writer);
     }
 
     /// Unlinks a run; it is for the caller to retire.
-    pub(crate) fn remove(&self, run: &Run, content: u64) {
+    pub(crate) fn remove(&self, run: &Run, content: u64, writer: &mut WriterToken) {
+        writer.assert_of(self.index);
         let head = run.head();
-        let was_there = self.table.remove(self.hash(head.parent, head.fork, content), run.address());
+        let was_there = self.table.remove(self.hash(head.parent, head.fork, content), run.address(), writer);
         debug_assert!(was_there);
     }
 
     /// Links a run that has moved in place of its old memory, which is for the caller to retire.
-    pub(crate) fn replace(&self, old: &Run, new: &Run, content: u64) {
+    pub(crate) fn replace(&self, old: &Run, new: &Run, content: u64, writer: &mut WriterToken) {
+        writer.assert_of(self.index);
         let head = new.head();
-        let was_there = self.table.replace(self.hash(head.parent, head.fork, content), old.address(), new.address());
+        let hash = self.hash(head.parent, head.fork, content);
+        let was_there = self.table.replace(hash, old.address(), new.address(), writer);
         debug_assert!(was_there);
     }
 }

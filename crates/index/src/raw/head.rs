@@ -1,23 +1,34 @@
 //! The head of a run: its levels, read under a sequence number.
 //!
-//! **Protocol** (a sequence lock, Boehm 2012). The writer makes the version odd, writes, and makes it even again. A
-//! reader copies the levels between two looks at the version, and comes again if they differ or are odd. Up to
-//! [`INLINE`] levels are in the head itself; a longer list is a box of its own, replaced as a whole.
+//! **Protocol** (a sequence lock, Boehm 2012, that nobody waits at). A reader copies the levels between two looks at the
+//! version, and comes again if that has changed. Up to [`INLINE`] levels are in the head itself; a longer list is a box of
+//! its own, replaced as a whole. The writer has two ways to change them:
+//!
+//! - *By one word*, which is most changes: one level's end or set, how many levels there are, or another list. What only
+//!   the new word makes visible is written before it, and the next version is told after it. A reader that finds the
+//!   new word under the old version has the levels of after the change, else those of before.
+//! - *By several words*. The levels from before go to a record, of which the index has one ([`UnderChange`]). Then the
+//!   version becomes odd, the words are written, and the version becomes even. A reader that meets an odd version takes
+//!   the levels from the record: the change is not done yet.
+//!
+//! So a reader comes again only if the writer has finished a change of this head in the meantime; behind a writer that has
+//! lost its processor it waits for nothing.
 //!
 //! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a spilled list
-//! is immutable, and is retired, not freed, when it is replaced. There is one writer.
+//! is immutable, and is retired, not freed, when it is replaced, and after its change is done. Whoever sees a word of a
+//! change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd version, and whoever sees it odd finds the record at that change or a later one.
 //!
-//! **Checked by** the test below (readers beside a writer never see levels of two versions), and by
-//! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).
+//! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
+//! under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
 
 use super::boxes::WriterToken;
-use super::reclaim::Pin;
-use super::set::SetWord;
+use super::reclaim::Guard;
+use super::set::{SetRef, SetWord};
 use super::thin::{Memory, Spares, Thin, ThinBox};
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The holders of positions up to `end` (exclusive, in blocks from the run's start).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,30 +41,53 @@ pub(crate) struct Level {
 pub(crate) type Spilled = ThinBox<(), Level>;
 type SpilledMemory = Memory<(), Level>;
 
-/// A run's levels as a reader finds them.
+/// A run's levels as a reader finds them, under a guard that lives for `'p`.
 pub(crate) enum LevelsRef<'p> {
     Inline([Level; INLINE], usize),
     Spilled(&'p [Level]),
 }
 
-impl Deref for LevelsRef<'_> {
-    type Target = [Level];
-
+impl<'p> LevelsRef<'p> {
     #[inline]
-    fn deref(&self) -> &[Level] {
+    fn as_slice(&self) -> &[Level] {
         match self {
             Self::Inline(levels, count) => &levels[..*count],
             Self::Spilled(levels) => levels,
         }
     }
+
+    /// Where each level ends, and who holds all up to there.
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, SetRef<'p>)> {
+        // SAFETY: read from a head, whose sets are linked, under the guard of `'p`.
+        self.as_slice().iter().map(|level| (level.end, unsafe { SetRef::new(level.set) }))
+    }
+
+    /// Where the last level ends.
+    #[inline]
+    pub(super) fn end(&self) -> u32 {
+        self.as_slice().last().map_or(0, |level| level.end)
+    }
 }
 
-/// Levels that live in the head of a run.
-pub(crate) const INLINE: usize = 3;
-/// In [`RunHead::info`]: the number of levels, `SPILLED` if they do not fit into the head.
+/// A run's levels as the writer finds them: the sets are words, which its table of sets counts.
+pub(crate) struct LevelsNow<'w>(LevelsRef<'w>);
+
+impl Deref for LevelsNow<'_> {
+    type Target = [Level];
+
+    #[inline]
+    fn deref(&self) -> &[Level] {
+        self.0.as_slice()
+    }
+}
+
+/// Levels that live in the head of a run. The model checker has a day's work with three.
+const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
+/// In [`Words::info`]: the number of levels, `SPILLED` if they do not fit into the head.
 const COUNT: u32 = 0xff;
 const SPILLED: u32 = 0xff;
-/// In [`RunHead::info`]: some run hangs off this one.
+/// In [`Words::info`]: some run hangs off this one.
 const HAS_CHILDREN: u32 = 0x100;
 
 /// The first cache line of a run; its content hashes follow.
@@ -66,79 +100,42 @@ pub(crate) struct RunHead {
     pub(crate) fork: u32,
     /// Odd while the levels are being written.
     version: AtomicU32,
+    words: Words,
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<RunHead>() == 64);
+
+/// Levels, and what else is known of a run, as words that are written one by one.
+#[derive(Default)]
+#[repr(C)]
+struct Words {
     info: AtomicU32,
     ends: [AtomicU32; INLINE],
     sets: [AtomicU64; INLINE],
     spilled: AtomicPtr<SpilledMemory>,
 }
 
-const _: () = assert!(size_of::<RunHead>() == 64);
+/// The levels of a head from before the change that the writer is at: one record for each index.
+#[derive(Default)]
+#[repr(align(64))]
+pub(super) struct UnderChange {
+    /// Odd while this is being written.
+    version: AtomicU32,
+    /// Which change: the address of the head, and the odd version that it has during the change.
+    change: AtomicU32,
+    head: AtomicUsize,
+    words: Words,
+}
 
-impl RunHead {
-    pub(super) fn new(id: u32, parent: u32, fork: u32) -> Self {
-        Self {
-            id,
-            parent,
-            fork,
-            version: AtomicU32::new(0),
-            info: AtomicU32::new(0),
-            ends: Default::default(),
-            sets: Default::default(),
-            spilled: AtomicPtr::new(ptr::null_mut()),
-        }
-    }
-
-    /// Takes the spilled list, if there is one, from a head that no reader has.
-    pub(super) fn take_spilled(&self) -> Option<Spilled> {
-        Self::owned(self.spilled.swap(ptr::null_mut(), Ordering::Relaxed))
-    }
-
-    fn owned(unlinked: *mut SpilledMemory) -> Option<Spilled> {
-        // SAFETY: what a head links is made by `publish`, and was unlinked by the caller.
-        NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
-    }
-
-    /// Whether any run hangs off this one.
-    #[inline]
-    pub(crate) fn has_children(&self) -> bool {
-        self.info.load(Ordering::Acquire) & HAS_CHILDREN != 0
-    }
-
-    pub(crate) fn set_has_children(&self, has: bool, _writer: &mut WriterToken) {
-        let info = self.info.load(Ordering::Relaxed) & !HAS_CHILDREN;
-        self.info.store(if has { info | HAS_CHILDREN } else { info }, Ordering::Release);
-    }
-
-    /// The levels as of one moment.
-    #[inline]
-    pub(crate) fn levels<'p>(&self, _: &'p Pin<'_>) -> LevelsRef<'p> {
-        loop {
-            let version = self.version.load(Ordering::Acquire);
-            if version & 1 == 0 {
-                // SAFETY: pinned: a spilled list that was linked is not freed.
-                let levels = unsafe { self.read_levels() };
-                fence(Ordering::Acquire);
-                if self.version.load(Ordering::Relaxed) == version {
-                    return levels;
-                }
-            }
-            std::hint::spin_loop();
-        }
-    }
-
-    /// The levels, for the writer.
-    #[inline]
-    pub(crate) fn levels_now<'w>(&'w self, _writer: &'w WriterToken) -> LevelsRef<'w> {
-        // SAFETY: rule 1: the writer alone unlinks spilled lists, and only with its token borrowed mutably.
-        unsafe { self.read_levels() }
-    }
-
+impl Words {
     /// # Safety
     /// No spilled list that is or was linked since the caller began may be freed for as long as the result lives.
     #[inline]
-    unsafe fn read_levels<'p>(&self) -> LevelsRef<'p> {
+    unsafe fn read<'p>(&self) -> LevelsRef<'p> {
         const NONE: Level = Level { end: 0, set: SetWord::EMPTY };
-        let count = self.info.load(Ordering::Relaxed) & COUNT;
+        // A level that this count is the first to have is written.
+        let count = self.info.load(Ordering::Acquire) & COUNT;
         if count == SPILLED {
             let spilled = self.spilled.load(Ordering::Acquire);
             // The word and the count may be of different versions here; the caller will see that and come again.
@@ -154,30 +151,180 @@ impl RunHead {
         LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
+    /// Writes levels that fit. Whoever sees one of the words sees that the changes before are done.
+    #[inline]
+    fn write(&self, levels: &[Level]) {
+        for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {
+            end.store(level.end, Ordering::Release);
+            set.store(level.set.raw(), Ordering::Release);
+        }
+    }
+
+    /// In how many words the first levels differ from these.
+    #[inline]
+    fn differences(&self, levels: &[Level]) -> usize {
+        let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
+            usize::from(end.load(Ordering::Relaxed) != level.end)
+                + usize::from(set.load(Ordering::Relaxed) != level.set.raw())
+        };
+        self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
+    }
+
+    /// The writer's copy of its own.
+    #[inline]
+    fn copy(&self, from: &Self) {
+        self.info.store(from.info.load(Ordering::Relaxed), Ordering::Relaxed);
+        for i in 0..INLINE {
+            self.ends[i].store(from.ends[i].load(Ordering::Relaxed), Ordering::Relaxed);
+            self.sets[i].store(from.sets[i].load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        // A reader may come to the list by this word alone.
+        self.spilled.store(from.spilled.load(Ordering::Relaxed), Ordering::Release);
+    }
+}
+
+impl UnderChange {
+    /// The writer is about to begin this change of `head`.
+    #[inline]
+    fn begin(&self, head: &RunHead, change: u32) {
+        let version = self.version.load(Ordering::Relaxed);
+        // Whoever sees this sees that the change before is done.
+        self.version.store(version.wrapping_add(1), Ordering::Release);
+        fence(Ordering::Release);
+        self.change.store(change, Ordering::Relaxed);
+        self.head.store(ptr::from_ref(head).addr(), Ordering::Relaxed);
+        self.words.copy(&head.words);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The levels of `head` before this change, which the caller has seen begun; none if it is done.
+    ///
+    /// # Safety
+    /// As of [`Words::read`], since before the caller saw the change.
+    #[inline(never)]
+    unsafe fn before<'p>(&self, head: &RunHead, change: u32) -> Option<LevelsRef<'p>> {
+        let version = self.version.load(Ordering::Acquire);
+        let of = (self.head.load(Ordering::Relaxed), self.change.load(Ordering::Relaxed));
+        if version & 1 == 1 || of != (ptr::from_ref(head).addr(), change) {
+            // So that the caller, who comes again, sees what the writer did before it came to another change.
+            fence(Ordering::Acquire);
+            return None;
+        }
+        // SAFETY: whatever is mixed up here, it was copied for this change or a later one. What this change or a later
+        // one unlinks is retired after that is done, and so after the caller came.
+        let levels = unsafe { self.words.read() };
+        fence(Ordering::Acquire);
+        (self.version.load(Ordering::Relaxed) == version).then_some(levels)
+    }
+}
+
+impl RunHead {
+    pub(super) fn new(id: u32, parent: u32, fork: u32) -> Self {
+        Self { id, parent, fork, version: AtomicU32::new(0), words: Words::default() }
+    }
+
+    /// Takes the spilled list, if there is one, from a head that no reader has.
+    pub(super) fn take_spilled(&self) -> Option<Spilled> {
+        Self::owned(self.words.spilled.swap(ptr::null_mut(), Ordering::Relaxed))
+    }
+
+    fn owned(unlinked: *mut SpilledMemory) -> Option<Spilled> {
+        // SAFETY: what a head links is made by `publish`, and was unlinked by the caller.
+        NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
+    }
+
+    /// Whether any run hangs off this one.
+    #[inline]
+    pub(crate) fn has_children(&self) -> bool {
+        self.words.info.load(Ordering::Acquire) & HAS_CHILDREN != 0
+    }
+
+    pub(crate) fn set_has_children(&self, has: bool, _writer: &mut WriterToken) {
+        let info = self.words.info.load(Ordering::Relaxed) & !HAS_CHILDREN;
+        self.words.info.store(if has { info | HAS_CHILDREN } else { info }, Ordering::Release);
+    }
+
+    /// The levels as of one moment.
+    #[inline]
+    pub(super) fn levels<'p>(&self, guard: &'p Guard<'_>) -> LevelsRef<'p> {
+        loop {
+            let version = self.version.load(Ordering::Acquire);
+            if version & 1 == 0 {
+                // SAFETY: under a guard: a spilled list that was linked is not freed.
+                let levels = unsafe { self.words.read() };
+                fence(Ordering::Acquire);
+                if self.version.load(Ordering::Relaxed) == version {
+                    return levels;
+                }
+            // SAFETY: as above.
+            } else if let Some(levels) = unsafe { guard.under_change().before(self, version) } {
+                return levels;
+            }
+        }
+    }
+
+    /// The levels, for the writer.
+    #[inline]
+    pub(crate) fn levels_now<'w>(&'w self, _writer: &'w WriterToken) -> LevelsNow<'w> {
+        // SAFETY: rule 1: the writer alone unlinks spilled lists, and only with its token borrowed mutably.
+        LevelsNow(unsafe { self.words.read() })
+    }
+
+    /// Takes the levels, and whether there are children, over from another head of the same run. No reader has this one.
+    pub(super) fn take_over(&self, from: &Self, spares: &mut Spares<(), Level>, writer: &WriterToken) {
+        self.words.copy(&from.words);
+        if let LevelsNow(LevelsRef::Spilled(levels)) = from.levels_now(writer) {
+            self.words.spilled.store(spares.make((), levels).into_raw(), Ordering::Relaxed);
+        }
+    }
+
     /// Makes `levels` the levels. A list that was spilled before is the result, to be retired.
     pub(crate) fn publish(
         &self,
         levels: &[Level],
         spares: &mut Spares<(), Level>,
-        _writer: &mut WriterToken,
+        writer: &mut WriterToken,
     ) -> Option<Spilled> {
-        // Made first: readers spin while the version is odd.
-        let spilled = match levels.len() {
-            0..=INLINE => ptr::null_mut(),
-            _ => spares.make((), levels).into_raw(),
-        };
-        let version = self.version.load(Ordering::Relaxed);
-        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (i, level) in levels.iter().take(INLINE).enumerate() {
-            self.ends[i].store(level.end, Ordering::Relaxed);
-            self.sets[i].store(level.set.raw(), Ordering::Relaxed);
+        let info = self.words.info.load(Ordering::Relaxed);
+        let (was, count) = (info & COUNT, if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED });
+        let info = info & !COUNT | count;
+        if count == SPILLED {
+            let old = self.words.spilled.swap(spares.make((), levels).into_raw(), Ordering::Release);
+            if was != SPILLED {
+                self.words.info.store(info, Ordering::Release);
+            }
+            self.next_version();
+            return Self::owned(old);
         }
-        let old = self.spilled.swap(spilled, Ordering::Release);
-        let count = if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED };
-        self.info.store(self.info.load(Ordering::Relaxed) & !COUNT | count, Ordering::Relaxed);
+        if was == SPILLED {
+            self.words.write(levels);
+            self.words.info.store(info, Ordering::Release);
+            self.next_version();
+            return Self::owned(self.words.spilled.swap(ptr::null_mut(), Ordering::Release));
+        }
+        let changes = self.words.differences(&levels[..was.min(count) as usize]) + usize::from(was != count);
+        if changes <= 1 {
+            self.words.write(levels);
+            self.words.info.store(info, Ordering::Release);
+            self.next_version();
+            return None;
+        }
+        let change = self.version.load(Ordering::Relaxed).wrapping_add(1);
+        writer.under_change.begin(self, change);
+        // Whoever sees this sees the record.
+        self.version.store(change, Ordering::Release);
+        fence(Ordering::Release);
+        self.words.write(levels);
+        self.words.info.store(info, Ordering::Release);
+        self.version.store(change.wrapping_add(1), Ordering::Release);
+        None
+    }
+
+    /// A change is done that readers saw by one store.
+    #[inline]
+    fn next_version(&self) {
+        let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
-        Self::owned(old)
     }
 }
 
@@ -189,6 +336,8 @@ mod tests {
     use super::*;
     use crate::raw::reclaim::{Readers, Retired};
 
+    const CHANGES: u32 = if cfg!(miri) { 200 } else { 100_000 };
+
     /// `count` levels that say which version they are of, each in its own way.
     fn version(n: u32) -> Vec<Level> {
         let count = 1 + n % 6;
@@ -198,7 +347,8 @@ mod tests {
     #[test]
     fn readers_see_the_levels_of_one_version() {
         let (readers, head, done) = (Readers::new(2), RunHead::new(1, 0, 0), AtomicBool::new(false));
-        head.publish(&version(0), &mut Spares::new(), &mut WriterToken::new());
+        let (mut writer, mut spares) = (WriterToken::of(&readers), Spares::new());
+        head.publish(&version(0), &mut spares, &mut writer);
         // Outlives the readers: what is left in it when the writer is done may still be read.
         let mut retired = Retired::new();
         thread::scope(|scope| {
@@ -206,24 +356,183 @@ mod tests {
                 scope.spawn(|| {
                     let mut last = 0;
                     while !done.load(Ordering::Relaxed) {
-                        let pin = readers.pin();
-                        let levels = head.levels(&pin);
-                        let n = levels[0].end / 8;
-                        assert_eq!(*levels, *version(n));
+                        let guard = readers.enter();
+                        let levels = head.levels(&guard);
+                        let n = levels.as_slice()[0].end / 8;
+                        assert_eq!(levels.as_slice(), &*version(n));
                         assert!(n >= last, "versions rise");
                         last = n;
                     }
                 });
             }
-            let (mut writer, mut spares) = (WriterToken::new(), Spares::new());
-            for n in 1..100_000 {
+            for n in 1..CHANGES {
                 if let Some(old) = head.publish(&version(n), &mut spares, &mut writer) {
                     retired.push(old);
                 }
-                retired.advance(&readers, |old| spares.keep(old));
+                retired.advance(&readers, usize::MAX, |old| spares.keep(old));
             }
             done.store(true, Ordering::Relaxed);
         });
         drop(head.take_spilled());
+    }
+
+    #[test]
+    fn nobody_waits_for_a_writer_that_stopped_in_the_middle() {
+        let (readers, head) = (Readers::new(1), RunHead::new(1, 0, 0));
+        let (mut writer, mut spares) = (WriterToken::of(&readers), Spares::new());
+        for n in 0..12 {
+            let old = head.publish(&version(n), &mut spares, &mut writer);
+            // As the writer leaves it when its processor is taken away: begun, and half written.
+            let change = head.version.load(Ordering::Relaxed) + 1;
+            writer.under_change.begin(&head, change);
+            head.version.store(change, Ordering::Release);
+            let (sets, ends) = (&head.words.sets[0], &head.words.ends[0]);
+            let was = (sets.swap(u64::MAX, Ordering::Relaxed), ends.swap(u32::MAX, Ordering::Relaxed));
+            assert_eq!(head.levels(&readers.enter()).as_slice(), &*version(n));
+            sets.store(was.0, Ordering::Relaxed);
+            ends.store(was.1, Ordering::Relaxed);
+            head.version.store(change + 1, Ordering::Release);
+            drop(old);
+        }
+        drop(head.take_spilled());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::raw::reclaim::Readers;
+
+    /// One level, or a spilled list: all of its numbers say which version it is.
+    fn version(n: u32, count: u32) -> Vec<Level> {
+        (0..count).map(|i| Level { end: n * 8 + i, set: SetWord::from_raw(u64::from(n * 8 + i) << 2 | 1) }).collect()
+    }
+
+    /// A reader that looks so many times at a head, beside a writer that changes it from `counts[0]` levels to
+    /// `counts[1]`, and then, if `goes_on`, has the record of another head's change to write.
+    fn model(counts: [u32; 2], looks: usize, goes_on: bool) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = model.preemption_bound.or(Some(2));
+        model.check(move || {
+            let readers = Arc::new(Readers::new(1));
+            let (mut writer, mut spares) = (WriterToken::of(&readers), Spares::new());
+            let head = Arc::new(RunHead::new(1, 0, 0));
+            let mut old = vec![head.publish(&version(0, counts[0]), &mut spares, &mut writer)];
+            let reader = {
+                let (readers, head) = (readers.clone(), head.clone());
+                loom::thread::spawn(move || {
+                    let guard = readers.enter();
+                    let mut last = 0;
+                    for _ in 0..looks {
+                        let levels = head.levels(&guard);
+                        let n = levels.as_slice()[0].end / 8;
+                        assert_eq!(levels.as_slice(), &*version(n, counts[n as usize]));
+                        assert!(n >= last, "versions rise");
+                        last = n;
+                    }
+                })
+            };
+            old.push(head.publish(&version(1, counts[1]), &mut spares, &mut writer));
+            if goes_on {
+                writer.under_change.begin(&RunHead::new(2, 0, 0), 1);
+            }
+            reader.join().unwrap();
+            // Not retired: what readers may have is kept until here.
+            drop(old);
+            drop(head.take_spilled());
+        });
+    }
+
+    #[test]
+    fn levels_in_the_head_are_of_one_version() {
+        model([1, 1], 1, false);
+    }
+
+    #[test]
+    fn levels_in_a_list_are_of_one_version() {
+        model([2, 1], 1, false);
+        model([1, 2], 1, false);
+    }
+
+    #[test]
+    fn versions_rise() {
+        model([1, 1], 2, false);
+    }
+
+    #[test]
+    fn the_record_of_another_head_is_told_apart() {
+        model([1, 1], 1, true);
+    }
+
+    /// A reader that looks so many times while the levels are these, one after the other: what it sees was there at some
+    /// moment, and never goes back.
+    fn history(history: Vec<Vec<Level>>, looks: usize) {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = model.preemption_bound.or(Some(2));
+        let history = Arc::new(history);
+        model.check(move || {
+            let readers = Arc::new(Readers::new(1));
+            let (mut writer, mut spares) = (WriterToken::of(&readers), Spares::new());
+            let head = Arc::new(RunHead::new(1, 0, 0));
+            let mut old = vec![head.publish(&history[0], &mut spares, &mut writer)];
+            let reader = {
+                let (readers, head, history) = (readers.clone(), head.clone(), history.clone());
+                loom::thread::spawn(move || {
+                    let guard = readers.enter();
+                    let mut from = 0;
+                    for _ in 0..looks {
+                        let levels = head.levels(&guard);
+                        let seen = history[from..].iter().position(|then| then == levels.as_slice());
+                        from += seen.expect("what was there then or later");
+                    }
+                })
+            };
+            for levels in &history[1..] {
+                old.push(head.publish(levels, &mut spares, &mut writer));
+            }
+            reader.join().unwrap();
+            // Not retired: what readers may have is kept until here.
+            drop(old);
+            drop(head.take_spilled());
+        });
+    }
+
+    fn level(end: u32, set: u64) -> Vec<Level> {
+        vec![Level { end, set: SetWord::from_raw(set << 2 | 1) }]
+    }
+
+    fn list(end: u32) -> Vec<Level> {
+        [level(end, 7), level(end + 1, 8)].concat()
+    }
+
+    #[test]
+    fn a_first_level_and_its_end_take_one_word_each() {
+        history(vec![vec![], level(1, 1), level(2, 1)], 2);
+    }
+
+    #[test]
+    fn changes_of_one_word_are_not_mixed() {
+        history(vec![level(1, 1), level(2, 1), level(2, 2)], 1);
+        history(vec![level(1, 1), level(1, 2), level(2, 2)], 1);
+    }
+
+    #[test]
+    fn changes_of_one_word_and_of_several_are_not_mixed() {
+        history(vec![level(1, 1), level(2, 1), level(3, 2)], 1);
+        history(vec![level(1, 1), level(2, 2), level(3, 2)], 1);
+    }
+
+    #[test]
+    fn a_level_that_was_gone_is_not_mixed_with_the_next() {
+        history(vec![level(1, 1), vec![], level(2, 2)], 1);
+    }
+
+    #[test]
+    fn levels_and_lists_are_not_mixed() {
+        history(vec![level(1, 1), list(2), level(4, 2)], 1);
+        history(vec![list(1), level(3, 2), list(4)], 1);
+        history(vec![list(1), list(3)], 2);
     }
 }

@@ -10,16 +10,20 @@
 //! | `run.rs` | a run's hashes, appended behind what readers see |
 //! | `table.rs` | a hash table that is probed while it changes |
 //! | `children.rs` | that table, of runs |
+//! | `found.rs` | what a lookup has found, beside the guard that keeps it |
 //! | `cpu.rs` | no protocol: two instructions |
 //!
 //! The rules, which all of them rely on:
 //!
-//! 1. **One writer.** Only the holder of the index's writer lock creates, changes, unlinks or frees; it never frees a
-//!    thing before [`reclaim::Retired`] has handed it back.
-//! 2. **Readers hold a [`Pin`] of the same index** from before they follow the first pointer until after the last use.
+//! 1. **One writer.** Only the holder of the index's [`WriterToken`], which is behind its lock, creates, changes, unlinks
+//!    or frees; it never frees a thing before [`reclaim::Retired`] has handed it back.
+//! 2. **Readers hold a [`Guard`] of the same index** from before they follow the first pointer until after the last use.
+//!    What has an address that readers begin at knows its index, and refuses the guard and the token of another by a
+//!    panic; what is found there is bound to the guard by its type.
 //! 3. **What readers may see of a run is written once.** The content hashes below the end of a published level never
 //!    change in place: a run that must change one of them moves to new memory, and the old is retired.
-//! 4. **The rest of a run that readers see** (its levels) is read under a sequence number and read again if it changed.
+//! 4. **The rest of a run that readers see** (its levels) is read under a sequence number, or as it was before a change
+//!    that is not done.
 //!
 //! Why unsafe at all: a lookup costs about as much as its cache misses. With reference-counted runs instead, every
 //! lookup of every thread would write to the line of the first run they all share; with indices into growing arrays
@@ -28,6 +32,7 @@
 mod boxes;
 mod children;
 mod cpu;
+mod found;
 mod head;
 mod reclaim;
 mod run;
@@ -35,11 +40,12 @@ mod set;
 mod table;
 mod thin;
 
-pub(crate) use boxes::{Held, Owned, Published, WriterToken};
+pub(crate) use boxes::{Owned, Published, WriterToken};
 pub(crate) use children::Children;
 pub(crate) use cpu::{equal_lanes, prefetch};
-pub(crate) use head::{Level, LevelsRef, Spilled};
-pub(crate) use reclaim::{Pin, Readers, Retired};
+pub(crate) use found::{Found, Reaches};
+pub(crate) use head::{Level, LevelsNow, Spilled};
+pub(crate) use reclaim::{Guard, Readers, Retired};
 pub(crate) use run::Run;
 pub(crate) use set::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};
 pub(crate) use thin::Spares;

@@ -8,7 +8,7 @@
 //! published from this memory reaches beyond `written`. The block hashes are the writer's own and no reader's.
 //!
 //! **Checked by** `tests/random_streams.rs` and `tests/concurrency.rs`, both under Valgrind and the address sanitizer
-//! (`make sanitize`).
+//! (`make sanitize`), and by the tests below under Miri (`make miri`).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
@@ -17,7 +17,7 @@ use std::slice;
 
 use super::boxes::WriterToken;
 use super::head::{Level, LevelsRef, RunHead};
-use super::reclaim::Pin;
+use super::reclaim::Guard;
 use super::thin::Spares;
 use crate::position::NO_NAME;
 
@@ -149,7 +149,7 @@ impl Run {
     }
 
     /// The same run in new memory, with a copy of its levels.
-    pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &mut WriterToken) -> Self {
+    pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);
         let mut new = Self::new(self.head().id, self.head().parent, self.head().fork, room);
@@ -160,9 +160,7 @@ impl Run {
         }
         new.len = self.len;
         new.written = self.len;
-        let levels = self.head().levels_now(writer).to_vec();
-        new.head().publish(&levels, spares, writer);
-        new.head().set_has_children(self.head().has_children(), writer);
+        new.head().take_over(self.head(), spares, writer);
         new
     }
 
@@ -184,21 +182,21 @@ impl Drop for Run {
 #[derive(Clone, Copy)]
 pub(crate) struct RunRef<'p> {
     pub(super) head: NonNull<RunHead>,
-    pub(super) pinned: PhantomData<&'p ()>,
+    pub(super) guarded: PhantomData<&'p ()>,
 }
 
 impl<'p> RunRef<'p> {
     #[inline]
     pub(crate) fn head(self) -> &'p RunHead {
-        // SAFETY: found in the table of children under a pin: not freed while that lives.
+        // SAFETY: found in the table of children under a guard: not freed while that lives.
         unsafe { self.head.as_ref() }
     }
 
     /// The levels as of one moment, and the content hashes they reach over.
     #[inline]
-    pub(crate) fn read(self, pin: &'p Pin<'_>) -> (LevelsRef<'p>, &'p [u64]) {
-        let levels = self.head().levels(pin);
-        let end = levels.last().map_or(0, |level| level.end as usize);
+    pub(crate) fn read(self, guard: &'p Guard<'_>) -> (LevelsRef<'p>, &'p [u64]) {
+        let levels = self.head().levels(guard);
+        let end = levels.end() as usize;
         // SAFETY: all below the end of a published level is written (the version was read with Acquire), and stays
         // (rule 3).
         (levels, unsafe { slice::from_raw_parts(self.head.add(1).cast().as_ptr(), end) })

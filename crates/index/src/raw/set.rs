@@ -4,18 +4,18 @@
 //! to three holders of any number below 2^20. Any other word is the address of a set in memory of its own ([`SetBox`]).
 //!
 //! **Protocol.** The writer counts the references to such a set and retires it with the last; readers get at it by words
-//! that they found under their pin.
+//! that they found under their guard.
 //!
 //! **Invariants.** Words of objects are made of the address of a [`SetBox`], whose key and members never change. A
-//! word is used either under the pin it was found under (rule 2), or by the writer while the table of sets counts it,
-//! which [`CountedToken`] shows.
+//! word is used either under the guard it was found under (rule 2), which [`SetRef`] and [`super::Found`] see to, or by
+//! the writer while the table of sets counts it, which [`CountedToken`] shows.
 //!
 //! **Checked by** the test of `sets/table.rs`, `tests/random_streams.rs`, and `tests/concurrency.rs` under Valgrind and
 //! the address sanitizer (`make sanitize`).
 
+use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use super::reclaim::Pin;
 use super::thin::{Memory, Thin, ThinBox};
 use crate::sync::{AtomicU32, Ordering};
 
@@ -32,6 +32,24 @@ const FEW_NONE: u32 = (1 << FEW_BITS) - 1;
 /// A set of holders. Words of objects are references that the table of sets counts, and are valid while it counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SetWord(u64);
+
+/// A set as a reader found it under a guard that lives for `'p`. No other `'p` will do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SetRef<'p>(SetWord, PhantomData<fn(&'p ()) -> &'p ()>);
+
+impl SetRef<'_> {
+    /// # Safety
+    /// The word was linked while a guard lived that lives for as long as the result.
+    #[inline]
+    pub(super) unsafe fn new(word: SetWord) -> Self {
+        Self(word, PhantomData)
+    }
+
+    #[inline]
+    pub(super) fn word(self) -> SetWord {
+        self.0
+    }
+}
 
 /// The members of a set, ready to be looked at.
 #[derive(Clone, Copy)]
@@ -154,10 +172,11 @@ impl SetWord {
         self.0 & KIND == OBJECT && self.0 != 0
     }
 
-    /// The members, for a reader that found this word under `pin`.
+    /// # Safety
+    /// The word was linked while a guard lived that lives for as long as the result.
     #[inline]
-    pub(crate) fn members<'p>(self, _pin: &'p Pin<'_>) -> Members<'p> {
-        // SAFETY: rule 2: what was linked while the reader was pinned is not freed before it leaves.
+    pub(super) unsafe fn members<'p>(self) -> Members<'p> {
+        // SAFETY: rule 2: what was linked while the reader was under its guard is not freed before it leaves.
         self.decode(|address| unsafe { Self::at(address) })
     }
 
@@ -186,12 +205,6 @@ impl SetWord {
         let memory = ptr::with_exposed_provenance_mut::<Memory<SetHead, u64>>(address as usize);
         // SAFETY: the address of a box is not null; the rest by contract.
         Set::of(unsafe { Thin::of(NonNull::new_unchecked(memory)) })
-    }
-
-    /// The members of a set that has them in its word.
-    #[inline]
-    pub(crate) fn own_members(self) -> Members<'static> {
-        self.decode(|_| unreachable!("an object is copied"))
     }
 
     #[inline]

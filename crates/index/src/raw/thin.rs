@@ -4,7 +4,7 @@
 //! like a box.
 //!
 //! **Invariants.** A [`Thin`] points to memory that [`ThinBox::new`] made: a header, the length, and so many items, all
-//! written. It is followed only while that box lives, or while the reader's pin keeps it from being freed.
+//! written. It is followed only while that box lives, or while the reader's guard keeps it from being freed.
 //!
 //! **Checked by** the test below, and with the sets and levels that are kept in such: `tests/random_streams.rs` and
 //! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).

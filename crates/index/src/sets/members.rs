@@ -4,16 +4,28 @@ use std::ops::ControlFlow;
 
 use smallvec::SmallVec;
 
-use crate::raw::{MASK_HOLDERS, Members, SetWord};
+use crate::raw::{MASK_HOLDERS, Members};
 
 /// The members of a set, kept.
 pub(crate) enum OwnedMembers {
-    Word(SetWord),
+    Mask(u64),
+    Few([u32; 3], usize),
     List(Box<[u32]>),
     Bits(Box<[u64]>),
 }
 
 impl Members<'_> {
+    /// How many there are.
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::Mask(mask) => mask.count_ones() as usize,
+            Self::Few(_, n) => n,
+            Self::List(list) => list.len(),
+            Self::Bits(bits) => bits.iter().map(|word| word.count_ones() as usize).sum(),
+        }
+    }
+
     #[inline]
     pub(crate) fn contains(self, holder: u32) -> bool {
         match self {
@@ -111,11 +123,11 @@ impl Iterator for Bits {
 }
 
 impl OwnedMembers {
-    /// A copy of what `set`, whose members these are, means.
     #[inline]
-    pub(crate) fn of(set: SetWord, members: Members<'_>) -> Self {
+    pub(crate) fn of(members: Members<'_>) -> Self {
         match members {
-            Members::Mask(_) | Members::Few(..) => Self::Word(set),
+            Members::Mask(mask) => Self::Mask(mask),
+            Members::Few(few, n) => Self::Few(few, n),
             Members::List(list) => Self::List(list.into()),
             Members::Bits(bits) => Self::Bits(bits.into()),
         }
@@ -124,7 +136,8 @@ impl OwnedMembers {
     #[inline]
     pub(crate) fn members(&self) -> Members<'_> {
         match self {
-            Self::Word(set) => set.own_members(),
+            Self::Mask(mask) => Members::Mask(*mask),
+            Self::Few(few, n) => Members::Few(*few, *n),
             Self::List(list) => Members::List(list),
             Self::Bits(bits) => Members::Bits(bits),
         }

@@ -52,7 +52,7 @@ impl Writer {
         names: &[BlockHash],
         roots: &mut Roots,
     ) -> Vec<Option<BlockHash>> {
-        let Some(device) = self.workers.rank(worker, rank) else {
+        let Some(device) = self.known_device(worker, rank) else {
             return names.iter().copied().map(Some).collect();
         };
         let irregular = self.holders[device as usize].irregular.as_ref();
@@ -63,6 +63,11 @@ impl Writer {
         }
         roots.replaced = self.counters.replaced;
         names.iter().map(|&name| self.missing_from(device, inner(name), roots).map(BlockHash)).collect()
+    }
+
+    /// The holder of what a rank holds on its device, if the rank is known.
+    fn known_device(&self, worker: &str, rank: u32) -> Option<u32> {
+        Some(self.workers.get(self.workers.rank(worker, rank)?)?.device)
     }
 
     fn missing_from(&self, device: u32, name: u64, roots: &mut Roots) -> Option<u64> {
@@ -108,7 +113,7 @@ impl Writer {
         roster: &Published<Roster>,
     ) -> Result<Adopted, Error> {
         let (names, contents) = (chain.block_hashes, chain.content_hashes);
-        let Some(device) = self.workers.rank(worker, rank) else {
+        let Some(device) = self.known_device(worker, rank) else {
             return Ok(Adopted::Contrary);
         };
         let mut wanted = Vec::with_capacity(names.len());
@@ -138,14 +143,14 @@ impl Writer {
 
     /// Which of these blocks a rank holds on its device.
     pub(crate) fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
-        let device = self.workers.rank(worker, rank);
+        let device = self.known_device(worker, rank);
         let is_held = |&name: &BlockHash| device.is_some_and(|device| self.block(device, inner(name)).is_some());
         names.iter().map(is_held).collect()
     }
 
     /// The blocks from the root up to the one of this name, by the names that holders share.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
-        let mut at = Some(self.find_shared(inner(name))?);
+        let mut at = Some(self.find_shared(inner(name)).filter(|at| !self.is_left(*at))?);
         let (mut names, mut contents) = (Vec::new(), Vec::new());
         while let Some(position) = at {
             let name = self.runs.name(position);
@@ -164,15 +169,16 @@ impl Writer {
     /// Whether a rank has shown that it names blocks as others do: at least so many blocks that it announced bear the
     /// same name for others, continue the same block and contain the same, and none was ever named otherwise.
     pub(crate) fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
-        let Some(device) = self.workers.rank(worker, rank) else { return false };
-        let Some(books) = self.workers.get(device) else { return false };
+        let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return false };
+        let device = books.device;
         let holder = &self.holders[device as usize];
         if holder.private.is_some() {
             return false;
         }
         let mut pairs = 0;
         for (name, block) in holder.irregular.iter().flat_map(|irregular| irregular.blocks()) {
-            if let Some(at) = self.find_shared(name) {
+            // What only holders on their way out have says nothing.
+            if let Some(at) = self.find_shared(name).filter(|at| !self.is_left(*at)) {
                 let parent = self.runs.parent(at).map(|parent| self.runs.name(parent));
                 if (parent, self.runs.content(at)) != (block.parent, block.content) {
                     return false;
@@ -187,7 +193,8 @@ impl Writer {
             let mut before = 0;
             for level in self.runs.levels(run).iter() {
                 let mut others = false;
-                self.sets.members(level.set).for_each(|it| others |= it != device && !books.wider.contains(&Some(it)));
+                let is_other = |it: u32| it != device && !books.wider.contains(&Some(it)) && !self.is_leaving(it);
+                self.sets.members(level.set).for_each(|it| others |= is_other(it));
                 if others && self.sets.contains(level.set, device) {
                     pairs += (level.end - before) as usize;
                 }

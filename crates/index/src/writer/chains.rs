@@ -1,5 +1,6 @@
 //! What a holder holds, as chains.
 
+use super::leaving::Table;
 use super::state::Writer;
 use crate::position::Position;
 
@@ -14,8 +15,10 @@ impl Writer {
     /// Names by their places, which a dump asks for, are not kept for long.
     pub(super) fn forget_places(&mut self, holders: [u32; 2]) {
         for holder in holders {
-            if let Some(private) = self.holders.get_mut(holder as usize).and_then(|it| it.private.as_mut()) {
-                private.forget_places();
+            if let Some(private) = self.holders.get_mut(holder as usize).and_then(|it| it.private.as_mut())
+                && let Some(places) = private.take_places()
+            {
+                self.leaving.push(Table::Places(places));
             }
         }
     }

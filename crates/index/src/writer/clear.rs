@@ -1,10 +1,9 @@
 //! A worker holds nothing any more, or is gone.
 
-use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use super::leaving::Table;
 use super::state::Writer;
-use super::workers::Copies;
 use crate::raw::Published;
 use crate::retire::Garbage;
 use crate::roster::Roster;
@@ -18,35 +17,59 @@ impl Writer {
         let ranks: SmallVec<[u32; 4]> =
             ranks.filter(|(n, _)| rank.is_none_or(|r| r == *n)).map(|(_, rank)| *rank).collect();
         for rank in ranks {
-            self.touch_all(rank);
+            self.touch_all(self.device_of(rank));
             match tier {
                 None => self.clear_rank(rank, roster),
-                Some(Tier::Gpu) => self.clear_device(rank),
-                Some(tier) => self.clear_elsewhere(rank, tier),
+                Some(Tier::Gpu) => self.clear_device(rank, roster),
+                Some(tier) => self.clear_elsewhere(rank, tier, roster),
             }
         }
     }
 
     fn clear_rank(&mut self, rank: u32, roster: &Published<Roster>) {
-        let books = self.rank_mut(rank);
-        books.copies = Copies::default();
-        books.offloaded = HashMap::new();
-        let (device, wider) = (books.device, std::mem::take(&mut books.wider));
-        self.clear_holder(device);
-        if wider == [None; 3] {
-            return;
+        let has_views = self.end_views(rank);
+        let has_moved = self.empty_device(rank);
+        if has_views || has_moved {
+            self.publish_roster(roster);
         }
-        // Before the roster says that the device is all there is: where it says so, readers do not ask who reaches
-        // a depth.
-        wider.into_iter().flatten().for_each(|view| self.clear_holder(view));
-        self.set_views(device, wider, [None; 3]);
-        self.publish_roster(roster);
-        wider.into_iter().flatten().for_each(|view| self.trash.push(Garbage::HolderId(view)));
     }
 
-    fn clear_device(&mut self, rank: u32) {
+    /// A rank has nothing on other tiers than the device any more. Returns whether that changes the roster, which is
+    /// to be published.
+    pub(super) fn end_views(&mut self, rank: u32) -> bool {
         let books = self.rank_mut(rank);
-        books.copies = Copies::default();
+        let (device, wider) = (books.device, std::mem::take(&mut books.wider));
+        let offloaded = std::mem::take(&mut books.offloaded);
+        self.leaving.push(Table::Offloaded(offloaded));
+        if wider == [None; 3] {
+            return false;
+        }
+        self.set_views(device, wider, [None; 3]);
+        wider.into_iter().flatten().for_each(|view| self.send_off(view));
+        true
+    }
+
+    /// A rank has nothing on its device any more. Returns whether that changes the roster, which is to be published.
+    fn empty_device(&mut self, rank: u32) -> bool {
+        let books = self.rank_mut(rank);
+        let copies = std::mem::take(&mut books.copies);
+        let device = books.device;
+        self.leaving.push(Table::Copies(copies));
+        if self.is_small(device) {
+            self.clear_holder(device);
+            return false;
+        }
+        let new = self.new_holder();
+        self.rank_mut(rank).device = new;
+        let member = self.roster.get(device);
+        self.roster.set(device, None);
+        self.roster.set(new, member);
+        self.send_off(device);
+        true
+    }
+
+    fn clear_device(&mut self, rank: u32, roster: &Published<Roster>) {
+        let books = self.rank_mut(rank);
         let device = books.device;
         if books.wider != [None; 3] {
             let chains = self.chains_of(device);
@@ -54,7 +77,9 @@ impl Writer {
             let names: Vec<u64> = chains.iter().rev().flat_map(|chain| chain.names.iter().rev().copied()).collect();
             self.narrow(rank, &names);
         }
-        self.clear_holder(device);
+        if self.empty_device(rank) {
+            self.publish_roster(roster);
+        }
     }
 
     /// A worker is gone.
@@ -65,9 +90,12 @@ impl Writer {
         }
         self.clear(worker, None, None, roster);
         self.counters.clears -= 1;
-        for (_, rank) in self.workers.drop(worker) {
-            self.roster.set(rank, None);
-            self.trash.push(Garbage::HolderId(rank));
+        if let Some(&[(_, first), ..]) = self.workers.by_name.get(worker).map(|ranks| &ranks[..]) {
+            self.roster.name(first, None);
+        }
+        for rank in self.workers.drop(worker) {
+            self.roster.set(rank.device, None);
+            self.trash.push(Garbage::HolderId(rank.device));
         }
         self.publish_roster(roster);
     }

@@ -1,6 +1,6 @@
 //! How far holders cover runs: the levels that readers see, and the names that go with them.
 
-use super::names::{Private, shared_names};
+use super::names::Private;
 use super::state::Writer;
 use crate::levels;
 use crate::position::{NO_NAME, Place, Position};
@@ -18,6 +18,9 @@ impl Writer {
             it.childless = None;
             it.entered += 1;
             it.runs.push(run);
+            if let Some(place) = self.runs.unlisted_origin(run) {
+                it.hanging.add(place);
+            }
             if it.runs.len() > 2 * it.entered as usize + 64 {
                 self.compact_runs(holder);
             }
@@ -29,9 +32,16 @@ impl Writer {
     pub(super) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, to, from, false);
         let left = levels.last().map_or(0, |level| level.end);
-        self.names.remove_all(run, left, &self.runs.get(run).names()[left as usize..], &self.runs);
+        let lost = &self.runs.get(run).names()[left as usize..];
+        self.names.remove_all(run, left, lost, &self.runs);
+        self.names.make_ready(0, lost.len(), &self.runs);
         if let Some(private) = &mut self.holders[holder as usize].private {
             private.truncate(run, to);
+        }
+        if to == 0
+            && let Some(place) = self.runs.unlisted_origin(run)
+        {
+            self.holders[holder as usize].hanging.remove(place);
         }
         self.publish_levels(run, levels);
         let it = &mut self.holders[holder as usize];
@@ -48,7 +58,6 @@ impl Writer {
                 self.compact_runs(holder);
             }
         }
-        self.names.reserve(0, || shared_names(&self.runs));
     }
 
     /// The levels of a run after `holder` has gained or lost some of it: to be published.
@@ -99,7 +108,10 @@ impl Writer {
             && self.holders[holder as usize].private.is_none()
             && !self.may_share(name, existing)
         {
-            self.make_private(holder);
+            self.take_from_leaving(name, existing);
+            if !self.may_share(name, existing) {
+                self.make_private(holder);
+            }
         }
         let at = existing.unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
@@ -112,18 +124,26 @@ impl Writer {
         });
         if let Some(private) = &mut self.holders[holder as usize].private {
             if let Some(name) = name {
-                private.reserve(1);
                 private.push(at, name, &self.runs);
             }
         } else if let Some(name) = name
             && self.runs.name(at) == NO_NAME
         {
-            self.names.reserve(1, || shared_names(&self.runs));
+            self.names.make_ready(1, 0, &self.runs);
             self.runs.set_name(at, name);
             self.names.insert(name, self.runs.number(at));
         }
         self.raise(holder, at.run, at.offset, at.offset + 1);
         at
+    }
+
+    /// Holders that are on their way out need no names.
+    fn take_from_leaving(&mut self, name: u64, existing: Option<Position>) {
+        for at in [existing, self.find_shared(name)].into_iter().flatten() {
+            if self.is_left(at) {
+                self.unname(at);
+            }
+        }
     }
 
     /// Whether a position is or can be called `name` by everybody.
@@ -136,9 +156,8 @@ impl Writer {
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
         let it = &self.holders[holder as usize];
-        let mut private = Private::new(self.secret);
+        let mut private = Private::with_room_for(it.blocks as usize);
         for (run, cutoff) in runs {
-            private.reserve(cutoff as usize);
             let name = |offset| {
                 let at = Position { run, offset };
                 if it.covers_irregularly(at) { NO_NAME } else { self.runs.name(at) }
@@ -161,5 +180,6 @@ impl Writer {
             self.lower(holder, run, cutoff, 0);
         }
         self.holders[holder as usize].runs = Vec::new();
+        self.count_waiting(holder);
     }
 }

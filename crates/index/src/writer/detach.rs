@@ -34,7 +34,7 @@ impl Writer {
         }
         let irregular = it.irregular.get_or_insert_default();
         for (name, (parent, content)) in blocks {
-            irregular.add(name, IrregularBlock { parent, content, at: None });
+            irregular.add(name, IrregularBlock::new(parent, content, None));
         }
         let (mut left, mut bare) = (Vec::new(), Vec::new());
         irregular.unreach_below(name, &mut left);
@@ -53,6 +53,8 @@ impl Writer {
         let mut found = Vec::new();
         let it = &self.holders[holder as usize];
         let mut todo = vec![at];
+        // Children that are not listed are found among what the holder is in, by their parents.
+        let mut unlisted: Option<HashMap<u32, Vec<u32>>> = None;
         while let Some(from) = todo.pop() {
             let cutoff = self.cutoff(holder, from.run, from.offset);
             let offsets = (from.offset..cutoff).map(|offset| Position { run: from.run, offset });
@@ -63,8 +65,27 @@ impl Writer {
                 }
                 false
             });
+            if it.hanging.may_be_beyond(from.after()) {
+                let unlisted = unlisted.get_or_insert_with(|| self.unlisted_runs(holder));
+                let children = unlisted.get(&from.run).into_iter().flatten();
+                let beyond = children.filter(|&&child| self.runs.origin(child).blocks > from.offset);
+                todo.extend(beyond.map(|&run| Position { run, offset: 0 }));
+            }
         }
         found
+    }
+
+    /// The runs of a holder that are not listed with their siblings, by the run they continue.
+    fn unlisted_runs(&self, holder: u32) -> HashMap<u32, Vec<u32>> {
+        let mut runs = self.holders[holder as usize].runs.clone();
+        runs.sort_unstable();
+        runs.dedup();
+        let is_in = |&run: &u32| self.runs.is_unlisted(run) && self.covers(holder, Position { run, offset: 0 });
+        let mut unlisted: HashMap<u32, Vec<u32>> = HashMap::new();
+        for run in runs.into_iter().filter(is_in) {
+            unlisted.entry(self.runs.origin(run).run).or_default().push(run);
+        }
+        unlisted
     }
 
     /// Lowers the holder's cutoffs so that none of these positions is covered, nor anything after them in their runs;
@@ -86,12 +107,10 @@ impl Writer {
     }
 
     pub(super) fn tidy_irregular(&mut self, holder: u32) {
+        self.count_waiting(holder);
         let it = &mut self.holders[holder as usize];
-        let Some(irregular) = &mut it.irregular else { return };
-        if irregular.len() == 0 {
+        if it.irregular.as_ref().is_some_and(|irregular| irregular.len() == 0) {
             it.irregular = None;
-        } else {
-            irregular.shrink();
         }
     }
 }

@@ -36,7 +36,7 @@ impl Writer {
         let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return };
         let (device, widest) = (books.device, books.widest());
         let copies: Vec<(u64, u32)> = books.copies.iter().collect();
-        let offloaded: Vec<(u64, [u32; 3])> = books.offloaded.iter().map(|(&name, &claims)| (name, claims)).collect();
+        let offloaded: Vec<(u64, [u32; 3])> = books.offloaded.iter().collect();
         events.extend(self.chains_of(device).iter().map(|chain| store(Tier::Gpu, chain)));
         for (name, extra) in copies {
             events.extend(self.single(device, name).iter().flat_map(|one| (0..extra).map(|_| store(Tier::Gpu, one))));

@@ -1,7 +1,6 @@
 //! A holder gains blocks.
 
 use super::link::Gained;
-use super::names::shared_names;
 use super::state::Writer;
 use crate::position::{Place, Position, ROOT};
 use crate::prefix::common_prefix;
@@ -73,6 +72,9 @@ impl Writer {
         let mut done = 0;
         while done < names.len() {
             if place.run != ROOT {
+                if self.is_irregular_in(holder, place.run) {
+                    return done;
+                }
                 let (alike, agreed) = self.gain_along(holder, place, &names[done..], &contents[done..], same);
                 done += agreed;
                 place.blocks += agreed as u32;
@@ -114,7 +116,6 @@ impl Writer {
                 if agreed < held {
                     agreed
                 } else {
-                    private.reserve(alike - held);
                     held + private.push_new(place.run, cutoff as u32, &names[held..alike], &self.runs)
                 }
             }
@@ -134,7 +135,7 @@ impl Writer {
         if private {
             self.gain_new_privately(holder, place, names, contents)
         } else {
-            self.names.reserve(names.len(), || shared_names(&self.runs));
+            self.names.make_ready(names.len(), 0, &self.runs);
             let (run, start, end) = self.add_blocks(place, contents, Some(names));
             let runs = &self.runs;
             let name_of = |number| Some(runs.name(runs.position(number)));
@@ -158,7 +159,6 @@ impl Writer {
     fn gain_new_privately(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let (run, start, end) = self.add_blocks(place, contents, None);
         let Some(private) = &mut self.holders[holder as usize].private else { return 0 };
-        private.reserve(names.len());
         let names = &names[..(end - start) as usize];
         let gained = private.push_new(run, start, names, &self.runs);
         self.keep_blocks(holder, run, start, start + gained as u32)

@@ -1,8 +1,11 @@
 //! What the writer keeps for one holder.
 
+use hashbrown::HashMap;
+
 use super::irregular::Irregular;
 use super::names::Private;
-use crate::position::{NO_NAME, Position, ROOT};
+use super::workers::shrink;
+use crate::position::{NO_NAME, Place, Position, ROOT};
 
 /// A holder's books.
 #[derive(Default)]
@@ -23,6 +26,10 @@ pub(crate) struct Holder {
     pub(crate) entered: u32,
     /// Positions it covers.
     pub(crate) blocks: u64,
+    /// How many of its runs hang where they are not listed.
+    pub(crate) hanging: Hanging,
+    /// Its blocks whose chain to the root is not complete, as the writer has counted them.
+    pub(crate) waiting: usize,
 }
 
 /// Ends of chains that were stored lately, by name: guesses at where the next blocks go, as engines announce what they
@@ -58,6 +65,92 @@ impl Tails {
     }
 }
 
+/// The runs of a holder that hang off others with so many children that these do not list them.
+#[derive(Default)]
+pub(crate) struct Hanging {
+    /// Those that hang off one such run, which is all for most, with its number: here it costs no look elsewhere.
+    first: (u32, Hangers),
+    /// Those that hang off others.
+    rest: Option<Box<HashMap<u32, Hangers>>>,
+}
+
+/// Those that hang off one run: how many, and after how many of its blocks none of them hangs.
+#[derive(Clone, Copy, Default)]
+struct Hangers {
+    count: u32,
+    end: u32,
+}
+
+impl Hanging {
+    pub(crate) fn bytes(&self) -> usize {
+        self.rest.as_ref().map_or(0, |rest| size_of::<HashMap<u32, Hangers>>() + rest.allocation_size())
+    }
+
+    fn of(&self, run: u32) -> Option<&Hangers> {
+        if self.first.0 == run { Some(&self.first.1) } else { self.rest.as_ref()?.get(&run) }
+    }
+
+    fn of_mut(&mut self, run: u32) -> Option<&mut Hangers> {
+        if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
+    }
+
+    /// The holder has entered such a run.
+    pub(crate) fn add(&mut self, place: Place) {
+        if self.first.1.count == 0 && self.of(place.run).is_none() {
+            self.first = (place.run, Hangers::default());
+        }
+        let it = if self.first.0 == place.run {
+            &mut self.first.1
+        } else {
+            self.rest.get_or_insert_default().entry(place.run).or_default()
+        };
+        it.count += 1;
+        it.end = place.blocks.saturating_add(1).max(it.end);
+    }
+
+    /// The holder has left such a run.
+    pub(crate) fn remove(&mut self, place: Place) {
+        let Some(it) = self.of_mut(place.run) else { return };
+        it.count -= 1;
+        if it.count > 0 {
+            return;
+        }
+        if self.first.0 == place.run {
+            self.first = (ROOT, Hangers::default());
+        } else if let Some(rest) = &mut self.rest {
+            rest.remove(&place.run);
+            shrink(rest);
+            if rest.is_empty() {
+                self.rest = None;
+            }
+        }
+    }
+
+    /// Whether any may hang there, or farther along the same run.
+    #[inline]
+    pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
+        self.of(place.run).is_some_and(|it| place.blocks < it.end)
+    }
+
+    /// None hangs there or farther along.
+    pub(crate) fn none_beyond(&mut self, place: Place) {
+        if let Some(it) = self.of_mut(place.run) {
+            it.end = place.blocks.min(it.end);
+        }
+    }
+
+    /// Whether these are all of them; none may hang after more blocks of a run than it says.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self, places: &[Place]) -> bool {
+        let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|(run, it)| (*run, *it));
+        let all: Vec<_> = rest.chain((self.first.0 != ROOT).then_some(self.first)).collect();
+        let count = |run: u32| places.iter().filter(|place| place.run == run).count();
+        places.iter().all(|place| self.may_be_beyond(*place))
+            && all.iter().all(|(run, it)| it.count > 0 && count(*run) == it.count as usize)
+            && places.len() == all.iter().map(|(_, it)| it.count as usize).sum()
+    }
+}
+
 impl Holder {
     /// Whether this position, which it covers, is covered by irregular blocks alone.
     #[inline]
@@ -85,6 +178,7 @@ impl Holder {
     pub(crate) fn bytes(&self) -> usize {
         self.private.as_ref().map_or(0, |p| p.bytes() + size_of::<Private>())
             + self.irregular.as_ref().map_or(0, |o| o.bytes())
+            + self.hanging.bytes()
             + self.runs.capacity() * size_of::<u32>()
     }
 }

@@ -9,26 +9,36 @@
 //! Parents of regular blocks are regular; an irregular block whose chain becomes complete turns regular if its position is
 //! free.
 
-use hashbrown::HashMap;
+use smallvec::SmallVec;
 
 use crate::position::Position;
+use crate::segmented::Map;
 use crate::steps::step;
 
 /// A holder's blocks that are not regular, literally as announced. It counts as it changes, so that nobody who asks for
 /// sizes has to walk over it.
 #[derive(Default)]
 pub(crate) struct Irregular {
-    blocks: HashMap<u64, IrregularBlock>,
+    blocks: Map<u64, IrregularBlock>,
     /// Parent's name → names. Parents may be regular, irregular or unknown.
-    children: HashMap<u64, Vec<u64>>,
+    children: Map<u64, Siblings>,
     /// Positions at which reachable irregular blocks are.
-    at: HashMap<Position, IrregularCover>,
+    at: Map<Position, IrregularCover>,
+    /// How many of these are in a run.
+    in_runs: Map<u32, u32>,
     /// Blocks that are not reachable.
     unlinked: usize,
     /// Positions of `at` without a regular block.
     bare: usize,
-    /// Room in the lists of children, in names.
+    /// Room in the lists of children that are lists of their own, in names.
     room: usize,
+}
+
+/// Names of blocks with one parent, in any order. Nearly all have one child.
+type Siblings = SmallVec<[u64; 2]>;
+
+fn room(siblings: &Siblings) -> usize {
+    if siblings.spilled() { siblings.capacity() } else { 0 }
 }
 
 /// One of them.
@@ -37,6 +47,14 @@ pub(crate) struct IrregularBlock {
     pub(crate) content: u64,
     /// Where it is, if its chain to the root is complete.
     pub(crate) at: Option<Position>,
+    /// Where it stands in the list of its parent's children.
+    sibling: u32,
+}
+
+impl IrregularBlock {
+    pub(crate) fn new(parent: Option<u64>, content: u64, at: Option<Position>) -> Self {
+        Self { parent, content, at, sibling: 0 }
+    }
 }
 
 /// What covers a position besides or instead of a regular block.
@@ -50,10 +68,16 @@ struct IrregularCover {
 impl Irregular {
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>()
-            + self.blocks.allocation_size()
-            + self.children.allocation_size()
+            + self.blocks.bytes()
+            + self.children.bytes()
             + self.room * size_of::<u64>()
-            + self.at.allocation_size()
+            + self.at.bytes()
+            + self.in_runs.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        self.children.shed() || self.at.shed() || self.in_runs.shed() || self.blocks.shed()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -80,10 +104,10 @@ impl Irregular {
         self.blocks.get(&name)
     }
 
-    /// Whether any of them is reachable.
+    /// Whether irregular blocks cover any position of a run.
     #[inline]
-    pub(crate) fn is_reachable(&self) -> bool {
-        !self.at.is_empty()
+    pub(crate) fn is_in(&self, run: u32) -> bool {
+        self.in_runs.contains_key(&run)
     }
 
     /// Whether irregular blocks cover a position.
@@ -98,12 +122,13 @@ impl Irregular {
     }
 
     /// Adds a block of a name that is not here.
-    pub(crate) fn add(&mut self, name: u64, block: IrregularBlock) {
+    pub(crate) fn add(&mut self, name: u64, mut block: IrregularBlock) {
         if let Some(parent) = block.parent {
-            let children = self.children.entry(parent).or_default();
-            let room = children.capacity();
-            children.push(name);
-            self.room += children.capacity() - room;
+            let siblings = self.children.get_or_insert_with(parent, SmallVec::new);
+            let before = room(siblings);
+            block.sibling = siblings.len() as u32;
+            siblings.push(name);
+            self.room += room(siblings) - before;
         }
         self.unlinked += usize::from(block.at.is_none());
         let old = self.blocks.insert(name, block);
@@ -121,7 +146,7 @@ impl Irregular {
     pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
         let block = self.take(name)?;
         if let Some(parent) = block.parent {
-            self.remove_child(parent, name);
+            self.remove_child(parent, block.sibling);
         }
         Some(block)
     }
@@ -129,14 +154,24 @@ impl Irregular {
     /// Takes out the blocks that continue `name`, with their names.
     pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
         let Some(children) = self.children.remove(&name) else { return Vec::new() };
-        self.room -= children.capacity();
+        self.room -= room(&children);
         children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
+    }
+
+    /// Takes out the block that continues `name`, with its name, if there is one and no other.
+    pub(super) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
+        let &[child] = self.children.get(&name)?.as_slice() else { return None };
+        let siblings = self.children.remove(&name)?;
+        self.room -= room(&siblings);
+        Some((child, self.take(child)?))
     }
 
     /// An irregular block has come to a position. `regular`: whether a regular one is there.
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
-        let cover = self.at.entry(at).or_insert_with(|| {
-            self.bare += usize::from(!regular);
+        let Self { bare, in_runs, .. } = self;
+        let cover = self.at.get_or_insert_with(at, || {
+            *bare += usize::from(!regular);
+            *in_runs.get_or_insert_with(at.run, || 0) += 1;
             IrregularCover { blocks: 0, regular }
         });
         cover.blocks += 1;
@@ -151,21 +186,28 @@ impl Irregular {
         }
     }
 
-    /// Gives back room that has not been needed for long.
-    pub(crate) fn shrink(&mut self) {
-        if self.blocks.capacity() > 64 && self.blocks.len() * 8 < self.blocks.capacity() {
-            self.blocks.shrink_to_fit();
-            self.children.shrink_to_fit();
-            self.at.shrink_to_fit();
-        }
-    }
-
     /// What [`Self::unlinked`], [`Self::bare`] and the room of the lists must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
-        self.unlinked == self.blocks.values().filter(|block| block.at.is_none()).count()
-            && self.bare == self.at.values().filter(|cover| !cover.regular).count()
-            && self.room == self.children.values().map(Vec::capacity).sum::<usize>()
+        let lists = || self.children.iter().map(|(_, siblings)| siblings);
+        let is_listed = |(name, block): (&u64, &IrregularBlock)| {
+            let siblings = block.parent.map(|parent| self.children.get(&parent).expect("a parent lists its children"));
+            siblings.is_none_or(|siblings| siblings[block.sibling as usize] == *name)
+        };
+        self.unlinked == self.blocks.iter().filter(|(_, block)| block.at.is_none()).count()
+            && self.bare == self.at.iter().filter(|(_, cover)| !cover.regular).count()
+            && self.room == lists().map(room).sum::<usize>()
+            && self.blocks.iter().all(is_listed)
+            && self.blocks.iter().filter(|(_, block)| block.parent.is_some()).count()
+                == lists().map(SmallVec::len).sum()
+            && self.blocks.is_counted()
+            && self.children.is_counted()
+            && self.at.is_counted()
+            && self
+                .in_runs
+                .iter()
+                .all(|(run, n)| self.at.iter().filter(|(at, _)| at.run == *run).count() == *n as usize)
+            && self.at.iter().all(|(at, _)| self.is_in(at.run))
     }
 
     /// Whether blocks continue this name, be it known or not.
@@ -179,13 +221,16 @@ impl Irregular {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
     }
 
-    fn remove_child(&mut self, parent: u64, name: u64) {
-        if let Some(children) = self.children.get_mut(&parent) {
-            children.retain(|&child| child != name);
-            if children.is_empty() {
-                self.room -= children.capacity();
-                self.children.remove(&parent);
-            }
+    fn remove_child(&mut self, parent: u64, sibling: u32) {
+        let Some(siblings) = self.children.get_mut(&parent) else { return };
+        siblings.swap_remove(sibling as usize);
+        if siblings.is_empty() {
+            self.room -= room(siblings);
+            self.children.remove(&parent);
+        } else if let Some(moved) = siblings.get(sibling as usize)
+            && let Some(moved) = self.blocks.get_mut(moved)
+        {
+            moved.sibling = sibling;
         }
     }
 
@@ -195,6 +240,7 @@ impl Irregular {
         while let Some(name) = todo.pop() {
             let Some(children) = self.children.get(&name) else { continue };
             for child in children {
+                step();
                 if let Some(block) = self.blocks.get_mut(child) {
                     if let Some(at) = block.at.take() {
                         self.unlinked += 1;
@@ -217,6 +263,12 @@ impl Irregular {
                     bare.push(*at);
                 }
                 self.at.remove(at);
+                if let Some(count) = self.in_runs.get_mut(&at.run) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.in_runs.remove(&at.run);
+                    }
+                }
             }
         }
     }

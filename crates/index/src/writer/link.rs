@@ -26,10 +26,11 @@ impl Writer {
             None => Gained::New,
         };
         // The block, and then those that waited for it, and so on.
-        let mut todo = vec![(parent, name, content)];
+        let mut todo = Vec::new();
+        self.touch(holder, [name]);
+        self.link(holder, parent, name, content, &mut todo);
         while let Some((parent, name, content)) = todo.pop() {
-            self.touch(holder, [name]);
-            self.link(holder, parent, name, content, &mut todo);
+            self.link_waiting(holder, parent, name, content, &mut todo);
         }
         self.tidy_irregular(holder);
         result
@@ -61,6 +62,32 @@ impl Writer {
         self.take_waiting(holder, name, todo);
     }
 
+    /// Stores a block that has waited, and with it, as a chain, those that wait for it and have no siblings.
+    fn link_waiting(
+        &mut self,
+        holder: u32,
+        parent: Option<u64>,
+        name: u64,
+        content: u64,
+        todo: &mut Vec<(Option<u64>, u64, u64)>,
+    ) {
+        let (mut names, mut contents) = (vec![name], vec![content]);
+        if let Some(irregular) = &mut self.holders[holder as usize].irregular {
+            while let Some(&last) = names.last()
+                && let Some((name, block)) = irregular.take_only_child(last)
+            {
+                names.push(name);
+                contents.push(block.content);
+            }
+        }
+        self.touch(holder, names.iter().copied());
+        // Several may wait for the last; for the others nobody does any more.
+        let last = names.len() - 1;
+        self.gain(holder, parent, &names[..last], &contents[..last], &mut Vec::new());
+        let parent = last.checked_sub(1).map_or(parent, |before| Some(names[before]));
+        self.link(holder, parent, names[last], contents[last], todo);
+    }
+
     /// The place after an irregular block that is reachable.
     fn irregular_place_after(&self, holder: u32, name: Option<u64>) -> Option<Place> {
         let irregular = self.holders[holder as usize].irregular.as_ref()?;
@@ -69,7 +96,7 @@ impl Writer {
 
     fn add_irregular(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64, at: Option<Position>) {
         let irregular = self.holders[holder as usize].irregular.get_or_insert_default();
-        irregular.add(name, IrregularBlock { parent, content, at });
+        irregular.add(name, IrregularBlock::new(parent, content, at));
     }
 
     /// Takes the blocks that wait for `name` out, to be stored again.

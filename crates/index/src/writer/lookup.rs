@@ -89,9 +89,14 @@ impl Writer {
     pub(super) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
         match &self.holders[holder as usize].irregular {
             None => names.len(),
-            Some(irregular) if irregular.is_reachable() => 0,
             Some(irregular) => names.iter().take_while(|&&name| irregular.ignores(name)).count(),
         }
+    }
+
+    /// Whether irregular blocks of the holder cover any position of a run: what happens there is not plain.
+    #[inline]
+    pub(super) fn is_irregular_in(&self, holder: u32, run: u32) -> bool {
+        self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_in(run))
     }
 
     /// The place after a regular block, or the root for none.

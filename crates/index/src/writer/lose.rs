@@ -3,7 +3,8 @@
 use smallvec::SmallVec;
 
 use super::state::Writer;
-use crate::position::{NO_NAME, Position};
+use crate::position::{NO_NAME, Place, Position};
+use crate::steps::step;
 
 /// Neighbouring positions of one run, `low..=high`.
 #[derive(Clone, Copy)]
@@ -49,6 +50,13 @@ impl Writer {
                 (_, last) => self.guessed(holder, last, name).or_else(|| self.find_cut(holder, name)),
             };
             let Some((at, cutoff)) = found else { continue };
+            if next.is_none() && self.is_irregular_in(holder, at.run) {
+                self.cut(holder, &mut stretches, gone);
+                if self.lose_one(holder, name) {
+                    gone.push(name);
+                }
+                continue;
+            }
             let within = |s: &Stretch| s.run == at.run && (s.low..=s.high).contains(&at.offset);
             // A neighbour of the only stretch is not within it.
             if (next.is_none() || stretches.len() > 1) && stretches.iter().any(within) {
@@ -147,9 +155,28 @@ impl Writer {
         };
         let holds = self.runs.any_child_beyond(run, blocks, most, |child| {
             self.runs.levels(child).first().is_some_and(|level| self.sets.contains(level.set, holder))
-        });
+        }) || self.holds_unlisted_beyond(holder, Place { run, blocks: blocks + 1 });
         if !holds {
             self.holders[holder as usize].childless = Some((run, blocks.min(most)));
+        }
+        holds
+    }
+
+    /// Whether `holder` covers a child of a run that is not listed and hangs there or farther along. That is a look at its
+    /// own runs, unless it is known that there is none.
+    fn holds_unlisted_beyond(&mut self, holder: u32, place: Place) -> bool {
+        let it = &self.holders[holder as usize];
+        if !self.runs.has_unlisted(place.run) || !it.hanging.may_be_beyond(place) {
+            return false;
+        }
+        let is_beyond = |origin: Place| origin.run == place.run && origin.blocks >= place.blocks;
+        let holds = it.runs.iter().inspect(|_| step()).any(|&run| {
+            self.runs.is_unlisted(run)
+                && is_beyond(self.runs.origin(run))
+                && self.covers(holder, Position { run, offset: 0 })
+        });
+        if !holds {
+            self.holders[holder as usize].hanging.none_beyond(place);
         }
         holds
     }
@@ -175,9 +202,11 @@ impl Writer {
     fn lose_regular(&mut self, holder: u32, at: Position, name: u64) {
         let cutoff = self.cutoff(holder, at.run, at.offset);
         let is_leaf = at.offset + 1 == cutoff && !self.holds_child_beyond(holder, at.run, at.offset);
-        let irregular_reachable =
-            self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_reachable());
-        if is_leaf && !irregular_reachable {
+        let is_plain = match &self.holders[holder as usize].irregular {
+            None => true,
+            Some(irregular) => !irregular.is_in(at.run) && !irregular.awaits(name),
+        };
+        if is_leaf && is_plain {
             self.forget_own(holder, &[name]);
             self.lower(holder, at.run, cutoff, at.offset);
         } else {

@@ -11,12 +11,13 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `slots.rs`, `own.rs`, `names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
+//! | `lines.rs`, `slots.rs`, `own.rs`, `names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
 //! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
 //! | `watch.rs` | what a dump in slices must hear about |
 //! | `state.rs` | the writer: what it is made of, and when it frees |
 //! | `lookup.rs` | what a holder has, by name and by position |
 //! | `cover.rs` | how far a holder covers a run: levels and names change together |
+//! | `leaving.rs` | holders that are cleared take their leave in steps |
 //! | `detach.rs`, `lose.rs` | a holder loses blocks: those with others below them, then all |
 //! | `link.rs`, `gain.rs` | a holder gains blocks: one of any kind, then chains |
 //! | `ranks.rs` | a rank of a worker becomes known |
@@ -34,6 +35,8 @@ mod dump;
 mod gain;
 mod holder;
 mod irregular;
+mod leaving;
+mod lines;
 mod link;
 mod lookup;
 mod lose;

@@ -2,30 +2,27 @@
 
 use std::cell::OnceCell;
 
-use hashbrown::HashMap;
-
 use super::own::OwnTable;
 use super::slots::Slots;
-use crate::pages::PAGE;
 use crate::position::{NO_NAME, Position};
-use crate::raw::prefetch;
 use crate::runs::Runs;
-use crate::spread::mix;
+use crate::segmented::Map;
+use crate::spread::Secret;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
 pub(crate) struct NameTable {
     slots: Slots,
-    len: usize,
-    secret: u64,
+    secret: Secret,
 }
 
 impl NameTable {
-    pub(crate) fn new(secret: u64) -> Self {
-        Self { slots: Slots::with_room_for(0), len: 0, secret }
+    pub(crate) fn new() -> Self {
+        Self { slots: Slots::new(), secret: Secret::new() }
     }
 
+    #[inline]
     fn hash(&self, name: u64) -> u64 {
-        mix(name, 0, self.secret)
+        self.secret.mix(name, 0)
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -49,25 +46,36 @@ impl NameTable {
         self.slots.find(self.hash(name), |number| name_of(number) == Some(name))
     }
 
+    /// Adds a name that is not there. There must be room ([`Self::make_ready`]).
     #[inline]
     pub(crate) fn insert(&mut self, name: u64, number: u32) {
         self.slots.insert(self.hash(name), number);
-        self.len += 1;
     }
 
-    /// Adds a name unless it is there; returns whether it was added.
+    /// Adds a name unless it is there; returns whether it was added. There must be room.
     #[inline]
     pub(crate) fn insert_new(&mut self, name: u64, number: u32, name_of: impl Fn(u32) -> Option<u64>) -> bool {
-        let added = self.slots.insert_new(self.hash(name), number, |number| name_of(number) == Some(name));
-        self.len += usize::from(added);
-        added
+        self.slots.insert_new(self.hash(name), number, |number| name_of(number) == Some(name))
+    }
+
+    /// Makes room for `more` names, or gives room back, as far as it is time for it now that `changed` have come or gone.
+    /// A name costs 9 to 15 bytes, in small tables up to 25.
+    #[inline]
+    pub(crate) fn make_ready(&mut self, more: usize, changed: usize, runs: &Runs) {
+        let secret = self.secret;
+        self.slots.make_ready(more, changed, |number| secret.mix(runs.name(runs.position(number)), 0));
     }
 
     #[inline]
     pub(crate) fn remove(&mut self, name: u64, is_it: impl FnMut(u32) -> bool) {
         let was_there = self.slots.remove(self.hash(name), is_it);
         debug_assert!(was_there);
-        self.len -= 1;
+    }
+
+    /// Whether what it counts is right.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.slots.is_counted()
     }
 
     /// Takes out the names of the positions of a run from `offset` on.
@@ -79,53 +87,7 @@ impl NameTable {
             }
         }
     }
-
-    /// Whether `more` names fit, or so few are left that the table should shrink.
-    #[inline]
-    fn fits(&self, more: usize) -> bool {
-        let room = self.slots.room();
-        self.len + more <= room && (self.len * 4 >= room || room <= 64)
-    }
-
-    /// Makes room for `more` names, or gives room back; `all` lists every name there is, in stretches with the number
-    /// of the first. A name costs 10 to 15 bytes, in small tables up to 20. The old table goes before the
-    /// new one comes.
-    pub(crate) fn reserve<'n, I: Iterator<Item = (&'n [u64], u32)>>(&mut self, more: usize, all: impl FnOnce() -> I) {
-        if !self.fits(more) {
-            self.rebuild(self.len + more, all());
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn rebuild<'n>(&mut self, wanted: usize, all: impl Iterator<Item = (&'n [u64], u32)>) {
-        self.slots = Slots::with_room_for(0);
-        self.slots = Slots::with_room_for(wanted + if wanted < SMALL { wanted } else { wanted / 2 });
-        // Two things are far away: the names, and their lines. Each is asked for a few stretches before its use.
-        const STEP: usize = 4;
-        let mut ahead: [(&[u64], u32); 2 * STEP] = [(&[], 0); 2 * STEP];
-        let nothing = std::iter::repeat_n((&[][..], 0), 2 * STEP);
-        for (i, stretch) in all.chain(nothing).enumerate() {
-            stretch.0.iter().step_by(8).for_each(prefetch);
-            let done = std::mem::replace(&mut ahead[i % (2 * STEP)], stretch);
-            let (names, _) = ahead[(i + STEP) % (2 * STEP)];
-            names.iter().for_each(|&name| self.slots.prefetch(self.hash(name)));
-            self.insert_stretch(done);
-        }
-    }
-
-    fn insert_stretch(&mut self, (names, first): (&[u64], u32)) {
-        for (&name, number) in names.iter().zip(first..) {
-            if name != NO_NAME {
-                self.slots.insert(self.hash(name), number);
-            }
-        }
-    }
 }
-
-/// Tables of fewer names double when they are full, larger ones grow by half: there memory counts for more than the time
-/// to build them again.
-const SMALL: usize = 1 << 18;
 
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
@@ -139,31 +101,45 @@ pub(crate) struct Private {
 
 /// Names by run and offset; [`NO_NAME`], or nothing at the end, where the holder covers a position by irregular blocks alone.
 #[derive(Default)]
-struct ByPlace {
-    names: HashMap<u32, Vec<u64>>,
+pub(super) struct ByPlace {
+    names: Map<u32, Vec<u64>>,
     /// Room in these lists, in names.
     room: usize,
 }
 
 impl Private {
-    pub(crate) fn new(secret: u64) -> Self {
-        Self { table: OwnTable::new(secret), by_place: OnceCell::new() }
+    /// Of so many names, about.
+    pub(crate) fn with_room_for(names: usize) -> Self {
+        Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new() }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         self.table.bytes() + self.by_place.get().map_or(0, |it| it.bytes())
     }
 
-    /// Whether the names by place are what they must be.
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(crate) fn shed(&mut self) -> bool {
+        if let Some(places) = self.by_place.get_mut() {
+            if !places.shed() {
+                self.by_place.take();
+            }
+            return true;
+        }
+        self.table.shed()
+    }
+
+    /// Whether what it counts, and the names by place, are what they must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, runs: &Runs) -> bool {
-        self.by_place.get().is_none_or(|it| {
-            let all = it.names.values().flatten().filter(|name| **name != NO_NAME).count();
+        let places = self.by_place.get().is_none_or(|it| {
+            let lists = || it.names.iter().map(|(_, names)| names);
             let same = |(name, number)| it.name(runs.position(number)) == Some(name);
-            it.room == it.names.values().map(Vec::capacity).sum::<usize>()
-                && all == self.table.iter().count()
+            it.names.is_counted()
+                && it.room == lists().map(Vec::capacity).sum::<usize>()
+                && lists().flatten().filter(|name| **name != NO_NAME).count() == self.table.iter().count()
                 && self.table.iter().all(same)
-        })
+        });
+        places && self.table.is_counted()
     }
 
     #[inline]
@@ -194,8 +170,8 @@ impl Private {
     }
 
     /// Whoever asked for many names by their places is done.
-    pub(crate) fn forget_places(&mut self) {
-        self.by_place.take();
+    pub(super) fn take_places(&mut self) -> Option<Box<ByPlace>> {
+        self.by_place.take()
     }
 
     pub(crate) fn name(&self, at: Position, runs: &Runs) -> Option<u64> {
@@ -214,12 +190,9 @@ impl Private {
         names.iter().zip(start..).take_while(is_named).count()
     }
 
-    pub(crate) fn reserve(&mut self, more: usize) {
-        self.table.reserve(more);
-    }
-
-    /// Names a position. There must be room in the table.
+    /// Names a position.
     pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
+        self.table.make_ready(1, 0);
         self.table.insert_new(name, runs.number(at));
         if let Some(by_place) = self.by_place.get_mut() {
             by_place.set(at, name);
@@ -227,8 +200,9 @@ impl Private {
     }
 
     /// Names the positions of a run from `start` on, up to the first name that is taken; [`NO_NAME`] names nothing. Returns
-    /// how many. There must be room in the table.
+    /// how many.
     pub(crate) fn push_new(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
+        self.table.make_ready(names.len(), 0);
         let mut taken = 0;
         for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
             self.table.prefetch(names, i);
@@ -252,7 +226,7 @@ impl Private {
             let was_there = self.table.remove(name);
             debug_assert!(was_there);
         }
-        self.reserve(0);
+        self.table.make_ready(0, names.len());
     }
 
     /// Takes the name from a position, which stays covered for now.
@@ -261,7 +235,7 @@ impl Private {
             if let Some(by_place) = self.by_place.get_mut() {
                 by_place.set(at, NO_NAME);
             }
-            self.reserve(0);
+            self.table.make_ready(0, 1);
         }
     }
 
@@ -274,8 +248,13 @@ impl Private {
 }
 
 impl ByPlace {
-    fn bytes(&self) -> usize {
-        size_of::<Self>() + self.names.allocation_size() + self.room * size_of::<u64>()
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.names.bytes() + self.room * size_of::<u64>()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        self.names.shed()
     }
 
     fn name(&self, at: Position) -> Option<u64> {
@@ -283,7 +262,7 @@ impl ByPlace {
     }
 
     fn set(&mut self, at: Position, name: u64) {
-        let names = self.names.entry(at.run).or_default();
+        let names = self.names.get_or_insert_with(at.run, Vec::new);
         let (len, room) = (at.offset as usize + 1, names.capacity());
         if room < len {
             names.reserve_exact(len + len / 8 + 1 - names.len());
@@ -302,25 +281,9 @@ impl ByPlace {
         if names.is_empty() {
             self.room -= room;
             self.names.remove(&run);
-            if self.names.capacity() > 64 && self.names.len() * 4 < self.names.capacity() {
-                self.names.shrink_to(self.names.len() * 2);
-            }
         } else if names.capacity() > 2 * names.len() + 8 {
             names.shrink_to(names.len() + 2);
             self.room -= room - names.capacity();
         }
     }
-}
-
-/// All shared names.
-pub(crate) fn shared_names(runs: &Runs) -> impl Iterator<Item = (&[u64], u32)> {
-    runs.ids().flat_map(|run| stretches(run, runs.get(run).names(), runs))
-}
-
-/// The names of a run, page by page.
-fn stretches<'n>(run: u32, names: &'n [u64], runs: &Runs) -> impl Iterator<Item = (&'n [u64], u32)> {
-    runs.pages(run).filter_map(|(number, offset)| {
-        let rest = names.get(offset as usize..)?;
-        Some((&rest[..rest.len().min(PAGE as usize)], number))
-    })
 }

@@ -6,13 +6,12 @@
 //! The shared table leaves the names to the runs, where they are beside what a look-up wants next. One holder's own are
 //! nowhere else, and to look there first would be three misses more.
 
+use super::lines::{Lines, Moving, Side};
 use crate::position::NO_NAME;
 use crate::raw::prefetch;
-use crate::spread::{line_after, line_of, mix};
+use crate::spread::{Secret, line_after, line_of};
 
 const SLOTS: usize = 5;
-/// Entries in a line, on average, of a full table.
-const FULL: usize = 4;
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
@@ -28,42 +27,55 @@ struct Line {
 
 const _: () = assert!(size_of::<Line>() == 64);
 
-const EMPTY: Line = Line { names: [NO_NAME; SLOTS], numbers: [0; SLOTS], overflow: 0 };
+impl super::lines::Line for Line {
+    const EMPTY: Self = Self { names: [NO_NAME; SLOTS], numbers: [0; SLOTS], overflow: 0 };
+    const FULL_PAIR: usize = 8;
+}
 
 /// See the module's text.
 pub(super) struct OwnTable {
-    lines: Vec<Line>,
+    lines: Lines<Line>,
     len: usize,
-    secret: u64,
+    secret: Secret,
 }
 
 impl OwnTable {
-    pub(super) fn new(secret: u64) -> Self {
-        Self { lines: vec![EMPTY], len: 0, secret }
+    /// An empty one with room for so many.
+    pub(super) fn with_room_for(names: usize) -> Self {
+        Self { lines: Lines::with_room_for(names, |_| 0), len: 0, secret: Secret::new() }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.lines.capacity() * size_of::<Line>()
+        self.lines.bytes()
     }
 
-    fn room(&self) -> usize {
-        self.lines.len() * FULL
+    /// Whether the bytes and the number of names are what they must be.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        self.lines.is_counted() && self.len == self.iter().count()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        self.lines.shed()
     }
 
     #[inline]
-    fn home(&self, name: u64) -> usize {
-        line_of(mix(name, 0, self.secret), self.lines.len())
+    fn hash(&self, name: u64) -> u64 {
+        self.secret.mix(name, 0)
     }
 
     #[inline]
-    fn after(&self, line: usize) -> usize {
-        line_after(line, self.lines.len())
+    fn prefetch_one(&self, name: u64) {
+        let hash = self.hash(name);
+        let (piece, at) = self.lines.side(hash).of(hash);
+        prefetch(&piece[at]);
     }
 
     /// Asks for the lines of the first names that are soon to be looked up.
     #[inline]
     pub(super) fn prefetch_first(&self, names: &[u64]) {
-        names.iter().take(AHEAD).for_each(|&name| prefetch(&self.lines[self.home(name)]));
+        names.iter().take(AHEAD).for_each(|&name| self.prefetch_one(name));
     }
 
     /// Asks for the lines of names that are being looked up one by one: called for each `i` before `names[i]` is, and for
@@ -71,7 +83,7 @@ impl OwnTable {
     #[inline]
     pub(super) fn prefetch(&self, names: &[u64], i: usize) {
         if let Some(&name) = names.get(i + AHEAD) {
-            prefetch(&self.lines[self.home(name)]);
+            self.prefetch_one(name);
         }
     }
 
@@ -83,93 +95,115 @@ impl OwnTable {
 
     #[inline]
     pub(super) fn find(&self, name: u64) -> Option<u32> {
-        self.locate(name).map(|(line, slot, _)| self.lines[line].numbers[slot])
+        let hash = self.hash(name);
+        let (piece, home) = self.lines.side(hash).of(hash);
+        let (line, slot, _) = locate(piece, home, name)?;
+        Some(piece[line].numbers[slot])
     }
 
-    /// Adds a name unless it is there; returns whether it was added. There must be room.
+    /// Adds a name unless it is there; returns whether it was added. There must be room ([`Self::make_ready`]).
     #[inline]
     pub(super) fn insert_new(&mut self, name: u64, number: u32) -> bool {
-        let home = self.home(name);
-        let line = &self.lines[home];
+        let hash = self.hash(name);
+        let (piece, home) = self.lines.side_mut(hash).of_mut(hash);
+        let line = &mut piece[home];
         let (hits, empty) = (line.marks(name), line.marks(NO_NAME));
-        if hits != 0 || line.overflow > 0 && self.locate(name).is_some() {
+        if hits != 0 || line.overflow > 0 && locate(piece, home, name).is_some() {
             return false;
         }
         self.len += 1;
         if empty == 0 {
-            self.insert_at(home, name, number);
+            insert(piece, home, name, number);
         } else {
-            let (line, slot) = (&mut self.lines[home], empty.trailing_zeros() as usize);
+            let (line, slot) = (&mut piece[home], empty.trailing_zeros() as usize);
             (line.names[slot], line.numbers[slot]) = (name, number);
         }
         true
     }
 
-    #[inline]
-    fn insert_at(&mut self, mut at: usize, name: u64, number: u32) {
-        loop {
-            let line = &mut self.lines[at];
-            if let Some(slot) = line.slot(NO_NAME) {
-                (line.names[slot], line.numbers[slot]) = (name, number);
-                return;
-            }
-            line.overflow += 1;
-            at = self.after(at);
-        }
-    }
-
     /// Takes a name out; returns whether it was there.
     #[inline]
     pub(super) fn remove(&mut self, name: u64) -> bool {
-        let Some((line, slot, distance)) = self.locate(name) else { return false };
-        self.lines[line].names[slot] = NO_NAME;
-        let mut at = self.home(name);
-        for _ in 0..distance {
-            self.lines[at].overflow -= 1;
-            at = self.after(at);
-        }
+        let hash = self.hash(name);
+        let (piece, home) = self.lines.side_mut(hash).of_mut(hash);
+        let Some(it) = locate(piece, home, name) else { return false };
+        take(piece, home, it);
         self.len -= 1;
         true
     }
 
-    /// Line, slot, and lines from home.
+    /// Makes room for `more` names, or gives room back, as far as it is time for it now that `changed` have come or gone.
     #[inline]
-    fn locate(&self, name: u64) -> Option<(usize, usize, usize)> {
-        let mut at = self.home(name);
-        for distance in 0..self.lines.len() {
-            let line = &self.lines[at];
-            if let Some(slot) = line.slot(name) {
-                return Some((at, slot, distance));
-            }
-            if line.overflow == 0 {
-                return None;
-            }
-            at = self.after(at);
-        }
-        None
-    }
-
-    /// Makes room for `more` names, or gives room back.
-    #[inline]
-    pub(super) fn reserve(&mut self, more: usize) {
-        let room = self.room();
-        if self.len + more > room || (self.len * 4 < room && room > 64) {
-            self.rebuild(self.len + more);
+    pub(super) fn make_ready(&mut self, more: usize, changed: usize) {
+        if !self.lines.is_ready(self.len, more) {
+            let secret = self.secret;
+            let to = |from: Moving<'_, Line>, lower: &mut Side<Line>| move_line(from, lower, secret);
+            self.lines.make_ready(self.len, more, changed, |_| 0, to);
         }
     }
+}
 
-    #[cold]
-    #[inline(never)]
-    fn rebuild(&mut self, wanted: usize) {
-        let lines = (wanted + wanted / 2).div_ceil(FULL).max(1);
-        let old = std::mem::replace(&mut self.lines, vec![EMPTY; lines]);
-        for line in &old {
-            for (&name, &number) in line.names.iter().zip(&line.numbers) {
-                if name != NO_NAME {
-                    self.insert_at(self.home(name), name, number);
-                }
+/// Moves what belongs to a line to the other side.
+fn move_line(from: Moving<'_, Line>, to: &mut Side<Line>, secret: Secret) {
+    let Moving { piece, at, line, lines, .. } = from;
+    let (mut next, mut distance) = (at, 0);
+    loop {
+        for slot in 0..SLOTS {
+            let (name, number) = (piece[next].names[slot], piece[next].numbers[slot]);
+            let hash = secret.mix(name, 0);
+            if name != NO_NAME && line_of(hash, lines) == line {
+                let (lower, home) = to.of_mut(hash);
+                insert(lower, home, name, number);
+                take(piece, at, (next, slot, distance));
             }
         }
+        if piece[next].overflow == 0 || distance + 1 == piece.len() {
+            return;
+        }
+        (next, distance) = (line_after(next, piece.len()), distance + 1);
+    }
+}
+
+/// Line, slot, and lines from home.
+#[inline]
+fn locate(piece: &[Line], home: usize, name: u64) -> Option<(usize, usize, usize)> {
+    let mut at = home;
+    for distance in 0..piece.len() {
+        let line = &piece[at];
+        if let Some(slot) = line.slot(name) {
+            return Some((at, slot, distance));
+        }
+        if line.overflow == 0 {
+            return None;
+        }
+        at = line_after(at, piece.len());
+    }
+    None
+}
+
+#[inline]
+fn insert(piece: &mut [Line], home: usize, name: u64, number: u32) {
+    let mut at = home;
+    loop {
+        let line = &mut piece[at];
+        if let Some(slot) = line.slot(NO_NAME) {
+            (line.names[slot], line.numbers[slot]) = (name, number);
+            return;
+        }
+        line.overflow += 1;
+        at = line_after(at, piece.len());
+        assert!(at != home, "there is room");
+    }
+}
+
+/// Empties a slot: line, slot, and lines from home.
+#[inline]
+fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
+    piece[line].names[slot] = NO_NAME;
+    let mut at = home;
+    for _ in 0..distance {
+        piece[at].overflow -= 1;
+        at = line_after(at, piece.len());
     }
 }
 
@@ -189,30 +223,47 @@ impl Line {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::collections::{BTreeMap, VecDeque};
+
     use super::*;
+    use crate::steps::steps_of;
 
     #[test]
-    fn behaves_as_a_map_under_churn() {
-        let mut table = OwnTable::new(7);
-        let mut live = std::collections::VecDeque::new();
-        for v in 1..60_000_u32 {
-            table.reserve(1);
-            assert!(table.insert_new(u64::from(v), v ^ 5));
-            assert!(!table.insert_new(u64::from(v), 0));
-            live.push_back(v);
-            let drop_to = if v % 9_000 > 6_000 { 50 } else { usize::MAX };
-            while live.len() > drop_to.min(4_000) {
-                let old = u64::from(live.pop_front().unwrap());
-                assert!(table.remove(old) && !table.remove(old));
-                assert_eq!(table.find(old), None);
-                table.reserve(0);
+    fn behaves_as_a_map_while_it_grows_and_shrinks() {
+        for (most, room) in [(1, 0), (50, 0), (600, 70_000), (4_000, 3_000), (40_000, 0), (90_000, 0)] {
+            let mut table = OwnTable::with_room_for(room);
+            let mut live = VecDeque::new();
+            let mut longest = 0;
+            for v in 1..100_000_u32 {
+                longest = longest.max(steps_of(|| table.make_ready(1, 0)).0);
+                assert!(table.insert_new(u64::from(v), v ^ 5));
+                assert!(!table.insert_new(u64::from(v), 0));
+                live.push_back(v);
+                if live.len() == most {
+                    for _ in 0..(v as usize % most + 1).min(live.len()) {
+                        let old = u64::from(live.pop_front().unwrap());
+                        assert!(table.remove(old) && !table.remove(old));
+                        assert_eq!(table.find(old), None);
+                        longest = longest.max(steps_of(|| table.make_ready(0, 1)).0);
+                    }
+                    assert!(table.is_counted());
+                }
+                if v % 1_000 == 0 {
+                    assert!(live.iter().all(|&v| table.find(u64::from(v)) == Some(v ^ 5)));
+                }
             }
+            let all: BTreeMap<_, _> = table.iter().collect();
+            assert_eq!(all, live.iter().map(|&v| (u64::from(v), v ^ 5)).collect());
+            for v in live {
+                assert_eq!(table.find(u64::from(v)), Some(v ^ 5));
+                assert!(table.remove(u64::from(v)));
+                table.make_ready(0, 1);
+            }
+            // What is left goes back in as many steps as it was made for.
+            (0..2 * room + 10_000).for_each(|_| table.make_ready(0, 1));
+            assert!(table.is_counted() && table.bytes() < 200, "{} bytes", table.bytes());
+            assert!(table.lines.iter().all(|line| line.names == [NO_NAME; SLOTS] && line.overflow == 0));
+            assert!(longest <= 2 * 96, "{longest} lines moved at once, whatever the size of all");
         }
-        assert_eq!((table.len, table.iter().count()), (live.len(), live.len()));
-        for v in live {
-            assert_eq!(table.find(u64::from(v)), Some(v ^ 5));
-            assert!(table.remove(u64::from(v)));
-        }
-        assert!(table.lines.iter().all(|line| line.names == [NO_NAME; SLOTS] && line.overflow == 0));
     }
 }

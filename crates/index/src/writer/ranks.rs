@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
-
 use super::state::Writer;
-use super::workers::{Copies, Rank};
+use super::workers::{Copies, Offloaded, Rank};
 use crate::handle::{Lives, RankHandle};
 use crate::raw::Published;
 use crate::roster::{ALL_VIEWS, Member, Roster};
@@ -13,6 +11,12 @@ use crate::roster::{ALL_VIEWS, Member, Roster};
 impl Writer {
     pub(super) fn rank_mut(&mut self, rank: u32) -> &mut Rank {
         self.workers.get_mut(rank).expect("added before it is used")
+    }
+
+    /// The holder of what a rank holds on its device. Another after a clear.
+    #[inline]
+    pub(super) fn device_of(&self, rank: u32) -> u32 {
+        self.workers.get(rank).expect("added before it is used").device
     }
 
     /// The number of a rank, from now on known.
@@ -38,28 +42,28 @@ impl Writer {
         };
         let device = self.new_holder();
         let others = self.workers.by_name.get(worker).map_or(&[][..], |ranks| ranks);
-        let worker_number = others.first().map_or(device, |(_, rank)| *rank);
-        let is_only_rank = others.is_empty();
-        let only = match others {
-            [(_, only)] => Some(*only),
-            _ => None,
-        };
-        if let Some(only) = only {
-            let wider = self.rank_mut(only).wider;
-            let holders = wider.into_iter().flatten().chain([only]);
+        let (first, is_only_rank) = (others.first().map(|(_, first)| *first), others.is_empty());
+        if let [(_, only)] = *others {
+            let books = self.rank_mut(only);
+            let holders = books.wider.into_iter().flatten().chain([books.device]);
             holders.for_each(|holder| self.roster.put_among_ranks(holder));
         }
-        let member = Member { worker: name.clone(), worker_number, rank, views: ALL_VIEWS, is_only_rank };
-        self.roster.set(device, Some(member));
-        self.publish_roster(roster);
         let books = Rank {
             device,
             life: Lives::next(),
             wider: [None; 3],
             copies: Copies::default(),
-            offloaded: HashMap::new(),
+            offloaded: Offloaded::default(),
         };
-        self.workers.add(name, rank, books);
-        device
+        let number = self.workers.add(name.clone(), rank, books);
+        // A worker has the number of its first rank.
+        let worker_number = first.unwrap_or(number);
+        if is_only_rank {
+            self.roster.name(number, Some(name.clone()));
+        }
+        let member = Member { worker: name, worker_number, rank, views: ALL_VIEWS, is_only_rank };
+        self.roster.set(device, Some(member));
+        self.publish_roster(roster);
+        number
     }
 }

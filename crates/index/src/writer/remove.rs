@@ -26,7 +26,7 @@ impl Writer {
             return;
         };
         let names = self.inner_names(block_hashes);
-        self.touch(rank, names.iter().copied());
+        self.touch(self.device_of(rank), names.iter().copied());
         if tier == Tier::Gpu {
             self.remove_from_device(rank, &names);
         } else {
@@ -37,15 +37,15 @@ impl Writer {
 
     fn remove_from_device(&mut self, rank: u32, names: &[u64]) {
         let books = self.rank_mut(rank);
+        let device = books.device;
         let mut left: SmallVec<[u64; 64]> = SmallVec::new();
         let mut names = names;
         if !books.copies.is_empty() {
             left.extend(names.iter().copied().filter(|name| !books.copies.take(*name)));
-            books.copies.shrink();
             names = &left;
         }
         let mut gone = std::mem::take(&mut self.gone);
-        self.lose(rank, names, &mut gone);
+        self.lose(device, names, &mut gone);
         self.counters.unknown_removals += (names.len() - gone.len()) as u64;
         self.narrow(rank, &gone);
         gone.clear();

@@ -173,7 +173,7 @@ impl Writer {
         let mut steps = RUN_STEPS + chain.names.len();
         if wider {
             steps += chain.names.len() * NAME_STEPS;
-            large.names.extend(chain.names.iter().filter(|name| books.offloaded.contains_key(*name)));
+            large.names.extend(chain.names.iter().filter(|name| books.offloaded.get(**name).is_some()));
             return steps;
         }
         if !books.copies.is_empty() {
@@ -188,8 +188,8 @@ impl Writer {
 
     fn known(&self, books: &Rank, device: u32, widest: u32, name: u64) -> Known {
         let on_device = self.block(device, name).map(|(parent, content)| (parent, content, books.copies.of(name)));
-        let claims = books.offloaded.get(&name);
-        let elsewhere = claims.and_then(|&claims| {
+        let claims = books.offloaded.get(name);
+        let elsewhere = claims.and_then(|claims| {
             let (parent, content) = self.block(widest, name)?;
             Some((parent, content, claims))
         });

@@ -1,98 +1,130 @@
 //! A hash table for the writer alone: ten 32-bit words a cache line.
 //!
-//! A line has a 16-bit tag for each word and a count of the entries that wanted this line and found it full; those are
-//! in the next line that had room. Look-ups go on to the next line only where that count is not zero: at the highest
-//! load, kept up under any churn, one in two does.
+//! A line has a tag for each word and a count of the entries that wanted this line and found it full; those are in the next
+//! line that had room. Look-ups go on to the next line only where that count is not zero: at the highest load, kept up
+//! under any churn, one in two does.
 //!
 //! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
-//! wide enough to make it nearly never in vain.
+//! wide enough to make it rarely in vain.
+//!
+//! A tag is fifteen bits of the hash, of which the first two to seven are among those that choose the line. So a line and
+//! a tag together tell more of a hash than which line it has in a larger table, and entries move to one without a look at
+//! their keys. With each doubling one bit less of the tag tells the entries of a line apart; once in six doublings the keys are
+//! looked at, and tags begin farther on.
 
+use super::lines::{Lines, Moving, Side};
 use crate::raw::{equal_lanes, prefetch};
 use crate::spread::{line_after, line_of};
 
 const SLOTS: usize = 10;
-/// Entries in two lines, on average, of a full table.
-const FULL_PAIR: usize = 13;
+/// Bits of a hash in a tag.
+const BITS: u32 = 15;
+/// In every tag; an empty slot has 0.
+const TAKEN: u16 = 1 << BITS;
+/// The shortest way from the line that an entry wanted that its tag does not tell from a shorter one.
+const FAR: usize = 4;
+/// In [`Line::notes`], from which bit on: for each slot whether its entry wanted an earlier line; whether that is [`FAR`]
+/// or farther away, or at the end of the piece; and how many entries are in later lines because this was full.
+const LATE: u32 = 0;
+const FAR_AWAY: u32 = SLOTS as u32;
+const OVERFLOW: u32 = 2 * SLOTS as u32;
+const MOST_OVERFLOW: u32 = u32::MAX >> OVERFLOW;
 
-#[derive(Default, Clone)]
-#[repr(align(64))]
+#[derive(Clone)]
+#[repr(C, align(64))]
 struct Line {
+    words: [u32; SLOTS],
     /// 0 for an empty slot.
     tags: [u16; SLOTS],
-    /// Entries that are in later lines because this was full.
-    overflow: u32,
-    words: [u32; SLOTS],
+    notes: u32,
 }
 
 const _: () = assert!(size_of::<Line>() == 64);
 
+impl super::lines::Line for Line {
+    const EMPTY: Self = Self { words: [0; SLOTS], tags: [0; SLOTS], notes: 0 };
+    const FULL_PAIR: usize = 13;
+}
+
 /// See the module's text.
 pub(super) struct Slots {
-    lines: Vec<Line>,
+    lines: Lines<Line>,
+    len: usize,
+}
+
+/// How far a hash is shifted to have a tag at its end, in a table of so many lines.
+fn shift_for(lines: usize) -> u32 {
+    let first_bit = lines.ilog2().checked_sub(7).map_or(0, |more| 5 + more / 6 * 6);
+    u64::BITS - BITS - first_bit
+}
+
+/// The tag of a hash.
+#[inline]
+fn tag(hash: u64, shift: u32) -> u16 {
+    (hash >> shift) as u16 | TAKEN
+}
+
+/// The least and the largest hash with a tag that belong to a line with this lowest hash.
+#[inline]
+fn hashes_of(first: u64, tag: u16, shift: u32) -> (u64, u64) {
+    let unknown = (1 << shift) - 1;
+    let bits = u64::from(tag & !TAKEN) << shift;
+    let from = first & !unknown;
+    let least = from.wrapping_add(bits.wrapping_sub(from) & (u64::MAX >> (u64::BITS - BITS - shift)));
+    (least.max(first), least | unknown)
 }
 
 impl Slots {
-    /// Room for `entries` at a load of at most two thirds.
-    pub(super) fn with_room_for(entries: usize) -> Self {
-        Self { lines: vec![Line::default(); (2 * entries).div_ceil(FULL_PAIR).max(1)] }
-    }
-
-    /// How many entries it holds before it should grow.
-    pub(super) fn room(&self) -> usize {
-        self.lines.len() * FULL_PAIR / 2
+    /// An empty one.
+    pub(super) fn new() -> Self {
+        Self { lines: Lines::with_room_for(0, shift_for), len: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val::<[Line]>(&self.lines)
+        self.lines.bytes()
     }
 
-    #[inline]
-    fn home(&self, hash: u64) -> usize {
-        line_of(hash, self.lines.len())
-    }
-
-    #[inline]
-    fn after(&self, line: usize) -> usize {
-        line_after(line, self.lines.len())
+    /// Whether the bytes and the number of entries are what they must be.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        let taken = self.lines.iter().map(|line| line.tags.iter().filter(|tag| **tag != 0).count());
+        self.lines.is_counted() && self.len == taken.sum::<usize>()
     }
 
     #[inline]
     pub(super) fn prefetch(&self, hash: u64) {
-        prefetch(&self.lines[self.home(hash)]);
+        let (piece, at) = self.lines.side(hash).of(hash);
+        prefetch(&piece[at]);
     }
 
     /// The first word under `hash` that `is_it` accepts. Words of other keys may be offered too.
     #[inline]
     pub(super) fn find(&self, hash: u64, is_it: impl FnMut(u32) -> bool) -> Option<u32> {
-        self.locate(hash, is_it).map(|(line, slot, _)| self.lines[line].words[slot])
+        let side = self.lines.side(hash);
+        let (piece, home) = side.of(hash);
+        let (line, slot, _) = locate(piece, home, tag(hash, side.shift), is_it)?;
+        Some(piece[line].words[slot])
     }
 
-    /// Adds a word. The caller keeps the number of entries below [`Self::room`].
+    /// Adds a word. There must be room ([`Self::make_ready`]).
     #[inline]
     pub(super) fn insert(&mut self, hash: u64, word: u32) {
-        let mut at = self.home(hash);
-        loop {
-            let line = &mut self.lines[at];
-            let empty = line.marks(0);
-            if empty != 0 {
-                let slot = slot(empty);
-                line.words[slot] = word;
-                line.tags[slot] = tag(hash);
-                return;
-            }
-            line.overflow += 1;
-            at = self.after(at);
-        }
+        let side = self.lines.side_mut(hash);
+        let tag = tag(hash, side.shift);
+        let (piece, home) = side.of_mut(hash);
+        insert(piece, home, tag, word);
+        self.len += 1;
     }
 
-    /// Adds a word unless `is_it` accepts one that is there; returns whether it was added. The caller keeps the number
-    /// of entries below [`Self::room`].
+    /// Adds a word unless `is_it` accepts one that is there; returns whether it was added. There must be room.
     #[inline]
     pub(super) fn insert_new(&mut self, hash: u64, word: u32, mut is_it: impl FnMut(u32) -> bool) -> bool {
-        let home = self.home(hash);
-        let line = &mut self.lines[home];
-        if line.overflow == 0 {
-            let mut marks = line.marks(tag(hash));
+        let side = self.lines.side_mut(hash);
+        let tag = tag(hash, side.shift);
+        let (piece, home) = side.of_mut(hash);
+        let line = &mut piece[home];
+        if line.overflow() == 0 {
+            let mut marks = line.marks(tag);
             while marks != 0 {
                 if is_it(line.words[slot(marks)]) {
                     return false;
@@ -101,68 +133,189 @@ impl Slots {
             }
             let empty = line.marks(0);
             if empty != 0 {
-                let slot = slot(empty);
-                line.words[slot] = word;
-                line.tags[slot] = tag(hash);
+                line.put(slot(empty), tag, word);
+                self.len += 1;
                 return true;
             }
         }
-        if self.locate(hash, is_it).is_some() {
+        if locate(piece, home, tag, is_it).is_some() {
             return false;
         }
-        self.insert(hash, word);
+        insert(piece, home, tag, word);
+        self.len += 1;
         true
     }
 
     /// Takes the word that `is_it` accepts out; returns whether there was one.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, is_it: impl FnMut(u32) -> bool) -> bool {
-        let Some((line, slot, distance)) = self.locate(hash, is_it) else { return false };
-        self.lines[line].tags[slot] = 0;
-        let mut at = self.home(hash);
-        for _ in 0..distance {
-            self.lines[at].overflow -= 1;
-            at = self.after(at);
-        }
+        let side = self.lines.side_mut(hash);
+        let tag = tag(hash, side.shift);
+        let (piece, home) = side.of_mut(hash);
+        let Some((line, slot, distance)) = locate(piece, home, tag, is_it) else { return false };
+        take(piece, home, (line, slot, distance));
+        self.len -= 1;
         true
     }
 
-    /// Line, slot, and lines from home.
+    /// Makes room for `more` words, or gives room back, as far as it is time for it now that `changed` have come or gone.
+    /// `hash_of` tells the hash of any word that is in the table.
     #[inline]
-    fn locate(&self, hash: u64, mut is_it: impl FnMut(u32) -> bool) -> Option<(usize, usize, usize)> {
-        let mut at = self.home(hash);
-        for distance in 0..self.lines.len() {
-            let line = &self.lines[at];
-            let mut marks = line.marks(tag(hash));
-            while marks != 0 {
-                let slot = slot(marks);
-                if is_it(line.words[slot]) {
-                    return Some((at, slot, distance));
-                }
-                marks &= marks - 1;
-            }
-            if line.overflow == 0 {
-                return None;
-            }
-            at = self.after(at);
+    pub(super) fn make_ready(&mut self, more: usize, changed: usize, hash_of: impl Fn(u32) -> u64) {
+        if !self.lines.is_ready(self.len, more) {
+            let to = |from: Moving<'_, Line>, lower: &mut Side<Line>| move_line(from, lower, &hash_of);
+            self.lines.make_ready(self.len, more, changed, shift_for, to);
         }
-        None
+    }
+}
+
+/// Moves what belongs to a line to the other side.
+fn move_line(from: Moving<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
+    let Moving { piece, at, first, line, lines, shift } = from;
+    // Keys are asked for where they make a difference: for tags that begin farther on, and where lines begin.
+    let new_tags = to.shift < shift;
+    let is_known = |to: &Side<Line>, least, largest| !new_tags && to.line_of(least) == to.line_of(largest);
+    let Line { words, tags, notes } = piece[at].clone();
+    // All hashes first: where that is to wait for memory, it is for all of them at once.
+    let mut hashes = [0; SLOTS];
+    for ((hash, tag), word) in hashes.iter_mut().zip(tags).zip(words) {
+        if tag != 0 {
+            let (least, largest) = hashes_of(first, tag, shift);
+            *hash = if is_known(to, least, largest) { least } else { hash_of(word) };
+        }
+    }
+    for slot in (0..SLOTS).filter(|&slot| tags[slot] != 0) {
+        // What has wanted one of the last lines of the piece stays for now.
+        if notes >> (LATE + slot as u32) & 1 == 0 {
+            put(to, hashes[slot], words[slot]);
+            piece[at].tags[slot] = 0;
+        }
+    }
+    // Then what found no room here.
+    let (mut next, mut distance) = (at, 0);
+    while piece[next].overflow() > 0 && distance + 1 < piece.len() {
+        (next, distance) = (line_after(next, piece.len()), distance + 1);
+        for slot in 0..SLOTS {
+            let Line { tags, words, notes } = &piece[next];
+            let (tag, word, notes) = (tags[slot], words[slot], notes >> slot);
+            let is_far = notes >> FAR_AWAY & 1 == 1;
+            if tag == 0 || notes >> LATE & 1 == 0 || distance >= FAR && !is_far {
+                continue;
+            }
+            let (least, largest) = hashes_of(first, tag, shift);
+            let is_told = !is_far && line_of(least, lines) == line_of(largest, lines);
+            let is_known = is_told && (line_of(least, lines) != line || is_known(to, least, largest));
+            let hash = if is_known { least } else { hash_of(word) };
+            if line_of(hash, lines) == line {
+                put(to, hash, word);
+                take(piece, at, (next, slot, distance));
+            }
+        }
+    }
+}
+
+fn put(to: &mut Side<Line>, hash: u64, word: u32) {
+    let tag = tag(hash, to.shift);
+    let (piece, home) = to.of_mut(hash);
+    insert(piece, home, tag, word);
+}
+
+/// Line, slot, and lines from home.
+#[inline]
+fn locate(piece: &[Line], home: usize, tag: u16, mut is_it: impl FnMut(u32) -> bool) -> Option<(usize, usize, usize)> {
+    let mut at = home;
+    for distance in 0..piece.len() {
+        let line = &piece[at];
+        let mut marks = line.marks(tag);
+        while marks != 0 {
+            let slot = slot(marks);
+            if is_it(line.words[slot]) {
+                return Some((at, slot, distance));
+            }
+            marks &= marks - 1;
+        }
+        if line.overflow() == 0 {
+            return None;
+        }
+        at = line_after(at, piece.len());
+    }
+    None
+}
+
+#[inline]
+fn insert(piece: &mut [Line], home: usize, tag: u16, word: u32) {
+    let line = &mut piece[home];
+    let empty = line.marks(0);
+    if empty == 0 {
+        return insert_late(piece, home, tag, word);
+    }
+    line.put(slot(empty), tag, word);
+}
+
+#[cold]
+#[inline(never)]
+fn insert_late(piece: &mut [Line], home: usize, tag: u16, word: u32) {
+    let (mut at, mut distance) = (home, 0);
+    loop {
+        piece[at].one_more_past();
+        (at, distance) = (line_after(at, piece.len()), distance + 1);
+        assert!(at != home, "there is room");
+        let line = &mut piece[at];
+        let empty = line.marks(0);
+        if empty != 0 {
+            let (slot, is_far) = (slot(empty), distance >= FAR || at < home);
+            line.put(slot, tag, word);
+            line.notes |= 1 << (LATE + slot as u32) | u32::from(is_far) << (FAR_AWAY + slot as u32);
+            return;
+        }
+    }
+}
+
+/// Empties a slot: line, slot, and lines from home.
+#[inline]
+fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
+    piece[line].tags[slot] = 0;
+    if distance > 0 {
+        piece[line].notes &= !(1 << (LATE + slot as u32) | 1 << (FAR_AWAY + slot as u32));
+        let mut at = home;
+        for _ in 0..distance {
+            piece[at].one_less_past();
+            at = line_after(at, piece.len());
+        }
     }
 }
 
 impl Line {
+    #[inline]
+    fn put(&mut self, slot: usize, tag: u16, word: u32) {
+        (self.tags[slot], self.words[slot]) = (tag, word);
+    }
+
+    /// Entries that are in later lines because this was full.
+    #[inline]
+    fn overflow(&self) -> u32 {
+        self.notes >> OVERFLOW
+    }
+
+    fn one_more_past(&mut self) {
+        if self.overflow() < MOST_OVERFLOW {
+            self.notes += 1 << OVERFLOW;
+        }
+    }
+
+    /// Once there were more than it can count, it counts no more: the line is taken for full until its entries move.
+    fn one_less_past(&mut self) {
+        if self.overflow() < MOST_OVERFLOW {
+            self.notes -= 1 << OVERFLOW;
+        }
+    }
+
     /// Bit 2 i for each slot i with this tag.
     #[inline]
     fn marks(&self, tag: u16) -> u32 {
         let [a, b, c, d, e, f, g, h, y, z] = self.tags;
         equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y == tag) << 16 | u32::from(z == tag) << 18
     }
-}
-
-/// The tag of a hash: its low bits, never 0.
-#[inline]
-fn tag(hash: u64) -> u16 {
-    (hash as u16).max(1)
 }
 
 /// The slot of the lowest mark.
@@ -173,36 +326,97 @@ fn slot(marks: u32) -> usize {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::*;
-    use crate::spread::mix;
+    use std::cell::Cell;
+    use std::collections::VecDeque;
 
-    fn hash(v: u32) -> u64 {
-        mix(u64::from(v), 0, 7)
+    use super::*;
+    use crate::steps::steps_of;
+    use crate::writer::lines::first_of;
+
+    fn hash(word: u32) -> u64 {
+        kvatlas_testing::mix(u64::from(word))
     }
 
     #[test]
-    fn behaves_as_a_set_under_churn_at_full_load() {
-        for entries in [1, 6, 20, 600, 6_000] {
-            let mut slots = Slots::with_room_for(entries);
-            let mut live = std::collections::VecDeque::new();
-            for v in 1..60_000 {
-                slots.insert(hash(v), v);
-                live.push_back(v);
-                if live.len() == slots.room() {
-                    for _ in 0..(v as usize % 300 + 1).min(live.len()) {
+    fn behaves_as_a_set_while_it_grows_and_shrinks() {
+        for most in [1, 6, 20, 600, 6_000, 40_000, 80_000] {
+            let mut table = Slots::new();
+            let mut live = VecDeque::new();
+            for word in 1..100_000 {
+                table.make_ready(1, 0, hash);
+                if word % 2 == 0 {
+                    table.insert(hash(word), word);
+                } else {
+                    assert!(table.insert_new(hash(word), word, |x| x == word));
+                    assert!(!table.insert_new(hash(word), word, |x| x == word));
+                }
+                live.push_back(word);
+                if live.len() == most {
+                    for _ in 0..(word as usize % most + 1).min(live.len()) {
                         let old = live.pop_front().unwrap();
-                        assert!(slots.remove(hash(old), |x| x == old));
-                        assert!(!slots.remove(hash(old), |x| x == old));
+                        assert!(table.remove(hash(old), |x| x == old));
+                        assert!(!table.remove(hash(old), |x| x == old));
+                        assert_eq!(table.find(hash(old), |x| x == old), None);
+                        table.make_ready(0, 1, hash);
                     }
+                    assert!(table.is_counted());
+                }
+                if word % 1_000 == 0 {
+                    assert!(live.iter().all(|&it| table.find(hash(it), |x| x == it) == Some(it)));
                 }
             }
-            for &v in &live {
-                assert_eq!(slots.find(hash(v), |x| x == v), Some(v));
+            for word in live {
+                assert!(table.remove(hash(word), |x| x == word));
+                table.make_ready(0, 1, hash);
             }
-            for v in live {
-                assert!(slots.remove(hash(v), |x| x == v));
+            assert!(table.is_counted() && table.bytes() < 200, "{} bytes", table.bytes());
+            assert!(table.lines.iter().all(|line| line.notes == 0));
+        }
+    }
+
+    #[test]
+    fn no_change_is_longer_in_a_large_table_than_in_a_small_one() {
+        let mut table = Slots::new();
+        let (mut longest, looked_at) = (0, Cell::new(0));
+        let hash_of = |word| {
+            looked_at.set(looked_at.get() + 1);
+            hash(word)
+        };
+        let words = 1..1_000_000;
+        for word in words.clone() {
+            let (steps, ()) = steps_of(|| table.make_ready(1, 0, hash_of));
+            longest = longest.max(steps);
+            table.insert(hash(word), word);
+            if word % 4_096 == 0 {
+                assert!(table.bytes() < 400_000 + 21 * word as usize, "{} bytes", table.bytes());
             }
-            assert!(slots.lines.iter().all(|line| line.tags == [0; SLOTS] && line.overflow == 0));
+        }
+        let (growing, of) = (looked_at.replace(0), words.len());
+        // Of the two or three times that each is moved, those are not a tenth in which its key was looked at.
+        assert!(growing < of * 3 / 10, "{growing} looks at keys of {of}");
+        for word in words {
+            assert!(table.remove(hash(word), |x| x == word));
+            longest = longest.max(steps_of(|| table.make_ready(0, 1, hash_of)).0);
+        }
+        assert!(looked_at.get() < of / 4, "{} looks at keys of {of}", looked_at.get());
+        assert!(longest <= 2 * 96, "{longest} lines moved at once");
+    }
+
+    #[test]
+    fn a_line_and_a_tag_tell_where_a_hash_belongs_in_other_tables() {
+        for lines in [1, 2, 3, 4, 6, 48, 64, 1 << 20, 3 << 19] {
+            for lines_of_tags in [1, lines / 64, lines / 4, lines].map(|lines| lines.max(1)) {
+                let shift = shift_for(lines_of_tags);
+                for word in 0..1_000 {
+                    let hash = hash(word);
+                    let line = line_of(hash, lines);
+                    let first = first_of(line, lines).expect("a line");
+                    assert_eq!(u128::from(first), ((line as u128) << 64).div_ceil(lines as u128));
+                    let (least, largest) = hashes_of(first, tag(hash, shift), shift);
+                    assert!(least <= hash && hash <= largest, "{lines} lines: {least:x} {hash:x} {largest:x}");
+                    assert_eq!(least >> shift, largest >> shift);
+                }
+            }
         }
     }
 }

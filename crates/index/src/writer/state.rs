@@ -1,6 +1,7 @@
 //! What the writer is made of.
 
 use super::holder::Holder;
+use super::leaving::Leaving;
 use super::names::NameTable;
 use super::watch::Watches;
 use super::workers::{Workers, inner};
@@ -31,33 +32,36 @@ pub(crate) struct Writer {
     pub(super) gone: Vec<u64>,
     /// Room for a run's levels while they change.
     pub(super) levels: Vec<Level>,
+    pub(super) leaving: Leaving,
+    /// Blocks of all holders whose chain to the root is not complete.
+    pub(super) waiting: usize,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
     /// Ranks of which a dump has a part.
     pub(super) watches: Watches,
-    pub(super) secret: u64,
     pub(super) count_copies: bool,
 }
 
 impl Writer {
-    pub(crate) fn new(count_copies: bool, secret: u64) -> Self {
+    pub(crate) fn new(count_copies: bool, readers: &Readers) -> Self {
         Self {
-            runs: Runs::new(secret),
-            sets: Sets::new(secret),
-            names: NameTable::new(secret),
+            runs: Runs::new(readers),
+            sets: Sets::new(),
+            names: NameTable::new(),
             holders: Vec::new(),
             free_holders: Vec::new(),
             workers: Workers::default(),
             names_of_event: Vec::new(),
             gone: Vec::new(),
             levels: Vec::new(),
+            leaving: Leaving::default(),
+            waiting: 0,
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
             watches: Watches::default(),
-            secret,
             count_copies,
         }
     }
@@ -93,6 +97,13 @@ impl Writer {
         })
     }
 
+    /// Counts again how many blocks of a holder wait for others.
+    pub(super) fn count_waiting(&mut self, holder: u32) {
+        let it = &mut self.holders[holder as usize];
+        let now = it.unlinked();
+        self.waiting = self.waiting + now - std::mem::replace(&mut it.waiting, now);
+    }
+
     /// Shows readers the roster as it is now.
     pub(super) fn publish_roster(&mut self, published: &Published<Roster>) {
         let old = published.replace(self.roster.clone(), &mut self.runs.token);
@@ -122,6 +133,11 @@ impl Writer {
         }
     }
 
+    /// Whether there is anything that no reader can see any more and that is not freed.
+    pub(crate) fn has_garbage(&self) -> bool {
+        self.trash.is_ready()
+    }
+
     /// Bytes of all this, as allocated. Walks over holders, and over nothing that they hold.
     pub(crate) fn bytes(&self) -> usize {
         self.runs.bytes()
@@ -130,6 +146,7 @@ impl Writer {
             + self.holders.iter().inspect(|_| step()).map(Holder::bytes).sum::<usize>()
             + self.holders.capacity() * size_of::<Holder>()
             + self.workers.bytes()
+            + self.leaving.bytes()
             + self.roster.bytes()
             + self.trash.bytes()
             + (self.gone.capacity() + self.names_of_event.capacity()) * size_of::<u64>()

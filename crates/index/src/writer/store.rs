@@ -66,15 +66,15 @@ impl Writer {
             self.counters.stores += 1;
             return Ok(());
         }
-        // A block needs at most one new run for each view.
-        if !self.runs.can_number(4 * chain.block_hashes.len()) {
+        // A block needs at most one new run for each view, and so does each that waits for a block that may now come.
+        if !self.runs.can_number((chain.block_hashes.len() + self.waiting).saturating_mul(4)) {
             return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
         }
         self.counters.stores += 1;
         let parent = chain.parent.map(inner);
         let names = self.inner_names(chain.block_hashes);
         let rank = rank(self);
-        self.touch(rank, names.iter().copied());
+        self.touch(self.device_of(rank), names.iter().copied());
         match tier {
             Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),
             tier => {
@@ -87,11 +87,13 @@ impl Writer {
     }
 
     fn store_on_device(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
-        if !self.rank_mut(rank).copies.is_empty() {
+        let books = self.rank_mut(rank);
+        let device = books.device;
+        if !books.copies.is_empty() {
             self.end_copies_of_replaced(rank, parent, names, contents);
         }
         let mut same = Vec::new();
-        self.counters.replaced += self.gain(rank, parent, names, contents, &mut same);
+        self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
         if self.count_copies && !same.is_empty() {
             let copies = &mut self.rank_mut(rank).copies;
             same.iter().for_each(|&name| copies.add(name));
@@ -101,9 +103,10 @@ impl Writer {
 
     /// A name that is about to mean another block has one copy of that.
     fn end_copies_of_replaced(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let device = self.device_of(rank);
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
             let parent = if i == 0 { parent } else { Some(names[i - 1]) };
-            if self.rank_mut(rank).copies.of(name) > 0 && self.block(rank, name) != Some((parent, content)) {
+            if self.rank_mut(rank).copies.of(name) > 0 && self.block(device, name) != Some((parent, content)) {
                 self.rank_mut(rank).copies.forget(name);
             }
         }

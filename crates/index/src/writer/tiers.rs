@@ -7,17 +7,14 @@
 //! other tiers on it.
 
 use super::state::Writer;
-use super::workers::shrink;
+use super::workers::Claims;
 use crate::raw::Published;
 use crate::roster::{Member, Roster};
 use crate::types::Tier;
 
-/// Copies on cpu, disk and external.
-type Claims = [u32; 3];
-
 /// Whether these make a block part of the view number `view`.
-fn reach(claims: Option<&Claims>, view: usize) -> bool {
-    claims.is_some_and(|claims| claims[..=view].iter().any(|&copies| copies > 0))
+fn reach(claims: Claims, view: usize) -> bool {
+    claims[..=view].iter().any(|&copies| copies > 0)
 }
 
 impl Writer {
@@ -69,9 +66,9 @@ impl Writer {
         let (views, widest) = (books.views(), books.widest());
         let first = parent;
         for (&name, &content) in names.iter().zip(contents) {
-            let claimed = self.rank_mut(rank).offloaded.contains_key(&name);
+            let claimed = self.rank_mut(rank).offloaded.get(name).is_some();
             if claimed && self.block(widest, name) != Some((parent, content)) {
-                self.rank_mut(rank).offloaded.remove(&name);
+                self.rank_mut(rank).offloaded.set(name, [0; 3]);
                 self.counters.replaced += 1;
             }
             parent = Some(name);
@@ -88,7 +85,8 @@ impl Writer {
         }
         for (view, holder) in self.rank_mut(rank).views() {
             let offloaded = &self.rank_mut(rank).offloaded;
-            let gone: Vec<u64> = names.iter().copied().filter(|name| !reach(offloaded.get(name), view)).collect();
+            let gone: Vec<u64> =
+                names.iter().copied().filter(|&name| !reach(offloaded.get(name).unwrap_or_default(), view)).collect();
             self.lose(holder, &gone, &mut Vec::new());
         }
     }
@@ -111,27 +109,23 @@ impl Writer {
             let offloaded = &mut self.rank_mut(rank).offloaded;
             let mut only = [0; 3];
             only[slot] = 1;
-            let before = match offloaded.get_mut(&name) {
-                Some(claims) if same_block => {
-                    let before = *claims;
-                    if before[slot] == 0 || count_copies {
-                        claims[slot] = before[slot].saturating_add(1);
+            let before = match offloaded.get(name) {
+                Some(mut claims) if same_block => {
+                    if claims[slot] == 0 || count_copies {
+                        claims[slot] = claims[slot].saturating_add(1);
                     }
-                    before
+                    offloaded.set(name, claims)
                 }
-                Some(claims) => {
-                    let before = std::mem::replace(claims, only);
+                Some(before) => {
+                    offloaded.set(name, only);
                     self.counters.replaced += 1;
-                    self.leave(rank, name, &before);
+                    self.leave(rank, name, before);
                     [0; 3]
                 }
-                None => {
-                    offloaded.insert(name, only);
-                    [0; 3]
-                }
+                None => offloaded.set(name, only),
             };
             for &(view, holder) in &views {
-                if view >= slot && !reach(Some(&before), view) {
+                if view >= slot && !reach(before, view) {
                     self.gain(holder, parent, &[name], &[content], &mut Vec::new());
                 }
             }
@@ -143,12 +137,13 @@ impl Writer {
     pub(super) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
-            match self.rank_mut(rank).offloaded.get_mut(&name) {
-                Some(claims) if claims[slot] > 0 => {
-                    let before = *claims;
+            let offloaded = &mut self.rank_mut(rank).offloaded;
+            match offloaded.get(name) {
+                Some(mut claims) if claims[slot] > 0 => {
                     claims[slot] -= 1;
+                    let before = offloaded.set(name, claims);
                     if claims[slot] == 0 {
-                        self.leave(rank, name, &before);
+                        self.leave(rank, name, before);
                     }
                 }
                 _ => self.counters.unknown_removals += 1,
@@ -157,30 +152,39 @@ impl Writer {
     }
 
     /// Another tier than the device holds nothing any more.
-    pub(super) fn clear_elsewhere(&mut self, rank: u32, tier: Tier) {
+    pub(super) fn clear_elsewhere(&mut self, rank: u32, tier: Tier, roster: &Published<Roster>) {
         let slot = tier as usize - 1;
-        let claimed = |(&name, claims): (&u64, &mut Claims)| {
-            let before = *claims;
-            claims[slot] = 0;
-            (before[slot] > 0).then_some((name, before))
-        };
-        let left: Vec<_> = self.rank_mut(rank).offloaded.iter_mut().filter_map(claimed).collect();
-        for (name, before) in left {
-            self.leave(rank, name, &before);
+        let books = self.rank_mut(rank);
+        if (0..3).all(|other| other == slot || books.offloaded.on(other) == 0) {
+            // The device is all there is.
+            if self.end_views(rank) {
+                self.publish_roster(roster);
+            }
+            return;
+        }
+        let widest = books.widest();
+        // Leaves first: on the way there are no holes.
+        for chain in self.chains_of(widest).iter().rev() {
+            for &name in chain.names.iter().rev() {
+                let offloaded = &mut self.rank_mut(rank).offloaded;
+                if let Some(mut claims) = offloaded.get(name)
+                    && claims[slot] > 0
+                {
+                    claims[slot] = 0;
+                    let before = offloaded.set(name, claims);
+                    self.leave(rank, name, before);
+                }
+            }
         }
     }
 
     /// The views in which the claims on a name have ended have what the device has of it, if anything.
-    fn leave(&mut self, rank: u32, name: u64, before: &Claims) {
+    fn leave(&mut self, rank: u32, name: u64, before: Claims) {
         let books = self.rank_mut(rank);
-        let now = books.offloaded.get(&name).copied().unwrap_or_default();
-        if now == [0; 3] {
-            books.offloaded.remove(&name);
-            shrink(&mut books.offloaded);
-        }
+        let now = books.offloaded.get(name).unwrap_or_default();
         let (device, views) = (books.device, books.views());
         for (view, holder) in views {
-            if reach(Some(before), view) && !reach(Some(&now), view) {
+            if reach(before, view) && !reach(now, view) {
                 match self.block(device, name) {
                     Some((parent, content)) => drop(self.gain_one(holder, parent, name, content)),
                     None => drop(self.lose_one(holder, name)),

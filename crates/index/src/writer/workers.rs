@@ -7,18 +7,21 @@ use smallvec::SmallVec;
 
 use crate::handle::RankHandle;
 use crate::position::NO_NAME;
+use crate::segmented::Map;
 use crate::steps::step;
 use crate::types::BlockHash;
 
-/// All workers. A name is looked up once an event; from then on a rank is the number of its holder on the device.
+/// All workers. A name is looked up once an event; from then on a rank is a number, the same until its worker is dropped:
+/// the holder of its device is another after a clear.
 #[derive(Default)]
 pub(super) struct Workers {
     pub(super) by_name: HashMap<Arc<str>, Worker>,
     /// By that number.
     books: Vec<Option<Rank>>,
+    free: Vec<u32>,
 }
 
-/// A worker's ranks, with the holders of their devices; most have one.
+/// A worker's ranks with their numbers here; most have one.
 type Worker = SmallVec<[(u32, u32); 2]>;
 
 /// A rank's books.
@@ -30,20 +33,85 @@ pub(super) struct Rank {
     pub(super) wider: [Option<u32>; 3],
     /// Copies on the device beyond the first.
     pub(super) copies: Copies,
-    /// Copies on the other tiers, by name: cpu, disk, external.
-    pub(super) offloaded: HashMap<u64, [u32; 3]>,
+    pub(super) offloaded: Offloaded,
+}
+
+/// Copies on cpu, disk and external.
+pub(super) type Claims = [u32; 3];
+
+/// What a rank has on other tiers than the device, by name: at least one copy of each.
+#[derive(Default)]
+pub(super) struct Offloaded {
+    by_name: Map<u64, Claims>,
+    /// Names on each tier.
+    tiers: [usize; 3],
+}
+
+impl Offloaded {
+    pub(super) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Names that have copies on a tier.
+    pub(super) fn on(&self, tier: usize) -> usize {
+        self.tiers[tier]
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.by_name.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        self.by_name.shed()
+    }
+
+    pub(super) fn get(&self, name: u64) -> Option<Claims> {
+        self.by_name.get(&name).copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Claims)> {
+        self.by_name.iter().inspect(|_| step()).map(|(&name, &claims)| (name, claims))
+    }
+
+    /// Says how many copies there are of a name; returns how many there were.
+    pub(super) fn set(&mut self, name: u64, now: Claims) -> Claims {
+        let gone = now == [0; 3];
+        let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
+        let before = before.unwrap_or_default();
+        for ((names, was), is) in self.tiers.iter_mut().zip(before).zip(now) {
+            *names = *names + usize::from(is > 0) - usize::from(was > 0);
+        }
+        before
+    }
+
+    /// Whether the names on each tier are as many as it says.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        let on = |tier: usize| self.by_name.iter().filter(|(_, claims)| claims[tier] > 0).count();
+        self.by_name.is_counted() && self.tiers == [on(0), on(1), on(2)]
+    }
 }
 
 /// Copies beyond the first, by name, and how many they are.
 #[derive(Default)]
 pub(super) struct Copies {
-    by_name: HashMap<u64, u32>,
+    by_name: Map<u64, u32>,
     sum: u64,
 }
 
 impl Copies {
     pub(super) fn is_empty(&self) -> bool {
         self.by_name.is_empty()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.by_name.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        self.by_name.shed()
     }
 
     /// Names that have any.
@@ -66,7 +134,7 @@ impl Copies {
 
     /// One copy more.
     pub(super) fn add(&mut self, name: u64) {
-        let extra = self.by_name.entry(name).or_insert(0);
+        let extra = self.by_name.get_or_insert_with(name, || 0);
         if *extra < u32::MAX {
             *extra += 1;
             self.sum += 1;
@@ -89,25 +157,20 @@ impl Copies {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
 
-    pub(super) fn shrink(&mut self) {
-        shrink(&mut self.by_name);
-    }
-
     /// What [`Self::sum`] must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
-        self.sum == self.by_name.values().map(|&extra| u64::from(extra)).sum::<u64>()
+        self.sum == self.by_name.iter().map(|(_, &extra)| u64::from(extra)).sum::<u64>() && self.by_name.is_counted()
     }
 }
 
 impl Workers {
     pub(super) fn bytes(&self) -> usize {
-        let maps = |(_, _, rank): (&Arc<str>, u32, &Rank)| {
-            rank.copies.by_name.allocation_size() + rank.offloaded.allocation_size()
-        };
+        let books = |(_, _, rank): (&Arc<str>, u32, &Rank)| rank.copies.bytes() + rank.offloaded.bytes();
         self.by_name.allocation_size()
             + self.books.capacity() * size_of::<Option<Rank>>()
-            + self.ranks().map(maps).sum::<usize>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.ranks().map(books).sum::<usize>()
     }
 
     /// Every rank with its worker's name and its number, in no particular order.
@@ -148,28 +211,27 @@ impl Workers {
         self.books.get_mut(rank as usize)?.as_mut()
     }
 
-    /// A rank of a worker is known from now on.
-    pub(super) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) {
-        let rank = books.device as usize;
-        if self.books.len() <= rank {
-            self.books.resize_with(rank + 1, || None);
-        }
-        self.by_name.entry(worker).or_default().push((number, books.device));
-        self.books[rank] = Some(books);
+    /// A rank of a worker is known from now on. Returns its number.
+    pub(super) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
+        let rank = self.free.pop().unwrap_or_else(|| {
+            self.books.push(None);
+            (self.books.len() - 1) as u32
+        });
+        self.by_name.entry(worker).or_default().push((number, rank));
+        self.books[rank as usize] = Some(books);
+        rank
     }
 
-    /// A worker is not known any more. Returns its ranks.
-    pub(super) fn drop(&mut self, worker: &str) -> Worker {
+    /// A worker is not known any more. Returns the books of its ranks.
+    pub(super) fn drop(&mut self, worker: &str) -> SmallVec<[Rank; 2]> {
         let ranks = self.by_name.remove(worker).unwrap_or_default();
-        ranks.iter().for_each(|(_, rank)| self.books[*rank as usize] = None);
-        while self.books.last().is_some_and(Option::is_none) {
-            self.books.pop();
-        }
-        if self.books.is_empty() {
-            self.books = Vec::new();
+        let books = ranks.iter().filter_map(|(_, rank)| self.books[*rank as usize].take()).collect();
+        self.free.extend(ranks.iter().map(|(_, rank)| *rank));
+        if self.free.len() == self.books.len() {
+            (self.books, self.free) = (Vec::new(), Vec::new());
         }
         shrink(&mut self.by_name);
-        ranks
+        books
     }
 }
 

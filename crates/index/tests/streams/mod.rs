@@ -18,6 +18,8 @@ struct Fleet {
     /// Different contents a block can have.
     contents: u64,
     longest: u64,
+    /// Prompts that are in use at a time.
+    prompts: usize,
 }
 
 /// A stream, and what to ask.
@@ -30,6 +32,8 @@ pub struct Plan {
 /// The stream of a seed: `length` events.
 pub fn plan(seed: u64, length: usize) -> Plan {
     let random = &mut Random(seed);
+    // Now and then so much that what takes steps takes several.
+    let large = random.chance(6);
     let fleet = Fleet {
         workers: *random.pick(&[1, 2, 3, 5, 8, 80, 300]),
         ranks: *random.pick(&[1, 1, 2]),
@@ -37,21 +41,24 @@ pub fn plan(seed: u64, length: usize) -> Plan {
         same_names: random.chance(60),
         chaos: *random.pick(&[0, 0, 5, 30, 100]),
         contents: *random.pick(&[1, 2, 3, 1 << 40]),
-        longest: *random.pick(&[3, 12, 40]),
+        longest: if large { 200 } else { *random.pick(&[3, 12, 40]) },
+        prompts: if large { 100 } else { 24 },
     };
     let config = Config { block_size: 1, count_copies: random.chance(70) };
     let mut prompts: Vec<Vec<u64>> = Vec::new();
     let mut events = Vec::new();
     while events.len() < length {
-        if prompts.len() < 4 || random.chance(20) {
+        if prompts.len() < 4 || random.chance(if fleet.prompts > 24 { 70 } else { 20 }) {
             prompts.push(prompt(random, &fleet, &prompts));
         }
-        if prompts.len() > 24 {
+        if prompts.len() > fleet.prompts {
             prompts.remove(0);
         }
         event(random, &fleet, &prompts, &mut events);
     }
-    let mut queries = prompts.clone();
+    let mut queries = prompts;
+    queries.truncate(24);
+    let prompts = queries.clone();
     for _ in 0..4 {
         queries.push(prompt(random, &fleet, &prompts));
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use kvatlas_adopt::{At, Chain, Chains, Dialect, Late, Namer, Outcome, Scheme, Why};
-use kvatlas_index::hash::{content_hashes, next_prefix_hash};
+use kvatlas_index::hash::next_prefix_hash;
 use kvatlas_index::{BlockHash, BlockIndex};
 
 use super::desk::{Answered, Counts, Prompt};
@@ -69,7 +69,7 @@ impl Work {
     pub(super) fn begin(&mut self, prompt: Prompt, counts: &Counts) {
         let Some(keyspace) = prompt.keyspace.upgrade() else { return };
         let Prompt { tokens, salt, answered, .. } = prompt;
-        let contents = content_hashes(&tokens, keyspace.block_size as usize, None, salt.as_deref());
+        let contents = keyspace.identity().words(&tokens, keyspace.block_size as usize, None, salt.as_deref());
         if let Some(answered) = answered {
             return self.answered(&keyspace, &tokens, salt, contents, &answered, counts);
         }

@@ -296,7 +296,8 @@ impl Registry {
                 return Err(Error::conflict("block_size_mismatch", message));
             }
         }
-        let keyspace = Arc::new(Keyspace::new(model, routing_group, *block_size)?.with_desk(self.config.desk.clone()));
+        let (desk, identity) = (self.config.desk.clone(), self.config.identity.clone());
+        let keyspace = Arc::new(Keyspace::new(model, routing_group, *block_size)?.of_service(desk, identity));
         let mut keyspaces = Keyspaces::clone(&self.keyspaces.load());
         // Keyspaces are kept when their last worker leaves, so that queries for them are still answered.
         let count = |keyspaces: &Keyspaces| keyspaces.values().map(HashMap::len).sum::<usize>();

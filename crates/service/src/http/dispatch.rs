@@ -82,6 +82,9 @@ async fn dispatch(
         Route::Engines => Ok(json(StatusCode::OK, health::engines(&app.fleet).to_string())),
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
+        Route::Dump if app.fleet.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed()) => {
+            Err(Refusal::keyed_identity("there is no dump of it that others could use"))
+        }
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
         Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
         Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),

@@ -26,7 +26,7 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
         let Found { keyspace, adapter } = find(app, &mut asked)?;
         let scope = &asked.scope;
         let block_size = u64::from(keyspace.block_size);
-        let content = asked.content(0, keyspace.block_size, scratch);
+        let content = asked.content(0, keyspace.block_size, keyspace.identity(), scratch);
         let cap = asked.cap(0, keyspace.block_size);
         let mut matched = false;
         let answer = keyspace.steady(|untrusted| {
@@ -91,7 +91,7 @@ fn answers(
     let mut upper_bound = false;
     let mut answers = Writer::with_capacity(64 + 512 * asked.len());
     let mut at = 0;
-    asked.each(keyspace.block_size, scratch, |content| {
+    asked.each(keyspace.block_size, keyspace.identity(), scratch, |content| {
         let (index, hybrids) = (keyspace.index(), keyspace.hybrids());
         let found = index.find(content);
         // After the index was asked, so that whoever is hybrid in what was found is known to be.
@@ -155,6 +155,9 @@ fn find(app: &App, asked: &mut Asked<'_>) -> Result<Found> {
     let found = app.fleet.find(&asked.scope.model, asked.scope.routing_group())?;
     if let Some(adapter) = &found.adapter {
         asked.adapt(adapter)?;
+    }
+    if found.keyspace.identity().is_keyed() {
+        asked.check_tokens()?;
     }
     Ok(found)
 }

@@ -59,6 +59,15 @@ impl Refusal {
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 
+    /// Content hashes, which nobody outside can make or use where blocks are called otherwise.
+    pub(crate) fn keyed_identity(instead: &str) -> Self {
+        let message = format!(
+            "this service calls blocks by words that depend on a key of its own (streams.keyed_identity), and has no \
+             content hashes: {instead}"
+        );
+        Self::new(StatusCode::CONFLICT, "keyed_identity", message)
+    }
+
     pub(crate) fn wrong_host() -> Self {
         let message = "the Host header names another machine; a service on loopback without a key answers to localhost \
                        and loopback addresses only: add the name to http.hosts, or set a key";

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_adopt::Late;
 use kvatlas_index::{BlockIndex, Config};
+use kvatlas_wire::Identity;
 use tokio::sync::watch;
 
 use super::hybrids::Hybrids;
@@ -39,6 +40,8 @@ pub struct Keyspace {
     changes: Mutex<()>,
     /// Goes up whenever there is more to be said against the answers.
     losses: AtomicU64,
+    /// What blocks are called in the index.
+    identity: Arc<Identity>,
     /// Where prompts are left that may tell what was never announced.
     desk: Arc<Desk>,
     /// Whether a stream has proved something without saying what it is.
@@ -65,14 +68,21 @@ impl Keyspace {
             changes: Mutex::default(),
             losses: AtomicU64::new(0),
             hybrids: Hybrids::default(),
+            identity: Arc::default(),
             desk: Arc::default(),
             waiting: AtomicBool::new(false),
         })
     }
 
-    /// The same, of a service with this desk.
-    pub(crate) fn with_desk(self, desk: Arc<Desk>) -> Self {
-        Self { desk, ..self }
+    /// The same, of a service with this desk, where blocks are called so.
+    pub(crate) fn of_service(self, desk: Arc<Desk>, identity: Arc<Identity>) -> Self {
+        Self { desk, identity, ..self }
+    }
+
+    /// What blocks are called in the index: what to compute of a prompt's tokens before it is asked.
+    #[must_use]
+    pub fn identity(&self) -> &Arc<Identity> {
+        &self.identity
     }
 
     pub(crate) fn desk(&self) -> &Arc<Desk> {

@@ -101,6 +101,8 @@ counters! {
     group_events,
     /// Blocks stored in a hybrid model's cache groups besides the indexed one.
     group_blocks,
+    /// Blocks stored with the content hash of other tokens seen shortly before: lookups by content hash cannot tell them apart.
+    collisions,
     /// Clears announced by the engine.
     clears,
     /// Gaps: how often batches were missing.

@@ -141,7 +141,10 @@ impl Holdings {
         let seen = &mut self.seen;
         let reader = self.readers.entry(rank).or_insert_with(|| {
             seen.insert(rank);
-            Reader::new(keyspace.block_size).counting(stream.registration.count_copies).following_groups(true)
+            Reader::new(keyspace.block_size)
+                .calling(keyspace.identity().clone())
+                .counting(stream.registration.count_copies)
+                .following_groups(true)
         });
         let mut tally = Tally::default();
         let adopts = keyspace.desk().is_open();
@@ -210,6 +213,7 @@ impl Holdings {
         add(&counters.removed_blocks, tally.removed_blocks);
         add(&counters.group_events, tally.group_events);
         add(&counters.group_blocks, tally.group_blocks);
+        add(&counters.collisions, tally.collisions);
         add(&counters.clears, tally.clears);
         for (reason, count) in tally.refused.iter().enumerate().filter(|(_, count)| **count > 0) {
             status.refuse(reason, *count);

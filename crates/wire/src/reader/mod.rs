@@ -4,9 +4,9 @@ mod groups;
 mod salts;
 mod tally;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
-use kvatlas_index::{self as index, BlockHash, BlockIndex, Changes, Tier, hash};
+use kvatlas_index::{self as index, BlockHash, BlockIndex, Changes, Tier};
 
 use self::groups::Groups;
 use self::salts::Salts;
@@ -14,7 +14,7 @@ pub use self::tally::Tally;
 use crate::error::Reason;
 use crate::event::{BatchOf, EventOf, RemovedOf, StoredOf};
 use crate::hybrid::Hybrid;
-use crate::keys;
+use crate::identity::{Identity, Space};
 use crate::name::Named;
 
 /// What one stream (one rank of a worker) has to remember between its batches: the salts of the blocks held, which
@@ -22,6 +22,8 @@ use crate::name::Named;
 #[derive(Debug)]
 pub struct Reader {
     block_size: u32,
+    /// What blocks are called.
+    identity: Arc<Identity>,
     /// Whether a block announced again has another copy.
     count_copies: bool,
     salts: Salts,
@@ -61,6 +63,7 @@ impl Reader {
     pub fn new(block_size: u32) -> Self {
         Self {
             block_size,
+            identity: plain(),
             count_copies: true,
             salts: Salts::default(),
             groups: Groups::default(),
@@ -70,6 +73,13 @@ impl Reader {
             shows_salts: None,
             scratch: Scratch::default(),
         }
+    }
+
+    /// What blocks are called in the index, and where it is noticed if two are called the same. By default they are called
+    /// by their content hashes.
+    #[must_use]
+    pub fn calling(self, identity: Arc<Identity>) -> Self {
+        Self { identity, ..self }
     }
 
     /// Whether a block announced again has another copy, as by default, if the index counts copies.
@@ -127,7 +137,10 @@ impl Reader {
 
     /// Forgets everything: what the stream held was cleared, and it begins anew.
     pub fn reset(&mut self) {
-        *self = Self::new(self.block_size).counting(self.count_copies).following_groups(self.follow_groups);
+        *self = Self::new(self.block_size)
+            .calling(self.identity.clone())
+            .counting(self.count_copies)
+            .following_groups(self.follow_groups);
     }
 
     /// Forgets what was on one tier, because that was cleared.
@@ -208,7 +221,7 @@ impl Reader {
         let parent = it.parent.as_ref().map(N::block_hash);
         let salt = salt_of(&self.salts, it, parent, names);
         contents.resize(names.len(), 0);
-        contents_of(it, salt.as_deref(), contents);
+        tally.collisions += contents_of(&self.identity, it, salt.as_deref(), contents);
         let tier = it.tier();
         let store = if self.count_copies { Changes::store } else { Changes::store_once };
         store(index, worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
@@ -320,7 +333,7 @@ impl Reader {
         let names = N::block_hashes(&it.block_hashes, room);
         let salt = salt_of(&self.salts, it, parent, names);
         contents.resize(names.len(), 0);
-        contents_of(it, salt.as_deref(), contents);
+        contents_of(&self.identity, it, salt.as_deref(), contents);
         hybrid.link_other(parent, names, Some(contents));
         self.salts.store(names, salt.as_ref(), it.tier(), count_copies);
     }
@@ -347,16 +360,15 @@ fn seeded(index: &mut Changes<'_>, worker: &str, rank: u32) -> Arc<Hybrid> {
     Arc::new(hybrid)
 }
 
-/// The content hashes of the event's blocks, whose tokens fill them.
-fn contents_of<N>(it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) {
-    let block_size = it.block_size as usize;
+/// What the event's blocks are called, whose tokens fill them. Returns how many are called as others were.
+fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) -> u64 {
     let lora = it.adapter();
-    hash::content_hashes_into(&it.tokens, block_size, lora.as_deref(), salt, contents);
-    for with_keys in it.extra_keys.chunk_by(|a, b| a.0 == b.0) {
-        let block = with_keys[0].0 as usize;
-        let tokens = it.tokens.chunks_exact(block_size).nth(block);
-        if let (Some(tokens), Some(content)) = (tokens, contents.get_mut(block)) {
-            *content = keys::content_hash(tokens, with_keys.iter().map(|(_, key)| key), lora.as_deref(), salt);
-        }
-    }
+    let space = Space { lora: lora.as_deref(), salt };
+    identity.words_of(&it.tokens, it.block_size as usize, space, &it.extra_keys, contents)
+}
+
+/// For readers that nobody has given one: one for the process, so that a reader costs no memory of its own for it.
+fn plain() -> Arc<Identity> {
+    static PLAIN: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
+    PLAIN.clone()
 }

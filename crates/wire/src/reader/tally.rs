@@ -19,6 +19,8 @@ pub struct Tally {
     pub group_events: u64,
     /// Blocks in the stores among those.
     pub group_blocks: u64,
+    /// Blocks in the stores that are called as other blocks were, as far as that was noticed.
+    pub collisions: u64,
     /// Events left out, by reason in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::COUNT],
 }
@@ -50,6 +52,7 @@ impl AddAssign for Tally {
         self.clears += other.clears;
         self.group_events += other.group_events;
         self.group_blocks += other.group_blocks;
+        self.collisions += other.collisions;
         for (sum, more) in self.refused.iter_mut().zip(other.refused) {
             *sum += more;
         }

@@ -311,6 +311,15 @@ class StreamConfig(Section):
     buffer_bytes: int = field(
         default=256 << 20, metadata=about(Size(), "--buffer-bytes", "Maximum size of these buffered batches.")
     )
+    keyed_identity: Literal["off", "on"] = field(
+        default="off",
+        metadata=about(
+            Choice("off", "on"),
+            "--keyed-identity",
+            "Identify blocks under a secret key instead of by content hash, so that nobody can make up prompts that are "
+            "taken for others. Queries then need tokens.",
+        ),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -539,6 +548,7 @@ class Config(Section):
         streams = dataclasses.asdict(self.streams) | {
             "allow": list(self.streams.allow),
             "bind": list(self.streams.bind),
+            "keyed_identity": self.streams.keyed_identity == "on",
             "limits": dataclasses.asdict(self.limits),
         }
         adopt = {"share": self.adopt.share, "hash_seeds": list(self.adopt.hash_seeds)}

@@ -1,6 +1,6 @@
 //! Reads single queries and batches, and hashes their blocks.
 
-use kvatlas_index::hash::content_hashes_into;
+use kvatlas_wire::Identity;
 
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
@@ -66,8 +66,24 @@ impl Asked<'_> {
         (*kind == Kind::Tokens).then(|| (&scratch.tokens[range.clone()], lora.as_deref(), salt.as_deref()))
     }
 
-    /// The content hashes of one query.
-    pub(crate) fn content<'s>(&self, at: usize, block_size: u32, scratch: &'s mut Scratch) -> &'s [u64] {
+    /// Whether all queries have tokens.
+    ///
+    /// # Errors
+    /// A refusal of the first that has content hashes.
+    pub(crate) fn check_tokens(&self) -> Result<()> {
+        let Some(at) = self.prompts.iter().position(|prompt| prompt.kind == Kind::Hashes) else { return Ok(()) };
+        let refusal = Refusal::keyed_identity("ask with token_ids");
+        Err(if self.prompts.len() > 1 { refusal.at(format_args!("queries[{at}]")) } else { refusal })
+    }
+
+    /// What the blocks of one query are called.
+    pub(crate) fn content<'s>(
+        &self,
+        at: usize,
+        block_size: u32,
+        identity: &Identity,
+        scratch: &'s mut Scratch,
+    ) -> &'s [u64] {
         let Scratch { tokens, hashes, content } = scratch;
         let Prompt { kind, range, lora, salt, .. } = &self.prompts[at];
         match kind {
@@ -75,16 +91,16 @@ impl Asked<'_> {
             Kind::Tokens => {
                 let tokens = &tokens[range.clone()];
                 content.resize(tokens.len() / block_size as usize, 0);
-                content_hashes_into(tokens, block_size as usize, lora.as_deref(), salt.as_deref(), content);
+                identity.words_into(tokens, block_size as usize, lora.as_deref(), salt.as_deref(), content);
                 content
             }
         }
     }
 
-    /// Calls `f` with the content hashes of each query.
-    pub(crate) fn each(&self, block_size: u32, scratch: &mut Scratch, mut f: impl FnMut(&[u64])) {
+    /// Calls `f` with what the blocks of each query are called.
+    pub(crate) fn each(&self, block_size: u32, identity: &Identity, scratch: &mut Scratch, mut f: impl FnMut(&[u64])) {
         for at in 0..self.len() {
-            f(self.content(at, block_size, scratch));
+            f(self.content(at, block_size, identity, scratch));
         }
     }
 }
@@ -171,7 +187,7 @@ mod tests {
 
     fn hashed(asked: &Asked<'_>, scratch: &mut Scratch) -> Vec<Vec<u64>> {
         let mut all = Vec::new();
-        asked.each(4, scratch, |content| all.push(content.to_vec()));
+        asked.each(4, &Identity::public(), scratch, |content| all.push(content.to_vec()));
         all
     }
 

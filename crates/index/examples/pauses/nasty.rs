@@ -1,0 +1,236 @@
+//! Events chosen to be as bad as can be, in an index that is full.
+
+use kvatlas_index::{BlockHash, BlockIndex, Config, Tier};
+use kvatlas_testing::mix;
+
+use crate::times::Times;
+
+/// Workers that hold all but what is nasty.
+const WORKERS: u64 = 32;
+/// Blocks of a chain, and of an event.
+const CHAIN: u64 = 256;
+/// How often what can be repeated is.
+const TIMES: u64 = 10;
+
+struct Setting<'a> {
+    index: BlockIndex,
+    /// Blocks of each worker.
+    each: u64,
+    all: &'a mut Times,
+}
+
+/// Runs them all, and adds their times to `all`.
+pub(crate) fn all(blocks: u64, all: &mut Times) {
+    let index = BlockIndex::new(Config::default()).expect("a block size");
+    let mut it = Setting { index, each: blocks / WORKERS, all };
+    it.fill();
+    it.tail_of_a_busy_run();
+    it.holes();
+    it.orphans();
+    it.levels();
+    it.second_name();
+    it.own_names();
+    it.copies();
+    it.offloading();
+    it.looking();
+    it.all_at_once();
+}
+
+/// Block hashes that are nobody else's.
+fn names(chain: u64, range: std::ops::Range<u64>) -> Vec<BlockHash> {
+    range.map(|at| BlockHash(mix(chain << 24 | at))).collect()
+}
+
+fn contents(chain: u64, range: std::ops::Range<u64>) -> Vec<u64> {
+    range.map(|at| mix(!(chain << 24 | at))).collect()
+}
+
+impl Setting<'_> {
+    /// `range` of a chain, after what comes before it there, or after another block.
+    fn store(&self, worker: &str, chain: u64, range: std::ops::Range<u64>, after: Option<BlockHash>) {
+        let before = range.start.checked_sub(1).map(|last| names(chain, last..last + 1)[0]);
+        let (names, contents) = (names(chain, range.clone()), contents(chain, range));
+        let stored = self.index.store(worker, 0, Tier::Gpu, after.or(before), &names, &contents);
+        stored.expect("lists of one length");
+    }
+
+    fn remove(&self, worker: &str, chain: u64, range: std::ops::Range<u64>) {
+        self.index.remove(worker, 0, Tier::Gpu, &names(chain, range));
+    }
+
+    /// The same, in events of a usual size.
+    fn store_long(&self, worker: &str, chain: u64, blocks: u64) {
+        for from in (0..blocks).step_by(CHAIN as usize) {
+            self.store(worker, chain, from..blocks.min(from + CHAIN), None);
+        }
+    }
+
+    fn tell(&mut self, times: Times) {
+        times.tell(self.all);
+    }
+
+    fn fill(&mut self) {
+        let mut times = Times::new("chains of 256 of one worker after the other");
+        for worker in 0..WORKERS {
+            let name = format!("w{worker}");
+            for chain in 0..self.each / CHAIN {
+                times.time("store", || self.store(&name, worker << 20 | chain, 0..CHAIN, None));
+            }
+        }
+        self.tell(times);
+    }
+
+    /// Everybody's conversations hang on a run; one worker evicts and stores the end of it.
+    fn tail_of_a_busy_run(&mut self) {
+        const RUN: u64 = 1 << 30;
+        self.store("tail", RUN, 0..64, None);
+        let after = names(RUN, 63..64).pop();
+        for worker in 0..WORKERS {
+            let name = format!("busy-{worker}");
+            self.store(&name, RUN, 0..64, None);
+            (0..100_000 / WORKERS).for_each(|chain| self.store(&name, RUN + 1 + worker * 10_000 + chain, 0..2, after));
+        }
+        let mut times = Times::new("tail of a run with 100,000 children");
+        for time in 0..TIMES {
+            times.time("eviction", || self.remove("tail", RUN, 63..64));
+            times.time("store", || self.store("tail", RUN, 63..64, None));
+            times.time("another store", || self.store("tail", (1 << 31) + time, 0..2, None));
+        }
+        self.tell(times);
+        let mut times = Times::new("hole above 3,125 chains of a worker");
+        times.time("opened", || self.remove("busy-3", RUN, 20..21));
+        times.time("filled", || self.store("busy-3", RUN, 20..21, None));
+        self.tell(times);
+        (0..WORKERS).for_each(|worker| self.index.drop_worker(&format!("busy-{worker}")));
+    }
+
+    fn holes(&mut self) {
+        const LONG: u64 = 1 << 32;
+        self.store_long("deep", LONG, 100_000);
+        let mut times = Times::new("hole above 100,000 blocks of one chain");
+        for _ in 0..2 {
+            times.time("opened", || self.remove("deep", LONG, 10..11));
+            times.time("filled", || self.store("deep", LONG, 10..11, None));
+        }
+        self.tell(times);
+        self.index.drop_worker("deep");
+    }
+
+    fn orphans(&mut self) {
+        const ORPHAN: u64 = 1 << 33;
+        let nobody = Some(BlockHash(4));
+        let mut times = Times::new("50,000 orphans of one parent");
+        for chain in 0..50_000 {
+            times.time("store", || self.store("orphans", ORPHAN + chain, 0..1, nobody));
+        }
+        for chain in 0..50_000 {
+            times.time("removal", || self.remove("orphans", ORPHAN + chain, 0..1));
+        }
+        self.tell(times);
+        let mut times = Times::new("chains of 256 without a known parent");
+        let chains = self.each / CHAIN;
+        for chain in 0..chains {
+            times.time("store", || self.store("orphans", ORPHAN + chain, 1..CHAIN, None));
+        }
+        for chain in 0..chains {
+            times.time("beginning comes", || self.store("orphans", ORPHAN + chain, 0..1, None));
+        }
+        self.tell(times);
+        self.index.drop_worker("orphans");
+    }
+
+    fn levels(&mut self) {
+        const RUN: u64 = 1 << 34;
+        for worker in 0..2_000 {
+            self.store(&format!("cut-{worker}"), RUN, 0..16 + worker * 8, None);
+        }
+        let mut times = Times::new("a run that 2,000 workers hold each so far");
+        for time in 0..TIMES {
+            let (worker, to) = (format!("cut-{}", time * 190), 16 + time * 190 * 8);
+            times.time("its end evicted", || self.remove(&worker, RUN, to - 4..to));
+            times.time("its end stored", || self.store(&worker, RUN, to - 4..to, None));
+        }
+        self.tell(times);
+        (0..2_000).for_each(|worker| self.index.drop_worker(&format!("cut-{worker}")));
+    }
+
+    /// A rank with a second name of a position stores and evicts.
+    fn second_name(&mut self) {
+        const OTHER: u64 = 1 << 35;
+        let mut times = Times::new("a second name, and then usual events");
+        let again = &contents(0, 0..1);
+        let named = || self.index.store("w0", 0, Tier::Gpu, None, &[BlockHash(1)], again);
+        times.time("second name", named).expect("lists of one length");
+        for chain in 0..100 {
+            times.time("store", || self.store("w0", OTHER + chain, 0..CHAIN, None));
+        }
+        for chain in 0..100 {
+            times.time("eviction", || self.remove("w0", OTHER + chain, 0..CHAIN));
+        }
+        self.tell(times);
+    }
+
+    /// A rank names a block otherwise than others do.
+    fn own_names(&mut self) {
+        let mut times = Times::new("a name of its own");
+        let again = &contents(0, 0..1);
+        let named = || self.index.store("w1", 0, Tier::Gpu, None, &[BlockHash(2)], again);
+        times.time("store", named).expect("lists of one length");
+        for chain in 0..1_000 {
+            times.time("store", || self.store("w1", (1 << 36) + chain, 0..CHAIN, None));
+        }
+        self.tell(times);
+    }
+
+    fn copies(&mut self) {
+        let mut times = Times::new("a second copy of all");
+        for chain in 0..self.each / CHAIN {
+            times.time("store", || self.store("w2", 2 << 20 | chain, 0..CHAIN, None));
+        }
+        times.time("cleared", || self.index.clear("w2", None, None));
+        self.tell(times);
+    }
+
+    fn offloading(&mut self) {
+        let mut times = Times::new("another tier");
+        for chain in 0..self.each / CHAIN {
+            let (names, contents) = (names(3 << 20 | chain, 0..CHAIN), contents(3 << 20 | chain, 0..CHAIN));
+            let what = if chain == 0 { "first offload" } else { "offload" };
+            let stored = times.time(what, || self.index.store("w3", 0, Tier::Cpu, None, &names, &contents));
+            stored.expect("lists of one length");
+        }
+        self.tell(times);
+        let mut times = Times::new("clearing tiers");
+        times.time("device cleared", || self.index.clear("w3", None, Some(Tier::Gpu)));
+        times.time("other tier cleared", || self.index.clear("w3", None, Some(Tier::Cpu)));
+        self.tell(times);
+        for chain in 0..self.each / CHAIN {
+            self.store("w3", 3 << 20 | chain, 0..CHAIN, None);
+        }
+    }
+
+    fn looking(&mut self) {
+        let mut times = Times::new("looking");
+        for _ in 0..TIMES {
+            times.time("stats", || self.index.stats());
+            times.time("ranks", || self.index.ranks());
+        }
+        let mut dump = self.index.dump_in_slices(BlockIndex::SLICE);
+        while times.time("slice of a dump", || dump.next()).is_some() {}
+        drop(dump);
+        self.tell(times);
+    }
+
+    fn all_at_once(&mut self) {
+        let mut times = Times::new("workers cleared and dropped");
+        times.time("cleared", || self.index.clear("w4", None, None));
+        for worker in 5..WORKERS {
+            times.time("dropped", || self.index.drop_worker(&format!("w{worker}")));
+        }
+        self.tell(times);
+        let mut times = Times::new("one event of 100,000 blocks");
+        times.time("store", || self.store("w9", 1 << 37, 0..100_000, None));
+        times.time("eviction", || self.remove("w9", 1 << 37, 0..100_000));
+        self.tell(times);
+    }
+}

@@ -1,0 +1,156 @@
+//! What a lookup has found, beside the guard that keeps it.
+//!
+//! **Protocol.** A lookup goes under a guard, walks, and notes the sets that it found as words. The answer keeps them
+//! together with the guard, so that who wants the members can have them for as long as the answer lives. Who a holder
+//! is must be known as of the walk: what says so is loaded before it and looked at again after it, and the walk is
+//! repeated if it was replaced meanwhile (a worker came or went, or first offloaded).
+//!
+//! **Invariants.** The words in a [`Found`] were linked while its guard lived, as was what says who is who. The types see
+//! to that: a walk can note only a [`SetRef`] of its own `'p`, whatever other guards there are.
+//!
+//! **Checked by** the loom model below (`make loom`), and by `tests/concurrency.rs` under Valgrind and the address
+//! sanitizer (`make sanitize`).
+
+use std::marker::PhantomData;
+
+use smallvec::SmallVec;
+
+use super::boxes::{Held, Published};
+use super::reclaim::{Guard, Readers};
+use super::set::{Members, SetRef, SetWord};
+
+/// Holders of the first `depth` blocks of the query.
+#[derive(Clone, Copy, Debug)]
+struct Reach {
+    depth: u32,
+    set: SetWord,
+}
+
+/// What a walk under a guard that lives for `'p` has found so far: depths rise, sets shrink.
+pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
+
+impl<'p> Reaches<'_, 'p> {
+    /// All of `set` reach `depth`.
+    #[inline]
+    pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
+        let reach = Reach { depth, set: set.word() };
+        match self.0.last_mut() {
+            // Whoever held all of the run before goes on through this one.
+            Some(last) if last.set == reach.set => *last = reach,
+            _ => self.0.push(reach),
+        }
+    }
+}
+
+/// The answer to a walk. `W` says who the holders are.
+pub(crate) struct Found<'i, W> {
+    reaches: SmallVec<[Reach; 12]>,
+    /// As of the walk.
+    who: Held<W>,
+    guard: Guard<'i>,
+}
+
+impl<'i, W: Send + Sync> Found<'i, W> {
+    /// What `walk` finds, and who the holders were then.
+    #[inline]
+    pub(crate) fn by(
+        readers: &'i Readers,
+        who: &Published<W>,
+        mut walk: impl for<'p> FnMut(&'p Guard<'i>, Reaches<'_, 'p>),
+    ) -> Self {
+        let guard = readers.enter();
+        // Where it will be returned: the list of what is found is long, and is not to be copied.
+        let mut found = Self { reaches: SmallVec::new(), who: who.hold(&guard), guard };
+        loop {
+            walk(&found.guard, Reaches(&mut found.reaches, PhantomData));
+            let now = who.hold(&found.guard);
+            if now == found.who {
+                return found;
+            }
+            found.reaches.clear();
+            found.who = now;
+        }
+    }
+
+    /// Who the holders are.
+    #[inline]
+    pub(crate) fn who(&self) -> &W {
+        // SAFETY: held under this guard.
+        unsafe { self.who.get(&self.guard) }
+    }
+
+    /// The largest depth, 0 if nobody was found.
+    #[inline]
+    pub(crate) fn deepest(&self) -> u32 {
+        self.reaches.last().map_or(0, |reach| reach.depth)
+    }
+
+    /// Who reaches each depth, deepest first.
+    #[inline]
+    pub(crate) fn reached(&self) -> impl DoubleEndedIterator<Item = (u32, Members<'_>)> {
+        // SAFETY: found under this guard, which lives as long as the borrow.
+        self.reaches.iter().rev().map(|reach| (reach.depth, unsafe { reach.set.members() }))
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::raw::boxes::{Owned, WriterToken};
+    use crate::raw::reclaim::Retired;
+
+    enum Garbage {
+        /// Who holders 0 and 1 are.
+        Who(#[allow(dead_code, reason = "kept until the model ends")] Owned<[u32; 2]>),
+        Number(usize),
+    }
+
+    const NOBODY: u32 = 0;
+    const FIRST: u32 = 1;
+    const SECOND: u32 = 2;
+
+    /// A worker is dropped and another gets its number: no reader takes the one's blocks for the other's.
+    ///
+    /// What is walked is one word that says whose blocks those of holder 0 in truth are.
+    #[test]
+    fn a_number_is_who_it_was_when_it_was_found() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = model.preemption_bound.or(Some(3));
+        model.check(|| {
+            let readers = Arc::new(Readers::new(1));
+            let mut writer = WriterToken::of(&readers);
+            let who = Arc::new(Published::new([FIRST, NOBODY], &writer));
+            let truth = Arc::new(Published::new(FIRST, &writer));
+            let reader = {
+                let (readers, who, truth) = (readers.clone(), who.clone(), truth.clone());
+                loom::thread::spawn(move || {
+                    let mut seen = NOBODY;
+                    let found = Found::by(&readers, &who, |guard, _| seen = *truth.load(guard));
+                    let named = found.who()[0];
+                    assert!(seen == NOBODY || named == NOBODY || seen == named, "{seen} is taken for {named}");
+                })
+            };
+            let (mut retired, mut kept) = (Retired::new(), Vec::new());
+            // The first loses its blocks, then its name, then, when no reader can mean it, its number.
+            let mut truths = vec![truth.replace(NOBODY, &mut writer)];
+            retired.push(Garbage::Who(who.replace([NOBODY, NOBODY], &mut writer)));
+            retired.push(Garbage::Number(0));
+            let mut free = false;
+            for _ in 0..2 {
+                retired.advance(&readers, usize::MAX, |garbage| match garbage {
+                    Garbage::Who(_) => kept.push(garbage),
+                    Garbage::Number(number) => free = number == 0,
+                });
+            }
+            if free {
+                kept.push(Garbage::Who(who.replace([SECOND, NOBODY], &mut writer)));
+                truths.push(truth.replace(SECOND, &mut writer));
+            }
+            reader.join().unwrap();
+            // Not freed by the model's protocol, which is another's matter: kept until nobody looks.
+            drop((truths, kept));
+        });
+    }
+}

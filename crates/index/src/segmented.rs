@@ -1,0 +1,299 @@
+//! Hash tables that no change builds anew as a whole.
+//!
+//! A large table of the usual kind is moved to twice the room when it is full: milliseconds in one change. These
+//! consist of segments, of which one is divided in two for every so many entries that come, and two become one for
+//! every so many that go (linear hashing, Litwin 1980).
+
+use std::hash::{BuildHasher, Hash};
+
+use hashbrown::{DefaultHashBuilder, HashTable};
+
+use crate::steps::step;
+
+/// Entries a segment, on average: those that are next to be divided have up to twice as many.
+const SEGMENT: usize = 1024;
+
+/// A table of things that say their hashes.
+pub(crate) struct Segmented<T> {
+    segments: Vec<HashTable<T>>,
+    len: usize,
+    /// Of the segments, without the list of them.
+    bytes: usize,
+}
+
+impl<T> Default for Segmented<T> {
+    fn default() -> Self {
+        Self { segments: Vec::new(), len: 0, bytes: 0 }
+    }
+}
+
+impl<T> Segmented<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes + self.segments.capacity() * size_of::<HashTable<T>>()
+    }
+
+    /// Whether the counts are what they must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.bytes == self.segments.iter().map(HashTable::allocation_size).sum::<usize>()
+            && self.len == self.segments.iter().map(HashTable::len).sum::<usize>()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.segments.iter().flatten()
+    }
+
+    /// Gives up a segment with all that is in it; returns whether there are more. There is nothing to be looked up after.
+    pub(crate) fn shed(&mut self) -> bool {
+        if let Some(segment) = self.segments.pop() {
+            self.len -= segment.len();
+            self.bytes -= segment.allocation_size();
+        }
+        !self.segments.is_empty()
+    }
+
+    /// The segment of a hash: by bits that the segment itself does not look at.
+    #[inline]
+    fn of(&self, hash: u64) -> usize {
+        let mask = self.segments.len().next_power_of_two() - 1;
+        let at = (hash >> 32) as usize & mask;
+        if at < self.segments.len() { at } else { at & (mask >> 1) }
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, hash: u64, is_it: impl FnMut(&T) -> bool) -> Option<&T> {
+        self.segments.get(self.of(hash))?.find(hash, is_it)
+    }
+
+    #[inline]
+    pub(crate) fn find_mut(&mut self, hash: u64, is_it: impl FnMut(&T) -> bool) -> Option<&mut T> {
+        let at = self.of(hash);
+        self.segments.get_mut(at)?.find_mut(hash, is_it)
+    }
+
+    /// Adds a thing that is not there.
+    pub(crate) fn insert_unique(&mut self, hash: u64, it: T, hash_of: impl Fn(&T) -> u64) {
+        if self.len >= self.segments.len() * SEGMENT {
+            self.divide(&hash_of);
+        }
+        let at = self.of(hash);
+        let segment = &mut self.segments[at];
+        let bytes = segment.allocation_size();
+        if segment.len() == segment.capacity() {
+            segment.iter().for_each(|_| step());
+        }
+        segment.insert_unique(hash, it, hash_of);
+        self.bytes = self.bytes + segment.allocation_size() - bytes;
+        self.len += 1;
+    }
+
+    /// Takes the thing that `is_it` accepts out.
+    pub(crate) fn remove(
+        &mut self,
+        hash: u64,
+        is_it: impl FnMut(&T) -> bool,
+        hash_of: impl Fn(&T) -> u64,
+    ) -> Option<T> {
+        let at = self.of(hash);
+        let (it, _) = self.segments.get_mut(at)?.find_entry(hash, is_it).ok()?.remove();
+        self.len -= 1;
+        let segment = &mut self.segments[at];
+        if segment.len() * 4 < segment.capacity() && segment.capacity() > 8 {
+            self.resize(at, |segment| segment.shrink_to(segment.len() * 2, hash_of));
+        } else if self.len * 2 < (self.segments.len() - 1) * SEGMENT {
+            self.unite(hash_of);
+        }
+        if self.len == 0 {
+            *self = Self::default();
+        }
+        Some(it)
+    }
+
+    fn resize(&mut self, at: usize, change: impl FnOnce(&mut HashTable<T>)) {
+        let segment = &mut self.segments[at];
+        let bytes = segment.allocation_size();
+        segment.iter().for_each(|_| step());
+        change(segment);
+        self.bytes = self.bytes + segment.allocation_size() - bytes;
+    }
+
+    /// Divides the next segment by one more bit of the hashes.
+    #[cold]
+    fn divide(&mut self, hash_of: &impl Fn(&T) -> u64) {
+        let count = self.segments.len();
+        self.segments.push(HashTable::new());
+        if count == 0 {
+            return;
+        }
+        let bit = (count + 1).next_power_of_two() / 2;
+        let mut new = HashTable::with_capacity(SEGMENT);
+        self.resize(count - bit, |segment| {
+            for it in segment.extract_if(|it| (hash_of(it) >> 32) as usize & bit != 0) {
+                new.insert_unique(hash_of(&it), it, hash_of);
+            }
+            segment.shrink_to(segment.len(), hash_of);
+        });
+        self.bytes += new.allocation_size();
+        self.segments[count] = new;
+    }
+
+    /// The reverse: the last segment goes back to where it came from.
+    #[cold]
+    fn unite(&mut self, hash_of: impl Fn(&T) -> u64) {
+        let Some(last) = self.segments.pop() else { return };
+        self.bytes -= last.allocation_size();
+        let count = self.segments.len();
+        let bit = (count + 1).next_power_of_two() / 2;
+        self.resize(count - bit, |segment| {
+            for it in last {
+                step();
+                segment.insert_unique(hash_of(&it), it, &hash_of);
+            }
+        });
+        if self.segments.capacity() > 2 * count + 8 {
+            self.segments.shrink_to(count + count / 2);
+        }
+    }
+}
+
+/// A map.
+pub(crate) struct Map<K, V> {
+    entries: Segmented<(K, V)>,
+    /// Seeded, so that who chooses the keys cannot choose where they come to lie.
+    hasher: DefaultHashBuilder,
+}
+
+impl<K, V> Default for Map<K, V> {
+    fn default() -> Self {
+        Self { entries: Segmented::default(), hasher: DefaultHashBuilder::default() }
+    }
+}
+
+impl<K: Hash + Eq + Copy, V> Map<K, V> {
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.entries.bytes()
+    }
+
+    /// Whether the counts are what they must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        self.entries.is_counted()
+    }
+
+    /// See [`Segmented::shed`].
+    pub(crate) fn shed(&mut self) -> bool {
+        self.entries.shed()
+    }
+
+    /// In any order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.entries.iter().map(|(key, value)| (key, value))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, key: &K) -> Option<&V> {
+        if self.is_empty() {
+            return None;
+        }
+        self.entries.find(self.hasher.hash_one(key), |(it, _)| it == key).map(|(_, value)| value)
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        if self.is_empty() {
+            return None;
+        }
+        self.entries.find_mut(self.hasher.hash_one(key), |(it, _)| it == key).map(|(_, value)| value)
+    }
+
+    #[inline]
+    pub(crate) fn contains_key(&self, key: &K) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// Returns the value that was there.
+    pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
+        let hash = self.hasher.hash_one(key);
+        if let Some((_, old)) = self.entries.find_mut(hash, |(it, _)| *it == key) {
+            return Some(std::mem::replace(old, value));
+        }
+        let Self { entries, hasher } = self;
+        entries.insert_unique(hash, (key, value), |(key, _)| hasher.hash_one(key));
+        None
+    }
+
+    /// The value of a key, made if there is none.
+    pub(crate) fn get_or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
+        let hash = self.hasher.hash_one(key);
+        if self.entries.find(hash, |(it, _)| *it == key).is_none() {
+            let Self { entries, hasher } = self;
+            entries.insert_unique(hash, (key, make()), |(key, _)| hasher.hash_one(key));
+        }
+        let entry = self.entries.find_mut(hash, |(it, _)| *it == key);
+        entry.map(|(_, value)| value).expect("it is there now")
+    }
+
+    pub(crate) fn remove(&mut self, key: &K) -> Option<V> {
+        if self.is_empty() {
+            return None;
+        }
+        let Self { entries, hasher } = self;
+        let hash = hasher.hash_one(key);
+        let gone = entries.remove(hash, |(it, _)| it == key, |(key, _)| hasher.hash_one(key));
+        gone.map(|(_, value)| value)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use kvatlas_testing::Random;
+
+    use super::*;
+    use crate::steps::steps_of;
+
+    #[test]
+    fn a_map_is_one_while_it_grows_and_shrinks() {
+        let (mut map, mut model) = (Map::default(), BTreeMap::new());
+        let random = &mut Random(1);
+        let mut longest = 0;
+        for round in 0..12_u64 {
+            for _ in 0..20_000 {
+                let key = random.below(30_000);
+                let grows = random.chance(if round % 4 < 2 { 80 } else { 20 });
+                let (steps, (got, wanted)) = steps_of(|| match (grows, key % 2) {
+                    (true, 0) => (map.insert(key, round), model.insert(key, round)),
+                    (true, _) => {
+                        (Some(*map.get_or_insert_with(key, || round)), Some(*model.entry(key).or_insert(round)))
+                    }
+                    _ => (map.remove(&key), model.remove(&key)),
+                });
+                assert_eq!(got, wanted);
+                assert_eq!(map.get(&(key + 1)), model.get(&(key + 1)));
+                longest = longest.max(steps);
+            }
+            assert!(map.is_counted());
+            assert_eq!(map.iter().map(|(k, v)| (*k, *v)).collect::<BTreeMap<_, _>>(), model);
+        }
+        assert!(map.entries.segments.len() > 8);
+        for key in model.keys() {
+            assert!(map.remove(key).is_some());
+        }
+        assert_eq!((map.len(), map.bytes()), (0, 0));
+        // To divide a segment and to make room in one, however many there are.
+        assert!(longest < 8 * SEGMENT, "{longest} steps");
+    }
+}

@@ -1,0 +1,200 @@
+//! Holders that are cleared, and take their leave in steps.
+//!
+//! To clear a holder at once would take as long as it holds much. Instead its rank gets another holder, and readers,
+//! who are shown no name for the old one, pass over it from that moment. What it was in goes step by step, at the end
+//! of the events that follow: its runs those farthest from the root first, as no run may go before what hangs on it, then
+//! the tables that were its own, segment by segment.
+//!
+//! Meanwhile it still is in sets and in the way of nobody: a block hash that means a block of such holders alone is
+//! free to mean another.
+
+use std::collections::{BinaryHeap, VecDeque};
+
+use super::irregular::Irregular;
+use super::names::{ByPlace, Private};
+use super::state::Writer;
+use super::workers::{Copies, Offloaded};
+use crate::position::{NO_NAME, Position};
+use crate::raw::Published;
+use crate::retire::Garbage;
+use crate::roster::Roster;
+use crate::steps::step;
+
+/// A holder of at most so many blocks and runs, taken together, is cleared at once.
+const SMALL: u64 = 1 << 7;
+/// What is done at the end of an event, in blocks, about.
+const SHARE: usize = 1 << 8;
+/// Blocks of one run that are left in one go.
+const MOST_OF_A_RUN: u32 = 1 << 9;
+/// A run costs as much as so many blocks.
+const RUN: usize = 16;
+
+/// All that is on its way out.
+#[derive(Default)]
+pub(crate) struct Leaving {
+    holders: VecDeque<Holder>,
+    tables: Vec<Table>,
+}
+
+/// A holder, with the runs it was in: as listed, and by how far they are from the root.
+struct Holder {
+    number: u32,
+    listed: Vec<u32>,
+    sorted: BinaryHeap<(u32, u32)>,
+}
+
+/// What was a holder's or a rank's own.
+pub(super) enum Table {
+    Private(Box<Private>),
+    Places(Box<ByPlace>),
+    Irregular(Box<Irregular>),
+    Copies(Copies),
+    Offloaded(Offloaded),
+}
+
+impl Leaving {
+    pub(super) fn is_empty(&self) -> bool {
+        self.holders.is_empty() && self.tables.is_empty()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let holders = self.holders.iter().map(|it| it.listed.capacity() * 4 + it.sorted.capacity() * 8);
+        let tables = self.tables.iter().map(|table| match table {
+            Table::Private(it) => it.bytes(),
+            Table::Places(it) => it.bytes(),
+            Table::Irregular(it) => it.bytes(),
+            Table::Copies(it) => it.bytes(),
+            Table::Offloaded(it) => it.bytes(),
+        });
+        holders.chain(tables).sum()
+    }
+
+    pub(super) fn push(&mut self, table: Table) {
+        self.tables.push(table);
+    }
+}
+
+impl Writer {
+    /// Whether a holder has little enough to be cleared at once.
+    pub(super) fn is_small(&self, holder: u32) -> bool {
+        let it = &self.holders[holder as usize];
+        it.names() + u64::from(it.entered) * RUN as u64 <= SMALL
+    }
+
+    /// `holder`, for whom readers will have no name, holds nothing any more. Its number is free when that is done.
+    pub(super) fn send_off(&mut self, holder: u32) {
+        let it = &mut self.holders[holder as usize];
+        let (listed, private, irregular) = (std::mem::take(&mut it.runs), it.private.take(), it.irregular.take());
+        if private.is_some() {
+            self.counters.private_holders -= 1;
+        }
+        self.leaving.tables.extend(private.map(Table::Private));
+        self.leaving.tables.extend(irregular.map(Table::Irregular));
+        self.leaving.holders.push_back(Holder { number: holder, listed, sorted: BinaryHeap::new() });
+        self.count_waiting(holder);
+        self.roster.one_leaves();
+    }
+
+    /// Does an event's share of what is left to do.
+    pub(crate) fn see_off(&mut self, roster: &Published<Roster>) {
+        if !self.leaving.is_empty() {
+            self.see_off_some(SHARE, roster);
+        }
+    }
+
+    /// Does so much, in blocks; returns whether anything is left.
+    #[cold]
+    pub(crate) fn see_off_some(&mut self, blocks: usize, roster: &Published<Roster>) -> bool {
+        let mut left = blocks as isize;
+        while left > 0
+            && let Some(mut it) = self.leaving.holders.pop_front()
+        {
+            let is_done = self.see_runs_off(&mut it, &mut left);
+            if !is_done {
+                self.leaving.holders.push_front(it);
+                continue;
+            }
+            self.holders[it.number as usize] = super::holder::Holder::default();
+            self.roster.one_has_left();
+            if self.leaving.holders.is_empty() {
+                self.publish_roster(roster);
+            }
+            self.trash.push(Garbage::HolderId(it.number));
+        }
+        while left > 0
+            && let Some(table) = self.leaving.tables.last_mut()
+        {
+            left -= 128;
+            step();
+            let is_more = match table {
+                Table::Private(it) => it.shed(),
+                Table::Places(it) => it.shed(),
+                Table::Irregular(it) => it.shed(),
+                Table::Copies(it) => it.shed(),
+                Table::Offloaded(it) => it.shed(),
+            };
+            if !is_more {
+                self.leaving.tables.pop();
+            }
+        }
+        if self.leaving.is_empty() {
+            self.leaving = Leaving::default();
+        }
+        !self.leaving.is_empty()
+    }
+
+    /// Whether the holder has left all its runs.
+    fn see_runs_off(&mut self, it: &mut Holder, left: &mut isize) -> bool {
+        while *left > 0 {
+            step();
+            if let Some(run) = it.listed.pop() {
+                *left -= 1;
+                if self.runs.is_live(run) {
+                    it.sorted.push((self.runs.start(run), run));
+                }
+            } else if let Some((_, run)) = it.sorted.pop() {
+                *left -= RUN as isize;
+                // It may be listed twice, or have been left long ago.
+                if self.runs.is_live(run) && self.covers(it.number, Position { run, offset: 0 }) {
+                    let cutoff = self.cutoff(it.number, run, 0);
+                    let to = cutoff.saturating_sub(MOST_OF_A_RUN);
+                    *left -= (cutoff - to) as isize;
+                    self.lower(it.number, run, cutoff, to);
+                    if to > 0 {
+                        it.sorted.push((self.runs.start(run), run));
+                    }
+                }
+            } else {
+                return true;
+            }
+        }
+        it.listed.is_empty() && it.sorted.is_empty()
+    }
+
+    /// Whether nobody holds a position but holders that are on their way out.
+    pub(super) fn is_left(&self, at: Position) -> bool {
+        if self.leaving.holders.is_empty() {
+            return false;
+        }
+        let levels = self.runs.levels(at.run);
+        let Some(level) = levels.iter().find(|level| level.end > at.offset) else { return false };
+        let mut is_left = true;
+        self.sets.members(level.set).for_each(|holder| is_left = is_left && self.is_leaving(holder));
+        is_left
+    }
+
+    /// Whether a holder is on its way out.
+    pub(super) fn is_leaving(&self, holder: u32) -> bool {
+        self.leaving.holders.iter().any(|it| it.number == holder)
+    }
+
+    /// Takes the shared name from a position, if it has one.
+    pub(super) fn unname(&mut self, at: Position) {
+        let name = self.runs.name(at);
+        if name != NO_NAME {
+            let runs = &self.runs;
+            self.names.remove(name, |number| runs.position(number) == at);
+            self.runs.set_name(at, NO_NAME);
+        }
+    }
+}

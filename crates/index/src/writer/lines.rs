@@ -1,0 +1,280 @@
+//! The lines of a hash table for the writer alone, which grows and shrinks without ever being built anew as a whole.
+//!
+//! Lines lie in the order of the hashes that belong to them, in pieces of memory of a bounded size. To grow is to begin
+//! another set of lines and to move what is in a few of the old ones with every event, those of the lowest hashes first.
+//! Up to where that has come is the *frontier*: hashes below it are in the new lines, all others in the old ones. So a
+//! look-up goes to one place, as it does while nothing moves, and old memory goes piece by piece as new memory comes.
+//!
+//! There are as many lines as a power of two, or half as many again: small tables double, large ones grow by half and by a
+//! third in turn.
+
+use crate::raw::prefetch;
+use crate::spread::line_of;
+use crate::steps::step;
+
+/// Lines of a piece of memory.
+const PIECE: usize = 2048;
+/// Lines that are moved for each entry that comes or goes. At two, half an entry a line comes while a table grows.
+const PACE: usize = 2;
+/// Lines that are asked for before they are moved.
+const AHEAD: usize = 8;
+/// Tables of so few lines are moved at once: what each line has to take differs much among few.
+const FEW: usize = 64;
+
+/// Tables of fewer lines double when they are full: there time counts for more than memory.
+const SMALL: usize = 1 << 17;
+
+/// A line of a table: a cache line.
+pub(super) trait Line: Clone {
+    const EMPTY: Self;
+    /// Entries in two lines, on average, of a full table.
+    const FULL_PAIR: usize;
+}
+
+/// See the module's text.
+pub(super) struct Lines<L> {
+    /// Where the hashes below `frontier` are,
+    lower: Side<L>,
+    /// and all others.
+    upper: Side<L>,
+    frontier: u64,
+    /// Lines of `upper` whose entries have moved.
+    moved: usize,
+    /// Of all pieces.
+    bytes: usize,
+}
+
+/// One set of lines.
+pub(super) struct Side<L> {
+    /// Those that there are: of the lower side up to the frontier, of the upper side from there on.
+    pieces: Vec<Box<[L]>>,
+    lines: usize,
+    /// What the table keeps of hashes begins at this bit; the table's own.
+    pub(super) shift: u32,
+}
+
+/// A line whose entries are to be moved.
+pub(super) struct Moving<'t, L> {
+    /// The piece of memory that it is in; entries that it had no room for are in the next lines of the piece, in the first
+    /// ones after the last.
+    pub(super) piece: &'t mut [L],
+    pub(super) at: usize,
+    /// The lowest hash that belongs to it.
+    pub(super) first: u64,
+    /// Which line it is, of so many.
+    pub(super) line: usize,
+    pub(super) lines: usize,
+    pub(super) shift: u32,
+}
+
+impl<L: Line> Side<L> {
+    fn none() -> Self {
+        Self { pieces: Vec::new(), lines: 0, shift: 0 }
+    }
+
+    /// The piece of memory that a hash belongs to, and the line in it.
+    #[inline]
+    pub(super) fn of(&self, hash: u64) -> (&[L], usize) {
+        let line = line_of(hash, self.lines);
+        (&self.pieces[line / PIECE], line % PIECE)
+    }
+
+    #[inline]
+    pub(super) fn of_mut(&mut self, hash: u64) -> (&mut [L], usize) {
+        let line = line_of(hash, self.lines);
+        (&mut self.pieces[line / PIECE], line % PIECE)
+    }
+
+    /// Asks for a line that will soon be needed, if it is there.
+    #[inline]
+    fn ask_for(&self, line: usize) {
+        if let Some(it) = self.pieces.get(line / PIECE).and_then(|piece| piece.get(line % PIECE)) {
+            prefetch(it);
+        }
+    }
+
+    #[inline]
+    pub(super) fn line_of(&self, hash: u64) -> usize {
+        line_of(hash, self.lines)
+    }
+
+    /// Makes pieces up to that of a line; returns their bytes.
+    fn make_until(&mut self, line: usize) -> usize {
+        let mut bytes = 0;
+        while self.pieces.len() <= line / PIECE {
+            let lines = (self.lines - self.pieces.len() * PIECE).min(PIECE);
+            self.pieces.push(vec![L::EMPTY; lines].into());
+            bytes += lines * size_of::<L>();
+        }
+        bytes
+    }
+}
+
+/// The lowest hash that belongs to a line of so many; none if there is no such line.
+#[inline]
+pub(super) fn first_of(line: usize, lines: usize) -> Option<u64> {
+    // 2^64 / lines for each, rounded up, without a division of so large a number.
+    let (line, power) = (line as u64, lines.trailing_zeros());
+    let last = u64::MAX >> power;
+    let (stretch, within) = match line {
+        _ if line == lines as u64 => return None,
+        _ if lines.is_power_of_two() => (line, 0),
+        _ => (line / 3, [0, last / 3 + 1, last - last / 3 + 1][line as usize % 3]),
+    };
+    Some(stretch.checked_shl(u64::BITS - power).unwrap_or(0) + within)
+}
+
+/// The least number of lines there can be that is not less than this.
+fn at_least(lines: usize) -> usize {
+    let power = lines.next_power_of_two();
+    if lines <= power / 4 * 3 { power / 4 * 3 } else { power }
+}
+
+/// The next smaller number of lines that there can be.
+fn fewer(lines: usize) -> usize {
+    if lines.is_power_of_two() { (lines / 4 * 3).max(1) } else { lines / 3 * 2 }
+}
+
+/// Lines that so many entries need.
+fn lines_for<L: Line>(entries: usize) -> usize {
+    at_least((2 * entries).div_ceil(L::FULL_PAIR).max(1))
+}
+
+impl<L: Line> Lines<L> {
+    /// Lines with room for so many entries.
+    pub(super) fn with_room_for(entries: usize, shift: impl FnOnce(usize) -> u32) -> Self {
+        let lines = lines_for::<L>(entries);
+        let mut upper = Side { pieces: Vec::new(), lines, shift: shift(lines) };
+        let bytes = upper.make_until(lines - 1);
+        Self { lower: Side::none(), upper, frontier: 0, moved: 0, bytes }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes + (self.lower.pieces.capacity() + self.upper.pieces.capacity()) * size_of::<Box<[L]>>()
+    }
+
+    /// Whether the bytes are what they must be.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self) -> bool {
+        self.bytes == self.all().map(|piece| size_of_val::<[L]>(piece)).sum::<usize>()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &[L]> {
+        self.lower.pieces.iter().chain(&self.upper.pieces).map(|piece| &**piece)
+    }
+
+    /// All lines there are, those that have moved among them, in which nothing is left.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &L> {
+        self.all().flatten()
+    }
+
+    /// The lines among which a hash is.
+    #[inline]
+    pub(super) fn side(&self, hash: u64) -> &Side<L> {
+        if hash < self.frontier { &self.lower } else { &self.upper }
+    }
+
+    #[inline]
+    pub(super) fn side_mut(&mut self, hash: u64) -> &mut Side<L> {
+        if hash < self.frontier { &mut self.lower } else { &mut self.upper }
+    }
+
+    #[inline]
+    pub(super) fn is_moving(&self) -> bool {
+        self.lower.lines != 0
+    }
+
+    /// Lines when all that is begun will be done.
+    #[inline]
+    fn lines(&self) -> usize {
+        if self.is_moving() { self.lower.lines } else { self.upper.lines }
+    }
+
+    #[inline]
+    fn room(&self) -> usize {
+        self.lines() * L::FULL_PAIR / 2
+    }
+
+    /// Whether the table of `len` entries has something to do before `more` come.
+    #[inline]
+    pub(super) fn is_ready(&self, len: usize, more: usize) -> bool {
+        !self.is_moving() && len + more <= self.room() && !self.is_too_large_for(len + more)
+    }
+
+    /// Whether the next smaller number of lines would still be two fifths empty.
+    #[inline]
+    fn is_too_large_for(&self, len: usize) -> bool {
+        len * 5 < self.room() * 2 && self.upper.lines > 1
+    }
+
+    /// Makes room for `more` entries beside the `len` there are, or gives room back, as far as it is time for it now that
+    /// `changed` have come or gone. `shift`: what the table keeps of hashes in so many lines. `to` moves the entries of a line.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn make_ready(
+        &mut self,
+        len: usize,
+        more: usize,
+        changed: usize,
+        shift: impl Fn(usize) -> u32,
+        mut to: impl FnMut(Moving<'_, L>, &mut Side<L>),
+    ) {
+        let mut due = PACE * (more + changed);
+        loop {
+            if self.is_moving() {
+                let few = self.upper.lines <= FEW || 2 * due > self.upper.lines || len + more > self.room();
+                self.go_on(if few { usize::MAX } else { std::mem::take(&mut due) }, &mut to);
+                if self.is_moving() {
+                    return;
+                }
+            }
+            let lines = if len + more > self.room() {
+                let lines = lines_for::<L>(len + more);
+                if lines < SMALL { lines.next_power_of_two() } else { lines }
+            } else if self.is_too_large_for(len + more) {
+                fewer(self.upper.lines)
+            } else {
+                return;
+            };
+            self.lower = Side { pieces: Vec::new(), lines, shift: shift(lines) };
+            self.lower.pieces.reserve_exact(lines.div_ceil(PIECE));
+        }
+    }
+
+    fn go_on(&mut self, lines: usize, to: &mut impl FnMut(Moving<'_, L>, &mut Side<L>)) {
+        let end = self.upper.lines.min(self.moved.saturating_add(lines));
+        for line in self.moved..end {
+            step();
+            let first = self.frontier;
+            let next = first_of(line + 1, self.upper.lines);
+            self.bytes += self.lower.make_until(self.lower.line_of(next.map_or(u64::MAX, |next| next - 1)));
+            self.upper.ask_for(line + AHEAD);
+            self.lower.ask_for(self.lower.line_of(first) + 2 * AHEAD);
+            let Self { upper, lower, .. } = self;
+            let (piece, at) = (&mut *upper.pieces[line / PIECE], line % PIECE);
+            to(Moving { piece, at, first, line, lines: upper.lines, shift: upper.shift }, lower);
+            if at + 1 == upper.pieces[line / PIECE].len() {
+                let done = std::mem::take(&mut upper.pieces[line / PIECE]);
+                self.bytes -= size_of_val::<[L]>(&done);
+            }
+            (self.moved, self.frontier) = (line + 1, next.unwrap_or(0));
+        }
+        if self.moved == self.upper.lines {
+            self.upper = std::mem::replace(&mut self.lower, Side::none());
+            (self.moved, self.frontier) = (0, 0);
+        }
+    }
+
+    /// Gives up a piece; returns whether there are more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        for side in [&mut self.lower, &mut self.upper] {
+            while let Some(piece) = side.pieces.pop() {
+                self.bytes -= size_of_val::<[L]>(&piece);
+                if !piece.is_empty() {
+                    return true;
+                }
+            }
+        }
+        false
+    }
+}
