@@ -41,4 +41,4 @@ pub use event::{Batch, BatchOf, Cleared, Event, EventOf, Removed, RemovedOf, Sto
 pub use hybrid::Hybrid;
 pub use keys::Key;
 pub use name::{Name, Named};
-pub use reader::{Reader, Tally};
+pub use reader::{Reader, ReaderState, SaltedBlock, Tally};

@@ -31,6 +31,7 @@ impl Writer {
         let books = self.rank_mut(rank);
         books.copies = Copies::default();
         books.offloaded = HashMap::new();
+        books.words = [0; 4];
         let (device, wider) = (books.device, std::mem::take(&mut books.wider));
         self.clear_holder(device);
         if wider == [None; 3] {
@@ -47,6 +48,7 @@ impl Writer {
     fn clear_device(&mut self, rank: u32) {
         let books = self.rank_mut(rank);
         books.copies = Copies::default();
+        books.words[0] = 0;
         let device = books.device;
         if books.wider != [None; 3] {
             let chains = self.chains_of(device);

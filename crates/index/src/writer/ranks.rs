@@ -58,6 +58,7 @@ impl Writer {
             wider: [None; 3],
             copies: Copies::default(),
             offloaded: HashMap::new(),
+            words: [0; 4],
         };
         self.workers.add(name, rank, books);
         device

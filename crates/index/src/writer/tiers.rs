@@ -7,13 +7,22 @@
 //! other tiers on it.
 
 use super::state::Writer;
-use super::workers::shrink;
+use super::workers::{Rank, shrink};
 use crate::raw::Published;
 use crate::roster::{Member, Roster};
 use crate::types::Tier;
 
 /// Copies on cpu, disk and external.
 type Claims = [u32; 3];
+
+impl Rank {
+    /// Other tiers than the device hold a block no more, on which these were their copies.
+    fn lost_claims(&mut self, name: u64, claims: &Claims) {
+        for (tier, _) in Tier::ALL[1..].iter().zip(claims).filter(|(_, copies)| **copies > 0) {
+            self.lost(*tier, name);
+        }
+    }
+}
 
 /// Whether these make a block part of the view number `view`.
 fn reach(claims: Option<&Claims>, view: usize) -> bool {
@@ -71,7 +80,9 @@ impl Writer {
         for (&name, &content) in names.iter().zip(contents) {
             let claimed = self.rank_mut(rank).offloaded.contains_key(&name);
             if claimed && self.block(widest, name) != Some((parent, content)) {
-                self.rank_mut(rank).offloaded.remove(&name);
+                let books = self.rank_mut(rank);
+                let claims = books.offloaded.remove(&name).unwrap_or_default();
+                books.lost_claims(name, &claims);
                 self.counters.replaced += 1;
             }
             parent = Some(name);
@@ -108,25 +119,31 @@ impl Writer {
         for (&name, &content) in names.iter().zip(contents) {
             let same_block = self.block(widest, name) == Some((parent, content));
             let count_copies = self.count_copies;
-            let offloaded = &mut self.rank_mut(rank).offloaded;
+            let books = self.rank_mut(rank);
             let mut only = [0; 3];
             only[slot] = 1;
-            let before = match offloaded.get_mut(&name) {
+            let before = match books.offloaded.get_mut(&name) {
                 Some(claims) if same_block => {
                     let before = *claims;
                     if before[slot] == 0 || count_copies {
                         claims[slot] = before[slot].saturating_add(1);
                     }
+                    if before[slot] == 0 {
+                        books.held(tier, name);
+                    }
                     before
                 }
                 Some(claims) => {
                     let before = std::mem::replace(claims, only);
+                    books.lost_claims(name, &before);
+                    books.held(tier, name);
                     self.counters.replaced += 1;
                     self.leave(rank, name, &before);
                     [0; 3]
                 }
                 None => {
-                    offloaded.insert(name, only);
+                    books.offloaded.insert(name, only);
+                    books.held(tier, name);
                     [0; 3]
                 }
             };
@@ -143,11 +160,13 @@ impl Writer {
     pub(super) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
-            match self.rank_mut(rank).offloaded.get_mut(&name) {
+            let books = self.rank_mut(rank);
+            match books.offloaded.get_mut(&name) {
                 Some(claims) if claims[slot] > 0 => {
                     let before = *claims;
                     claims[slot] -= 1;
                     if claims[slot] == 0 {
+                        books.lost(tier, name);
                         self.leave(rank, name, &before);
                     }
                 }
@@ -164,6 +183,7 @@ impl Writer {
             claims[slot] = 0;
             (before[slot] > 0).then_some((name, before))
         };
+        self.rank_mut(rank).words[tier as usize] = 0;
         let left: Vec<_> = self.rank_mut(rank).offloaded.iter_mut().filter_map(claimed).collect();
         for (name, before) in left {
             self.leave(rank, name, &before);

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::position::NO_NAME;
 use crate::steps::step;
-use crate::types::BlockHash;
+use crate::types::{BlockHash, Tier};
 
 /// All workers. A name is looked up once an event; from then on a rank is the number of its holder on the device.
 #[derive(Default)]
@@ -32,6 +33,22 @@ pub(super) struct Rank {
     pub(super) copies: Copies,
     /// Copies on the other tiers, by name: cpu, disk, external.
     pub(super) offloaded: HashMap<u64, [u32; 3]>,
+    /// Of the blocks held on each tier: see `fingerprint.rs`.
+    pub(super) words: [u64; 4],
+}
+
+impl Rank {
+    /// The rank holds a block on a tier that it did not hold there.
+    pub(super) fn held(&mut self, tier: Tier, name: u64) {
+        let sum = &mut self.words[tier as usize];
+        *sum = sum.wrapping_add(word(tier, name));
+    }
+
+    /// The rank does not hold a block on a tier any more.
+    pub(super) fn lost(&mut self, tier: Tier, name: u64) {
+        let sum = &mut self.words[tier as usize];
+        *sum = sum.wrapping_sub(word(tier, name));
+    }
 }
 
 /// Copies beyond the first, by name, and how many they are.
