@@ -15,6 +15,7 @@ POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
 GET  /engines          engines to be followed, and why some are not
 GET  /dump             every block held, as events
+GET  /snapshot         the same for another service to begin with (--peer-snapshot)
 GET  /ui               a page to look at: the fleet, live
 GET  /ui/events        what it shows, as server-sent events
 GET  /health           200 while the service's threads are running
@@ -107,6 +108,7 @@ routes! {
     Workers "/workers" GET Ask,
     Engines "/engines" GET Ask,
     Dump "/dump" GET Admin,
+    Snapshot "/snapshot" GET Admin,
     // Its files have nothing to hide: what they show comes by the next one.
     Page "/ui" GET Open,
     PageEvents "/ui/events" GET Ask,
