@@ -39,11 +39,8 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Snapshot, String> {
     let mut number = 0;
     while !read.ended {
         let at = bytes.len() - rest.len();
-        let mut name = "unknown";
-        let section = section(&mut rest).and_then(|(kind, payload)| {
-            name = name_of(kind);
-            read.section(kind, payload, number)
-        });
+        let name = rest.first().map_or("missing", |kind| name_of(*kind));
+        let section = section(&mut rest).and_then(|(kind, payload)| read.section(kind, payload, number));
         section.map_err(|wrong| format!("section {number} ({name}, at byte {at}): {wrong}"))?;
         number += 1;
     }

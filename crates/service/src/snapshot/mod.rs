@@ -26,6 +26,7 @@ mod spool;
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -103,6 +104,18 @@ impl Snapshots {
             spool: Spool::default(),
             copying: Mutex::default(),
         }
+    }
+
+    /// Snapshots written to disk since the service began.
+    #[must_use]
+    pub fn writes(&self) -> u64 {
+        self.counts.writes.load(Relaxed)
+    }
+
+    /// Streams of which a snapshot had blocks, and of which this became.
+    #[must_use]
+    pub fn outcome(&self, outcome: Outcome) -> u64 {
+        self.counts.outcome(outcome)
     }
 
     pub(crate) fn is_loading(&self) -> bool {
