@@ -18,10 +18,10 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The part that one block has in the word of its rank.
 #[inline]
 pub(crate) fn word(tier: Tier, name: u64) -> u64 {
-    // Twice, because names may be small numbers: once would leave sums of them that are equal too easily.
-    let product = u128::from(name ^ KEYS[tier as usize]) * u128::from(FACTOR);
-    let folded = (product >> 64) as u64 ^ product as u64;
-    (folded ^ (folded >> 32)).wrapping_mul(KEYS[0] | 1)
+    // Both factors are made of the name, as names may be small numbers: with a constant, sums of them would be equal too
+    // easily. The halves are not added but mixed, so that sums of squares are not what comes out.
+    let product = u128::from(name ^ KEYS[tier as usize]) * u128::from(name.rotate_left(29) ^ FACTOR);
+    (product >> 64) as u64 ^ product as u64
 }
 
 /// The parts of several blocks.
@@ -55,6 +55,12 @@ mod tests {
             for b in 0..a {
                 assert!(sums.insert(words(Tier::Gpu, &[a, b])), "{a} {b}");
             }
+        }
+        // With equal sums, sums of squares, and sums of cubes.
+        let (one, other) = ([0, 7, 11, 13, 14, 19, 21, 22], [1, 4, 5, 10, 16, 18, 20, 23]);
+        for shift in [0, 8, 40] {
+            let shifted = |names: [u64; 8]| names.map(|name| name << shift);
+            assert_ne!(words(Tier::Gpu, &shifted(one)), words(Tier::Gpu, &shifted(other)));
         }
     }
 }

@@ -92,6 +92,7 @@ def fetch(
     stop = stop or threading.Event()
     etag: str | None = None
     done, total = 0, None
+    first = True
     problem = "nothing was tried"
     with httpx.Client(**options(url, key, timeout, ssl_context)) as client:
         while total is None or done < total:
@@ -105,6 +106,9 @@ def fetch(
             headers = {"Range": f"bytes={done}-{done + _PART - 1}"}
             if etag is not None:
                 headers["If-Range"] = etag
+            elif first:
+                headers["Cache-Control"] = "no-cache"  # only once: what is being made then is new enough
+            first = False
             try:
                 answer = client.get("/snapshot", headers=headers, timeout=min(left, 30.0))
             except httpx.HTTPError as error:

@@ -2,6 +2,7 @@
 //!
 //! A part is asked for with `Range: bytes=FROM-TO`, and the next parts with `If-Range` and the first answer's `ETag`, so
 //! that they are of the same snapshot. If that is gone, the answer is the whole of a new one, as HTTP has it (RFC 9110).
+//! One that was made a few seconds ago is as good, unless the client says `Cache-Control: no-cache`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +28,9 @@ pub(super) async fn snapshot(app: &Arc<App>, headers: &HeaderMap, head: bool) ->
     let wanted = headers.get(IF_RANGE).and_then(|tag| id_of(tag.to_str().ok()?));
     // A client waits for an answer as long as a request may take.
     let wait = (app.config.request_timeout / 2).min(Duration::from_secs(5));
-    let spooled = app.fleet.snapshots().spooled(&app.fleet, wanted, wait).await;
+    let no_cache = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");
+    let fresh = headers.get(CACHE_CONTROL).is_some_and(no_cache);
+    let spooled = app.fleet.snapshots().spooled(&app.fleet, wanted, fresh, wait).await;
     let failed = |message: String| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "snapshot_failed", message);
     let Some(spooled) = spooled.map_err(failed)? else {
         let message = "a snapshot is being made: ask again in a second";

@@ -27,6 +27,7 @@ const LEVEL: i32 = 1;
 pub(crate) struct Spooled {
     pub(crate) id: u64,
     pub(crate) bytes: Bytes,
+    begun: Instant,
     made: Instant,
     read: Mutex<Instant>,
 }
@@ -55,7 +56,7 @@ struct State {
 }
 
 impl Snapshots {
-    /// The snapshot of this identifier, if it is still there, or else a new one. Waits for that no longer than `wait`; none
+    /// The snapshot of this identifier, if it is still there, or else a new one; `fresh`: no older than this call. Waits for that no longer than `wait`; none
     /// if it is not there by then: ask again.
     ///
     /// # Errors
@@ -64,9 +65,12 @@ impl Snapshots {
         self: &Arc<Self>,
         fleet: &Arc<Fleet>,
         id: Option<u64>,
+        fresh: bool,
         wait: Duration,
     ) -> Result<Option<Arc<Spooled>>, String> {
-        let until = tokio::time::Instant::now() + wait;
+        let asked = Instant::now();
+        let until = tokio::time::Instant::from_std(asked + wait);
+        let is_fresh = |last: &Spooled| if fresh { last.begun >= asked } else { last.made.elapsed() < FRESH };
         loop {
             let made = self.spool.made.notified();
             tokio::pin!(made);
@@ -77,7 +81,7 @@ impl Snapshots {
                     return Err(error);
                 }
                 if let Some(last) = &state.last
-                    && (id == Some(last.id) || last.made.elapsed() < FRESH)
+                    && (id == Some(last.id) || is_fresh(last))
                 {
                     return Ok(Some(last.clone()));
                 }
@@ -120,6 +124,7 @@ impl Snapshots {
     }
 
     fn packed(&self, fleet: &Fleet) -> Result<Spooled, String> {
+        let begun = Instant::now();
         let cannot = |error: std::io::Error| format!("a snapshot could not be made: {error}");
         let encoder = zstd::Encoder::new(Vec::new(), LEVEL).map_err(cannot)?;
         let mut skipped = [0; Skip::ALL.len()];
@@ -127,7 +132,7 @@ impl Snapshots {
         let bytes = encoder.finish().map_err(cannot)?;
         let id = xxhash_rust::xxh3::xxh3_64(&bytes);
         let now = Instant::now();
-        Ok(Spooled { id, bytes: bytes.into(), made: now, read: Mutex::new(now) })
+        Ok(Spooled { id, bytes: bytes.into(), begun, made: now, read: Mutex::new(now) })
     }
 }
 
