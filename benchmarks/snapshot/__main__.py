@@ -93,9 +93,10 @@ class Engines:
                         start = wanted(request)
                         if start is not None:
                             engine.answer(request, engine.kept(start))
+                now = time.monotonic()
                 if self.paused.is_set():
-                    due = time.monotonic()
-                while due < time.monotonic():
+                    due = now
+                while due < now:
                     self.step()
                     due += 1 / self._rate
             time.sleep(0.002)
