@@ -62,6 +62,12 @@ OTHER = {
     "limits.buffer_bytes": "1MiB",
     "adopt.share": "0.5",
     "adopt.hash_seeds": "0,1337",
+    "snapshot.dir": "snapshots",
+    "snapshot.every": "10s",
+    "snapshot.keep": "1m",
+    "snapshot.peer": "http://other:8090",
+    "snapshot.peer_key_file": "peer-key",
+    "snapshot.peer_timeout": "5s",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -74,7 +80,7 @@ OTHER = {
 KEYS = {key.path: key for key in all_keys()}
 # Those that only go together.
 TLS = ("http.tls_cert", "http.tls_key")
-TOGETHER = {"http.tls_cert": TLS, "http.tls_key": TLS, "http.tls_client_ca": TLS}
+TOGETHER = {"http.tls_cert": TLS, "http.tls_key": TLS, "http.tls_client_ca": TLS, "snapshot.peer_key_file": ("snapshot.peer",)}
 
 
 def value_of(settings: Config, path: str) -> Any:

@@ -18,8 +18,7 @@ from kvatlas._native import compare_snapshots
 from kvatlas._text import counted
 from kvatlas.cli.console import console, exit_status
 from kvatlas.cli.service_options import asking, key_of, trust
-from kvatlas.errors import ServiceError
-from kvatlas.service.peer import PeerError, fetch
+from kvatlas.service.peer import fetch
 
 DIFFERENT = 1
 
@@ -96,10 +95,7 @@ def _file(place: str, key: str | None, context: ssl.SSLContext | None, timeout: 
     if not _is_url(place):
         return Path(place)
     with to.open("wb") as out:
-        try:
-            fetch(place.rstrip("/"), key, timeout, out, ssl_context=context)
-        except PeerError as error:
-            raise ServiceError(str(error), "snapshot_failed") from error
+        fetch(place.rstrip("/"), key, timeout, out, ssl_context=context)
     return to
 
 

@@ -32,10 +32,6 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)", re.ASCII)
 _PATIENT = (408, 429, 502, 503, 504)  # answers after which the same request may succeed
 
 
-class PeerError(Exception):
-    """A snapshot is not to be had. The text says why."""
-
-
 class Fetching:
     """Fetches the snapshot in a thread, and hands it to the native service, whose streams wait for it."""
 
@@ -55,7 +51,7 @@ class Fetching:
                     fetch(peer, self._config.peer_bearer(), self._config.peer_timeout, out, self._stop)
                 with contextlib.suppress(ServiceError):  # the native part has logged it, and goes on without
                     self._native.load_snapshot(str(file), peer)
-        except PeerError as error:
+        except ServiceError as error:
             self._native.no_snapshot(None if self._stop.is_set() else str(error))
         except Exception as error:
             logger.exception("the snapshot of %s cannot be fetched", peer)
@@ -86,7 +82,7 @@ def fetch(
         ssl_context: Which certificates are trusted; the system's if not given.
 
     Raises:
-        PeerError: It is not to be had, or not in time.
+        ServiceError: It is not to be had, or not in time (code "snapshot_failed").
     """
     deadline = time.monotonic() + timeout
     stop = stop or threading.Event()
@@ -98,11 +94,11 @@ def fetch(
         while total is None or done < total:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise PeerError(
+                raise _failed(
                     f"{url} has not sent its snapshot within {timeout:g} s (snapshot.peer_timeout): {problem}"
                 )
             if stop.is_set():
-                raise PeerError("it was given up")
+                raise _failed("it was given up")
             headers = {"Range": f"bytes={done}-{done + _PART - 1}"}
             if etag is not None:
                 headers["If-Range"] = etag
@@ -133,8 +129,12 @@ def fetch(
                 out.truncate()
                 out.write(answer.content)
                 return len(answer.content)
-            raise PeerError(f"{url} does not give its snapshot: {_said(answer)}")
+            raise _failed(f"{url} does not give its snapshot: {_said(answer)}")
     return done
+
+
+def _failed(message: str) -> ServiceError:
+    return ServiceError(message, "snapshot_failed")
 
 
 def _said(answer: httpx.Response) -> str:

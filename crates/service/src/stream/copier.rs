@@ -15,7 +15,10 @@ use super::machine::Machine;
 use crate::snapshot::{Mark, RankHead, Skip, StreamHead};
 use crate::state::{CopiedRank, CopiedStream, CopyRequest};
 
-/// Between two steps, for others who want to change the index, and for the stream's own batches.
+/// Steps are made for so long in a row, each with a lock of its own: timers are coarse, and a step is a fraction of this.
+const TURN: Duration = Duration::from_micros(800);
+
+/// Between two rows of steps, for others who want to change the index, and for the stream's own batches.
 pub(super) const PAUSE: Duration = Duration::from_micros(500);
 
 /// A stream that is cleared so often while it is copied is left out.
@@ -78,7 +81,14 @@ impl StreamCopier {
                 }
             }
         }
-        match self.begun.step(holdings, machine) {
+        let turn = Instant::now();
+        let copied = loop {
+            match self.begun.step(holdings, machine) {
+                Ok(false) if turn.elapsed() < TURN => {}
+                copied => break copied,
+            }
+        };
+        match copied {
             Ok(false) => {
                 self.due = Instant::now() + PAUSE;
                 Some(self)
