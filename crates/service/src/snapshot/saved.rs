@@ -164,7 +164,7 @@ impl SavedStream {
             CopiedChain {
                 run: piece.entry as u32,
                 parent,
-                plain: vec![0..names.len()],
+                plain: std::iter::once(0..names.len()).collect(),
                 names: names.to_vec(),
                 contents: contents.to_vec(),
             }

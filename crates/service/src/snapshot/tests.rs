@@ -1,5 +1,7 @@
 //! A snapshot comes out as it went in; damaged ones are refused by section; the directory is one service's.
 
+#![allow(clippy::single_range_in_vec_init, reason = "a list of ranges, of which there is one at times")]
+
 use std::io;
 use std::sync::Arc;
 

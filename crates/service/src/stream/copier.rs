@@ -21,6 +21,9 @@ const TURN: Duration = Duration::from_micros(800);
 /// Between two rows of steps, for others who want to change the index, and for the stream's own batches.
 pub(super) const PAUSE: Duration = Duration::from_micros(500);
 
+/// Of ranks that are small, so many are one step.
+const RANKS_A_STEP: usize = 64;
+
 /// A stream that is cleared so often while it is copied is left out.
 const MOST_AGAIN: usize = 3;
 
@@ -147,7 +150,7 @@ impl Begun {
                     let salts: Vec<SaltedBlock> = reader.salts;
                     self.done.push((head, CopiedRank { blocks: done, salts, answered }));
                     self.ranks.pop();
-                    if self.done.len() % 64 == 0 {
+                    if self.done.len().is_multiple_of(RANKS_A_STEP) {
                         break;
                     }
                 }
