@@ -237,9 +237,11 @@ def run(given: argparse.Namespace, engines: Engines, directory: Path, services: 
             time.sleep(0.1)
     print(f"from disk: {statistics.median(ready):.2f} s from the start of the process to ready (median)")
 
+    first.kill()
+    services.remove(first)
     ready = []
     for _ in range(given.rounds):
-        other = Service(given.port + 2, *flags, "--peer-snapshot", first.url)
+        other = Service(given.port + 2, *flags, "--peer-snapshot", control.url)
         services.append(other)
         ready.append(other.ready())
         report("new replica from a peer, live", ready[-1], control, other, engines)
