@@ -51,6 +51,7 @@ __all__ = [
     "TrieNode",
     "__version__",
     "build_profile",
+    "compare_snapshots",
     "content_hashes",
     "decode_batch",
     "encode_batch",
@@ -602,6 +603,20 @@ class Tally:
         looks ahead.
         """
 
+def compare_snapshots(a: str | PathLike[str], b: str | PathLike[str]) -> str:
+    """Compares two snapshots of services, block by block.
+
+    Args:
+        a: The file of one.
+        b: The file of the other.
+
+    Returns:
+        str: A JSON list with what they have of each rank, and in what they differ.
+
+    Raises:
+        ServiceError: One of them cannot be read.
+    """
+
 def decode_batch(payload: Buffer) -> Batch:
     """Decodes a payload: the third frame of an engine's message.
 
@@ -814,6 +829,25 @@ class RouterServer:
         Returns:
             str: The answer of the service's GET /workers, JSON; an empty list without one.
         """
+    def load_snapshot(self, file: str | PathLike[str], url: str) -> int:
+        """Loads the snapshot of another service, which the streams have waited for.
+
+        Args:
+            file: The file that it is in.
+            url: Where it is from.
+
+        Returns:
+            int: How many streams are in it.
+
+        Raises:
+            ServiceError: It cannot be used; the streams begin without it.
+        """
+    def no_snapshot(self, why: str | None = None) -> None:
+        """Lets the streams begin without the snapshot of another service.
+
+        Args:
+            why: Why there is none.
+        """
     def ready(self) -> str | None:
         """What is not ready yet.
 
@@ -955,6 +989,25 @@ class Service:
 
         Returns:
             bool: Whether the service waited for it.
+        """
+    def load_snapshot(self, file: str | PathLike[str], url: str) -> int:
+        """Loads the snapshot of another service, which the streams have waited for.
+
+        Args:
+            file: The file that it is in.
+            url: Where it is from.
+
+        Returns:
+            int: How many streams are in it.
+
+        Raises:
+            ServiceError: It cannot be used; the streams begin without it.
+        """
+    def no_snapshot(self, why: str | None = None) -> None:
+        """Lets the streams begin without the snapshot of another service.
+
+        Args:
+            why: Why there is none.
         """
     def leave(self) -> None:
         """Reports not ready from now on, while requests are still answered."""

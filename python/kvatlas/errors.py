@@ -124,7 +124,8 @@ class ServiceError(KvatlasError, RuntimeError):
     "already_registered", "block_size_mismatch", "empty_name", "invalid_block_size", "invalid_endpoint",
     "limit_reached", "not_listening", "rank_taken", "topic_taken", "too_many_names", "unknown_rank", "unknown_worker",
     "unknown_keyspace", "ambiguous_model", "endpoint_not_allowed", "internal" (a bug; the log has more),
-    "invalid_config", "cannot_start", "unknown_engine", "service".
+    "invalid_config", "cannot_start", "unknown_engine", "service"; "invalid_snapshot" (it is damaged, or of another
+    version), "snapshot_failed" (another service did not give its snapshot).
     """
 
     code = "service"

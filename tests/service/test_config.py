@@ -63,6 +63,12 @@ OTHER = {
     "limits.buffer_bytes": "1MiB",
     "adopt.share": "0.5",
     "adopt.hash_seeds": "0,1337",
+    "snapshot.dir": "snapshots",
+    "snapshot.every": "10s",
+    "snapshot.keep": "1m",
+    "snapshot.peer": "http://other:8090",
+    "snapshot.peer_key_file": "peer-key",
+    "snapshot.peer_timeout": "5s",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -75,7 +81,12 @@ OTHER = {
 KEYS = {key.path: key for key in all_keys()}
 # Those that only go together.
 TLS = ("http.tls_cert", "http.tls_key")
-TOGETHER = {"http.tls_cert": TLS, "http.tls_key": TLS, "http.tls_client_ca": TLS}
+TOGETHER = {
+    "http.tls_cert": TLS,
+    "http.tls_key": TLS,
+    "http.tls_client_ca": TLS,
+    "snapshot.peer_key_file": ("snapshot.peer",),
+}
 
 
 def value_of(settings: Config, path: str) -> Any:
@@ -435,7 +446,7 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 
 def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     stream, engine = "w=tcp://h:1,topic=a,rank=2", 'q"\\=http://h:8000'
-    flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith("_file")}
+    flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith(("_file", ".dir"))}
     loaded = read_config(flags | {"engine": [engine], "stream": [stream]}, {"KVATLAS_KEY": "k"})
     text = show_config(loaded)
     assert 'stale_after = "60s"  # --stale-after' in text

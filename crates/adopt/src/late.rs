@@ -316,11 +316,26 @@ impl Late {
         }
     }
 
-    /// A batch is about to be applied.
-    pub fn applying(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: At<'_>) {
+    /// Tells the stream's reader the salts of adopted blocks.
+    pub fn tell_salts(&mut self, reader: &mut Reader) {
         for (names, salt) in self.salted.drain(..) {
             reader.learn_salt(&names, &salt);
         }
+    }
+
+    /// Blocks that are held because the engine said so in an answer, and that no batch has named since.
+    pub fn answered(&self) -> impl Iterator<Item = BlockHash> {
+        self.answered.iter().copied()
+    }
+
+    /// Takes up what another one had as [`answered`](Self::answered), of a rank that holds the same.
+    pub fn hold_answered(&mut self, names: impl IntoIterator<Item = BlockHash>) {
+        self.answered.extend(names);
+    }
+
+    /// A batch is about to be applied.
+    pub fn applying(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: At<'_>) {
+        self.tell_salts(reader);
         if self.answered.is_empty() {
             return;
         }

@@ -35,7 +35,7 @@
 //! |---|---|
 //! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
-//! | `position.rs`, `prefix.rs`, `spread.rs`, `steps.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; counting; atomics |
+//! | `position.rs`, `prefix.rs`, `spread.rs`, `fingerprint.rs`, `steps.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; a rank's word; counting; atomics |
 //! | `segmented.rs` | hash tables of what is rare, in segments: no change builds them anew as a whole |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
@@ -45,7 +45,7 @@
 //! | `pages.rs`, `forks.rs`, `runs.rs` | the trie of runs: numbers of positions, where children hang, the runs |
 //! | `writer/` | who holds what: its own text lists its files |
 //! | `find.rs` | a lookup, and its answer |
-//! | `index.rs`, `changes.rs`, `adopt.rs`, `dump.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in; [`Changes`]: many under one lock; what was never announced; a dump that lets writers in |
+//! | `index.rs`, `changes.rs`, `adopt.rs`, `dump.rs`, `copy.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in; [`Changes`]: many under one lock; what was never announced; a dump that lets writers in, of all ranks and of one |
 //! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
 //!
 //! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs.rs`, `writer/mod.rs`, `raw/mod.rs`.
@@ -66,9 +66,11 @@
 
 mod adopt;
 mod changes;
+mod copy;
 mod dump;
 mod error;
 mod find;
+mod fingerprint;
 mod forks;
 mod handle;
 pub mod hash;
@@ -94,6 +96,7 @@ mod types;
 mod writer;
 
 pub use changes::Changes;
+pub use copy::{CopiedBlock, CopiedChain, CopyDone, Copying, RankCopier, RankCopy};
 pub use dump::Dump;
 pub use error::Error;
 pub use find::{Match, OwnedMatch};

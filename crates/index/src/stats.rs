@@ -18,6 +18,9 @@ pub struct RankStats {
     pub unlinked: u64,
     /// Copies on the device beyond the first.
     pub copies: u64,
+    /// One word for all that is held: the sum of a mix of each pair of tier and block hash. Equal in two indexes whose
+    /// ranks hold the same blocks on the same tiers, in whatever order these came.
+    pub fingerprint: u64,
 }
 
 /// Sizes now and counts since the index was made.

@@ -1,8 +1,11 @@
 //! A dump in slices, with changes between them: each rank comes out as it was at one moment, and no slice is long.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
-use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Tier};
+use kvatlas_index::{
+    BlockHash, BlockIndex, Config, CopiedBlock, CopiedChain, Copying, Event, RankCopier, RankCopy, Tier,
+};
 use kvatlas_testing::{Random, seeds};
 
 mod streams;
@@ -123,4 +126,110 @@ fn a_rank_that_is_cleared_or_dropped_meanwhile_comes_out_as_it_is_then() {
         let rest: Vec<Event> = dump.flatten().collect();
         assert_eq!(sorted(rest), now(&index, "w", 0));
     }
+}
+
+/// What a copy of a rank has, as a dump has it.
+fn events_of(copy: RankCopy, worker: &str, rank: u32) -> Vec<Event> {
+    let store = |tier, parent, names: &[BlockHash], contents: &[u64]| Event::Store {
+        worker: worker.into(),
+        rank,
+        tier,
+        parent,
+        block_hashes: names.to_vec(),
+        content_hashes: contents.to_vec(),
+    };
+    let mut events = Vec::new();
+    for CopiedChain { parent, names, contents, plain, .. } in copy.chains {
+        for part in plain {
+            let parent = if part.start == 0 { parent } else { Some(names[part.start - 1]) };
+            events.push(store(Tier::Gpu, parent, &names[part.clone()], &contents[part]));
+        }
+    }
+    for CopiedBlock { name, parent, content, copies } in copy.blocks {
+        for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
+            events.extend((0..copies).map(|_| store(tier, parent, &[name], &[content])));
+        }
+    }
+    events
+}
+
+#[test]
+fn a_copy_of_a_rank_is_as_it_was_at_its_last_step() {
+    let mut in_between = 0;
+    for seed in 0..seeds(100) {
+        let plan = plan(seed, 400);
+        let random = &mut Random(seed);
+        let index = Arc::new(BlockIndex::new(plan.config).expect("a block size"));
+        let mut events = plan.events.iter().cycle();
+        let before = 100 + random.index(300);
+        for event in events.by_ref().take(before) {
+            index.apply(event).expect("a plan's event");
+        }
+        let steps = *random.pick(&[1, 20, 100, 1000]);
+        for rank in index.ranks() {
+            let mut copier = RankCopier::new(index.clone(), &rank.worker, rank.rank);
+            let (copy, wanted) = loop {
+                match copier.step(steps) {
+                    Copying::More(more) => copier = more,
+                    Copying::Done(done) => break (done.sorted(), now(&index, &rank.worker, rank.rank)),
+                }
+                for _ in 0..random.below(3) {
+                    index.apply(events.next().expect("a cycle")).expect("a plan's event");
+                    in_between += 1;
+                }
+            };
+            let got = sorted(events_of(copy.clone(), &rank.worker, rank.rank));
+            assert_eq!(got, wanted, "seed {seed}: rank {} of {}", rank.rank, rank.worker);
+            // In this order, it makes an equal rank.
+            let other = BlockIndex::new(plan.config).expect("a block size");
+            for event in events_of(copy, &rank.worker, rank.rank) {
+                other.apply(&event).expect("a plan's event");
+            }
+            assert_eq!(now(&other, &rank.worker, rank.rank), wanted, "seed {seed}");
+        }
+    }
+    assert!(in_between > 100, "{in_between} changes between");
+    let index = Arc::new(large(50));
+    assert!(matches!(RankCopier::new(index, "nobody", 0).step(10), Copying::Done(_)));
+}
+
+#[test]
+fn words_do_not_depend_on_how_streams_are_interleaved() {
+    let mut compared = 0;
+    for seed in 0..seeds(100) {
+        let plan = plan(seed, 300);
+        let random = &mut Random(seed);
+        let one = BlockIndex::new(plan.config).expect("a block size");
+        plan.events.iter().for_each(|event| one.apply(event).expect("a plan's event"));
+        // The same streams, each in its order, one event of any of them after the other.
+        let of = |event: &Event| match event {
+            Event::Store { worker, .. }
+            | Event::Remove { worker, .. }
+            | Event::Clear { worker, .. }
+            | Event::Drop { worker } => worker.clone(),
+        };
+        let mut streams: BTreeMap<Box<str>, VecDeque<&Event>> = BTreeMap::new();
+        plan.events.iter().for_each(|event| streams.entry(of(event)).or_default().push_back(event));
+        let mut streams: Vec<_> = streams.into_values().collect();
+        let other = BlockIndex::new(plan.config).expect("a block size");
+        while !streams.is_empty() {
+            let at = random.index(streams.len());
+            match streams[at].pop_front() {
+                Some(event) => other.apply(event).expect("a plan's event"),
+                None => drop(streams.swap_remove(at)),
+            }
+        }
+        let words = |index: &BlockIndex| -> Vec<_> {
+            index.ranks().into_iter().map(|it| (it.worker, it.rank, it.fingerprint)).collect()
+        };
+        assert_eq!(words(&one), words(&other), "seed {seed}");
+        compared += one.ranks().len();
+        // Nor are they equal if a block is not.
+        if let Some(Event::Store { worker, rank, tier, block_hashes, .. }) = one.dump().first() {
+            let before = words(&one);
+            one.clear(worker, Some(*rank), Some(*tier));
+            assert_ne!(words(&one), before, "seed {seed}: {block_hashes:?}");
+        }
+    }
+    assert!(compared > 250, "{compared} ranks");
 }

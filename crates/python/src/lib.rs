@@ -40,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<wire::Tally>()?;
     module.add_function(wrap_pyfunction!(hashing::content_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::prefix_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(service::compare_snapshots, module)?)?;
     module.add_function(wrap_pyfunction!(wire::decode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::encode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::keyed_content_hashes, module)?)?;

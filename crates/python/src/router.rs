@@ -1,5 +1,6 @@
 //! `kvatlas._native.RouterServer`: the router in this process. Calls wait detached from the interpreter.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvatlas_router::{Config, Router as Inner};
@@ -224,6 +225,33 @@ impl RouterServer {
     fn workers(&self, py: Python<'_>) -> String {
         let workers = |service: &Service| py.detach(|| service.workers().to_string());
         self.inner.service().map_or_else(|| "[]".to_owned(), workers)
+    }
+
+    /// Loads the snapshot of another service, which the streams have waited for.
+    ///
+    /// Args:
+    ///     file: The file that it is in.
+    ///     url: Where it is from.
+    ///
+    /// Returns:
+    ///     int: How many streams are in it.
+    ///
+    /// Raises:
+    ///     ServiceError: It cannot be used; the streams begin without it.
+    fn load_snapshot(&self, py: Python<'_>, file: PathBuf, url: &str) -> PyResult<u64> {
+        let service = self.service()?;
+        py.detach(|| service.load_snapshot(&file, url)).map_err(|error| errors::service(&error))
+    }
+
+    /// Lets the streams begin without the snapshot of another service.
+    ///
+    /// Args:
+    ///     why: Why there is none.
+    #[pyo3(signature = (why=None))]
+    fn no_snapshot(&self, py: Python<'_>, why: Option<&str>) -> PyResult<()> {
+        let service = self.service()?;
+        py.detach(|| service.no_snapshot(why));
+        Ok(())
     }
 
     /// What is not ready yet.

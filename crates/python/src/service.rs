@@ -1,8 +1,10 @@
 //! `kvatlas._native.Service`: the service in this process. Calls wait detached from the interpreter.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use kvatlas_service::{Config, Service as Inner};
+use kvatlas_service::snapshot::compare;
+use kvatlas_service::{Config, Error, Service as Inner};
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -152,6 +154,30 @@ impl Service {
         self.inner.fleet().release(hold)
     }
 
+    /// Loads the snapshot of another service, which the streams have waited for.
+    ///
+    /// Args:
+    ///     file: The file that it is in.
+    ///     url: Where it is from.
+    ///
+    /// Returns:
+    ///     int: How many streams are in it.
+    ///
+    /// Raises:
+    ///     ServiceError: It cannot be used; the streams begin without it.
+    fn load_snapshot(&self, py: Python<'_>, file: PathBuf, url: &str) -> PyResult<u64> {
+        py.detach(|| self.inner.load_snapshot(&file, url)).map_err(|error| errors::service(&error))
+    }
+
+    /// Lets the streams begin without the snapshot of another service.
+    ///
+    /// Args:
+    ///     why: Why there is none.
+    #[pyo3(signature = (why=None))]
+    fn no_snapshot(&self, py: Python<'_>, why: Option<&str>) {
+        py.detach(|| self.inner.no_snapshot(why));
+    }
+
     /// Reports not ready from now on, while requests are still answered.
     fn leave(&self) {
         self.inner.leave();
@@ -184,4 +210,28 @@ impl Service {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
+}
+
+/// Compares two snapshots of services, block by block.
+///
+/// Args:
+///     a: The file of one.
+///     b: The file of the other.
+///
+/// Returns:
+///     str: A JSON list with what they have of each rank, and in what they differ.
+///
+/// Raises:
+///     ServiceError: One of them cannot be read.
+#[pyfunction]
+pub(crate) fn compare_snapshots(py: Python<'_>, a: PathBuf, b: PathBuf) -> PyResult<String> {
+    let compared = py.detach(|| {
+        let read = |file: &PathBuf| {
+            let cannot = |error| Error::Snapshot { message: format!("{}: {error}", file.display()) };
+            std::fs::read(file).map_err(cannot)
+        };
+        let (ours, theirs) = (read(&a)?, read(&b)?);
+        compare([(&a.display().to_string(), &ours), (&b.display().to_string(), &theirs)])
+    });
+    compared.map_err(|error| errors::service(&error))
 }

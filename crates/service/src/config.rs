@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
 use crate::secret::Secret;
+use crate::snapshot::{SnapshotConfig, Snapshots};
 
 /// Everything.
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -26,6 +27,8 @@ pub struct Config {
     pub streams: StreamConfig,
     /// What is learnt of blocks that were never announced.
     pub adopt: AdoptConfig,
+    /// What is kept over a restart.
+    pub snapshot: SnapshotConfig,
     /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
     /// [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
@@ -163,6 +166,9 @@ pub struct StreamConfig {
     /// Where prompts are left that may tell what was never announced.
     #[serde(skip)]
     pub desk: Arc<Desk>,
+    /// What was kept over a restart, and is to be kept over the next.
+    #[serde(skip)]
+    pub snapshots: Arc<Snapshots>,
 }
 
 impl Default for HttpConfig {
@@ -216,6 +222,7 @@ impl Default for StreamConfig {
             shared: Arc::default(),
             schemes: Scheme::candidates(&[]).into(),
             desk: Arc::default(),
+            snapshots: Arc::default(),
         }
     }
 }
@@ -245,6 +252,7 @@ impl Config {
             ("streams.replay_total_timeout", config.streams.replay_total_timeout.is_zero()),
             ("streams.probe_interval", config.streams.probe_interval.is_zero()),
             ("streams.buffer_batches", config.streams.buffer_batches == 0),
+            ("snapshot.every", config.snapshot.every.is_zero()),
         ] {
             if zero {
                 return Err(Error::config(format!("{name} must be above 0")));
@@ -254,12 +262,12 @@ impl Config {
     }
 }
 
-mod seconds {
+pub(crate) mod seconds {
     use std::time::Duration;
 
     use serde::de::{Deserialize, Deserializer, Error};
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
         let seconds = f64::deserialize(from)?;
         Duration::try_from_secs_f64(seconds)
             .map_err(|_| D::Error::custom(format!("a duration is a number of seconds from 0 on, got {seconds}")))

@@ -50,6 +50,12 @@ pub enum Error {
     /// The service has ended, or ended while it was at it.
     #[error("the service is closed")]
     Closed,
+    /// A snapshot cannot be used or made.
+    #[error("{message}")]
+    Snapshot {
+        /// Which, and what is wrong.
+        message: String,
+    },
     /// The service could not be started.
     #[error("{message}")]
     Start {
@@ -70,6 +76,7 @@ impl Error {
             | Self::Unknown { code, .. } => code,
             Self::Internal => "internal",
             Self::Closed => "closed",
+            Self::Snapshot { .. } => "invalid_snapshot",
             Self::Start { .. } => "not_started",
         }
     }

@@ -14,6 +14,7 @@
 //!
 //! * `adopt`: learns from prompts and answers what streams have not announced.
 //! * [`shown`]: what a page shows of a fleet.
+//! * [`snapshot`]: what is kept over a restart, or taken over from another service.
 //!
 //! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
 //! `secret`. Streams
@@ -35,6 +36,7 @@ pub mod lookup;
 pub mod secret;
 mod service;
 pub mod shown;
+pub mod snapshot;
 pub mod state;
 mod stream;
 

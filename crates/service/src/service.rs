@@ -1,6 +1,8 @@
 //! [`Service`]: everything started, and stopped again in order.
 
 use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,9 +17,13 @@ use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, Registering};
 use crate::http::{self, App, Server};
 use crate::log;
+use crate::snapshot::{self, Directory, Keeper, Origin, Snapshots};
 
 /// How long threads may take to end when a service is dropped.
 const END: Duration = Duration::from_secs(2);
+
+/// How long streams may take to be copied for a last snapshot.
+const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
 /// A running service. Its methods wait, so they are not for calls from inside an async runtime.
 pub struct Service {
@@ -31,6 +37,7 @@ struct Running {
     server: Server,
     ingest: Runtime,
     adopt: Adopting,
+    keeper: Option<Keeper>,
 }
 
 /// The thread that adopts; it ends with this.
@@ -64,14 +71,22 @@ impl Service {
             .map_err(|error| Error::Start {
                 message: format!("cannot start the threads that follow streams: {error}"),
             })?;
-        let streams = config.streams.clone();
-        let fleet = Fleet::new(config.streams, &config.holds, ingest.handle().clone());
+        let directory = config.snapshot.dir.as_deref().map(Directory::open).transpose()?;
+        let snapshots = Arc::new(Snapshots::new(config.snapshot));
+        let streams = StreamConfig { snapshots: snapshots.clone(), ..config.streams };
+        let mut holds = config.holds;
+        if snapshots.is_loading() {
+            holds.push(snapshot::HOLD.to_owned());
+            ingest.spawn(snapshots.clone().expire());
+        }
+        let fleet = Fleet::new(streams.clone(), &holds, ingest.handle().clone());
         let adopt = adopt::start(&fleet, config.adopt.share, &streams)?;
         let adopt = Adopting { desk: streams.desk.clone(), thread: adopt };
         let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone())?;
         for at in &streams.bind {
             listen_for_engines(*at, &streams, &app, &ingest)?;
         }
+        let keeper = directory.map(|directory| Keeper::start(snapshots, app.fleet.clone(), directory)).transpose()?;
         let beating = app.clone();
         ingest.spawn(async move { beating.pulses.ingest.beat().await });
         let server = http::start(&app)?;
@@ -83,7 +98,8 @@ impl Service {
         if let Some(address) = admin_address {
             tracing::info!(%address, "listening for health, readiness and metrics");
         }
-        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, ingest, adopt })) })
+        let running = Mutex::new(Some(Running { server, ingest, adopt, keeper }));
+        Ok(Self { app, address, admin_address, running })
     }
 
     /// Where it listens.
@@ -173,6 +189,30 @@ impl Service {
         self.app.fleet.forget(worker, rank)
     }
 
+    /// Loads a snapshot of another service from a file, where `snapshot.from_peer` has streams wait for one. `url`: where it
+    /// is from. Returns the number of streams in it.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] if it cannot be used; the streams begin without it.
+    pub fn load_snapshot(&self, file: &Path, url: &str) -> Result<u64, Error> {
+        let snapshots = self.app.fleet.snapshots();
+        let read = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()));
+        let read = read.map_err(|message| Error::Snapshot { message });
+        let loaded = read.and_then(|bytes| snapshots.read(&bytes, Origin { kind: "peer", file: url.to_owned() }));
+        self.no_snapshot(loaded.as_ref().err().map(ToString::to_string).as_deref());
+        loaded
+    }
+
+    /// The streams need not wait for a snapshot of another service any more. `why`: why there is none.
+    pub fn no_snapshot(&self, why: Option<&str>) {
+        let snapshots = self.app.fleet.snapshots();
+        if let Some(why) = why {
+            snapshots.counts.refused.fetch_add(1, Relaxed);
+            tracing::error!(why, "the snapshot of another service cannot be used; the streams begin without it");
+        }
+        snapshots.loaded(&self.app.fleet);
+    }
+
     /// What `/engines` says.
     #[must_use]
     pub fn engines(&self) -> Value {
@@ -195,10 +235,14 @@ impl Service {
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
-        let Some(Running { server, ingest, adopt }) = self.take() else { return true };
+        let Some(Running { server, ingest, adopt, keeper }) = self.take() else { return true };
         self.leave();
         std::thread::sleep(delay);
         self.app.page.close();
+        if let Some(keeper) = keeper {
+            // While the streams are still followed. Who is to close at once writes no more.
+            keeper.stop((!timeout.is_zero()).then(|| Instant::now() + timeout.min(LAST_SNAPSHOT)));
+        }
         let until = Instant::now() + timeout;
         let fleet = self.app.fleet.clone();
         let in_time = ingest.block_on(async {
@@ -253,11 +297,9 @@ impl Drop for Service {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_index::{BlockHash, Tier};
     use std::io::{Read as _, Write as _};
     use std::net::TcpStream;
-    use std::sync::atomic::Ordering::Relaxed;
-
-    use kvatlas_index::{BlockHash, Tier};
 
     use super::*;
 

@@ -43,4 +43,4 @@ pub use hybrid::Hybrid;
 pub use identity::Identity;
 pub use keys::Key;
 pub use name::{Name, Named};
-pub use reader::{Reader, Tally};
+pub use reader::{Reader, ReaderState, SaltedBlock, Tally};

@@ -23,6 +23,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "top": "Watch a running router: its engines, their work, the last decisions.",
         "query": "Ask a running service how much of a prompt each worker holds.",
         "workers": "Show the workers of a running service and their streams.",
+        "compare": "Show which workers differ between two services, or two snapshots.",
         "decode": "Print the KV events that an engine publishes.",
     },
     "Simulate": {

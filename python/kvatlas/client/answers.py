@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 
@@ -215,6 +215,10 @@ class StreamStatus:
         previous_error: The last error that is over.
         previous_error_ms: Time since that was noticed.
         unverified: Whether, after a reconnection, only a sequence number shows that the engine has not restarted.
+        fingerprints: For each rank, one word for the blocks that it holds, in hexadecimal. Services with equal words
+            hold the same blocks on the same tiers.
+        snapshot: What became of the blocks that a snapshot had of the stream: "proving", "kept", or why they were
+            dropped; None if it had none.
     """
 
     rank: int
@@ -242,6 +246,8 @@ class StreamStatus:
     previous_error_ms: float | None = None
     unverified: bool = False
     no_salts: bool = False
+    fingerprints: Mapping[int, str] = field(default_factory=dict)
+    snapshot: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,8 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
         unverified=bool(about.get("unverified")),
         count_copies=bool(about.get("count_copies", True)),
         no_salts=bool(about.get("no_salts")),
+        fingerprints={int(rank): str(word) for rank, word in about.get("fingerprints", {}).items()},
+        snapshot=_optional(str, (about.get("snapshot") or {}).get("outcome")),
     )
 
 

@@ -403,6 +403,11 @@ class RouterConfig(Config):
             if name and not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
         super().__post_init__()
+        if not self.follows_events and (self.snapshot.dir is not None or self.snapshot.peer is not None):
+            raise ConfigError(
+                "snapshot.dir and snapshot.peer are for a router that follows events itself: "
+                "leave out router.index and router.no_events, or give them to the service at router.index"
+            )
         roles = {engine.role or "both" for engine in self.engines}
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
             if role in roles and not roles & {other, "both"} and self.engines_file is None:

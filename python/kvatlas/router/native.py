@@ -69,6 +69,12 @@ class Unfollowed:
     def release(self, hold: str, /) -> bool:
         return False
 
+    def load_snapshot(self, file: str, url: str, /) -> int:
+        return 0
+
+    def no_snapshot(self, why: str | None = None, /) -> None:
+        return None
+
     def reload(self) -> None:
         self._native.reload()
 

@@ -85,6 +85,7 @@ class Router(Running[native.NativeRouter]):
         super().__init__(started, config, discovery)
         try:
             if config.follows_events:
+                self._fetch_snapshot()
                 for stream in config.static_streams:
                     stream.check(model=config.model, block_size=config.block_size)
                     self._native.register(registration_of(stream, config))

@@ -17,6 +17,7 @@ from kvatlas.errors import ServiceError
 from kvatlas.service import native
 from kvatlas.service.config import Config, Engine, Stream
 from kvatlas.service.discovery.watch import HOLD, Discovery
+from kvatlas.service.peer import Fetching
 
 logger = logging.getLogger("kvatlas.service")
 
@@ -39,6 +40,7 @@ class Running(Generic[N]):
         self._closed = False
         self._lock = threading.Lock()
         self._thread: DiscoveryThread | None = None
+        self._fetching: Fetching | None = None
 
     @property
     def url(self) -> str:
@@ -153,7 +155,14 @@ class Running(Generic[N]):
     def _discover(self, to: native.Native) -> None:
         self._thread = DiscoveryThread(self._discovery, to)
 
+    def _fetch_snapshot(self) -> None:
+        if self._settings.snapshot.peer is not None:
+            self._fetching = Fetching(self._settings.snapshot, self._native)
+
     def _stop_discovery(self) -> None:
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            fetching.stop()
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.stop()

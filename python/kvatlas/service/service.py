@@ -66,6 +66,7 @@ class Service(Running[native.Native]):
         super().__init__(started, config, discovery)
         self._clients: list[Client] = []
         try:
+            self._fetch_snapshot()
             # Here and not only by discovery, so that what cannot be registered is an error now.
             for stream in config.static_streams:
                 self._register(stream)

@@ -53,6 +53,7 @@ impl Writer {
     fn empty_device(&mut self, rank: u32) -> bool {
         let books = self.rank_mut(rank);
         let copies = std::mem::take(&mut books.copies);
+        books.device_word = 0;
         let device = books.device;
         self.leaving.push(Table::Copies(copies));
         if self.is_small(device) {

@@ -2,8 +2,10 @@
 
 use super::link::Gained;
 use super::state::Writer;
+use crate::fingerprint::word;
 use crate::position::{Place, Position, ROOT};
 use crate::prefix::common_prefix;
+use crate::types::Tier;
 
 impl Writer {
     /// `holder` holds consecutive blocks from now on. `same` gets the names of those it held already; the result is
@@ -42,7 +44,11 @@ impl Writer {
                 Gained::Same => same.push(names[done]),
                 Gained::Replaced => {
                     replaced += 1;
+                    let before = same.len();
                     same.retain(|&name| name != names[done]);
+                    let times = (before - same.len()) as u64 + 1;
+                    let words = word(Tier::Gpu, names[done]).wrapping_mul(times);
+                    self.replaced_words = self.replaced_words.wrapping_add(words);
                 }
             }
             done += 1;

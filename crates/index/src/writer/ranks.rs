@@ -54,6 +54,7 @@ impl Writer {
             wider: [None; 3],
             copies: Copies::default(),
             offloaded: Offloaded::default(),
+            device_word: 0,
         };
         let number = self.workers.add(name.clone(), rank, books);
         // A worker has the number of its first rank.

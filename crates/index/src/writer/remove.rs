@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::state::{MOST_NAMES, Writer};
+use crate::fingerprint::words;
 use crate::handle::RankHandle;
 use crate::types::{BlockHash, Tier};
 
@@ -47,6 +48,9 @@ impl Writer {
         let mut gone = std::mem::take(&mut self.gone);
         self.lose(device, names, &mut gone);
         self.counters.unknown_removals += (names.len() - gone.len()) as u64;
+        let lost = words(Tier::Gpu, &gone);
+        let sum = &mut self.rank_mut(rank).device_word;
+        *sum = sum.wrapping_sub(lost);
         self.narrow(rank, &gone);
         gone.clear();
         if gone.capacity() <= MOST_NAMES {

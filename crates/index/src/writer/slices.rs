@@ -11,6 +11,7 @@ use hashbrown::{HashMap, HashSet};
 use super::chains::HeldChain;
 use super::state::Writer;
 use super::workers::Rank;
+use crate::copy::{CopiedBlock, CopiedChain, RankCopy};
 use crate::position::Position;
 use crate::types::{BlockHash, Event, Tier};
 
@@ -48,12 +49,20 @@ pub(crate) struct Large {
     names: Vec<u64>,
     /// Names to be looked up after those, perhaps again.
     touched: HashSet<u64>,
-    /// By slice, as a long list is slow to grow: blocks before the first of each chain, and the chain.
-    chains: Vec<Vec<(u32, HeldChain)>>,
+    /// By slice, as a long list is slow to grow.
+    chains: Vec<Vec<Piece>>,
     /// All about those names that were looked up, and that the chains do not count for.
     /// By slice, too; what was looked up last is right.
     known: Vec<Vec<(u64, Known)>>,
     rounds: usize,
+}
+
+/// What a rank has of a run.
+struct Piece {
+    /// Blocks before the first.
+    start: u32,
+    run: u32,
+    chain: HeldChain,
 }
 
 /// All about a name: parent and content hash on the device with the copies, and on the other tiers.
@@ -64,12 +73,11 @@ struct Known {
 }
 
 impl Writer {
-    /// Copies a rank, or begins to. `spent`: counts the steps.
+    /// Copies a rank, or begins to if it is large. `spent`: counts the steps.
     pub(crate) fn slice_rank(&mut self, worker: &Arc<str>, rank: u32, steps: usize, spent: &mut usize) -> Slice {
         let books = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank));
         let Some(books) = books else { return Slice::Rank(Vec::new()) };
-        let (device, widest) = (books.device, books.widest());
-        let it = &self.holders[device as usize];
+        let it = &self.holders[books.device as usize];
         let irregular = it.irregular.as_ref().map_or(0, |irregular| irregular.len());
         let names = irregular + books.copies.names() + books.offloaded.len();
         let size = it.runs.len() * RUN_STEPS + it.blocks as usize + names * NAME_STEPS;
@@ -79,7 +87,14 @@ impl Writer {
             self.dump_rank(worker, rank, &mut events);
             return Slice::Rank(events);
         }
-        let runs = it.runs.clone();
+        self.slice_begin(worker, rank, spent).map_or_else(|| Slice::Rank(Vec::new()), Slice::Begun)
+    }
+
+    /// Begins to copy a rank, however small it is; none if it is not known.
+    pub(crate) fn slice_begin(&mut self, worker: &Arc<str>, rank: u32, spent: &mut usize) -> Option<Large> {
+        let books = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank))?;
+        let (device, widest) = (books.device, books.widest());
+        let runs = self.holders[device as usize].runs.clone();
         let watch = self.watch([device, widest]);
         let irregular_of = |holder: u32| {
             let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
@@ -105,7 +120,7 @@ impl Writer {
         }
         // Plain lists of numbers: many a step.
         *spent += (large.runs.len() + large.wider_runs.len() + large.names.len()) / 8;
-        Slice::Begun(large)
+        Some(large)
     }
 
     /// Copies more of a rank.
@@ -181,7 +196,7 @@ impl Writer {
             large.names.extend(chain.names.iter().filter(|name| books.copies.of(**name) > 0));
         }
         if let Some(chains) = large.chains.last_mut() {
-            chains.push((self.runs.start(run), chain));
+            chains.push(Piece { start: self.runs.start(run), run, chain });
         }
         steps
     }
@@ -206,11 +221,59 @@ impl Large {
         }
     }
 
+    fn take_chains(&mut self) -> Vec<Piece> {
+        let mut chains: Vec<_> = std::mem::take(&mut self.chains).into_iter().flatten().collect();
+        chains.sort_by_key(|piece| piece.start);
+        chains
+    }
+
+    /// What it all was. Needs no lock.
+    pub(crate) fn copy(mut self) -> RankCopy {
+        let pieces = self.take_chains();
+        let known: HashMap<u64, Known> = self.known.into_iter().flatten().collect();
+        let plain = |names: &[u64]| {
+            let mut plain = Vec::new();
+            let mut at = 0;
+            for part in names.split(|name| known.contains_key(name)) {
+                if !part.is_empty() {
+                    plain.push(at..at + part.len());
+                }
+                at += part.len() + 1;
+            }
+            plain
+        };
+        let hashes = |names: Vec<u64>| names.into_iter().map(BlockHash).collect();
+        let chain = |Piece { run, chain: HeldChain { parent, names, contents }, .. }| CopiedChain {
+            run,
+            parent: parent.map(BlockHash),
+            plain: plain(&names),
+            names: hashes(names),
+            contents,
+        };
+        let chains = pieces.into_iter().map(chain).filter(|chain| !chain.plain.is_empty()).collect();
+        let block = |name: u64, (parent, content): (Option<u64>, u64), copies| CopiedBlock {
+            name: BlockHash(name),
+            parent: parent.map(BlockHash),
+            content,
+            copies,
+        };
+        let (mut device, mut elsewhere) = (Vec::new(), Vec::new());
+        for (name, it) in &known {
+            if let Some((parent, content, extra)) = it.device {
+                device.push(block(*name, (parent, content), [extra.saturating_add(1), 0, 0, 0]));
+            }
+            if let Some((parent, content, [cpu, disk, external])) = it.elsewhere {
+                elsewhere.push(block(*name, (parent, content), [0, cpu, disk, external]));
+            }
+        }
+        device.append(&mut elsewhere);
+        RankCopy { chains, blocks: device }
+    }
+
     /// What it all was, as events: a chain's beginning before what continues it, and what the device has before what
     /// other tiers have. Needs no lock.
     pub(crate) fn events(mut self) -> Vec<Event> {
-        let mut chains: Vec<_> = std::mem::take(&mut self.chains).into_iter().flatten().collect();
-        chains.sort_by_key(|(start, _)| *start);
+        let chains = self.take_chains();
         let (worker, rank) = (self.worker, self.rank);
         let known: HashMap<u64, Known> = self.known.into_iter().flatten().collect();
         let known = &known;
@@ -223,7 +286,7 @@ impl Large {
             block_hashes: names.iter().copied().map(BlockHash).collect(),
             content_hashes: contents.to_vec(),
         };
-        for (_, HeldChain { parent, names, contents }) in &chains {
+        for Piece { chain: HeldChain { parent, names, contents }, .. } in &chains {
             let mut at = 0;
             for plain in names.split(|name| known.contains_key(name)) {
                 if !plain.is_empty() {

@@ -39,6 +39,8 @@ pub(crate) struct Writer {
     pub(super) roster: Roster,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
+    /// The words of names that the event replaces, once for each time that it says them of a block held by then.
+    pub(super) replaced_words: u64,
     /// Ranks of which a dump has a part.
     pub(super) watches: Watches,
     pub(super) count_copies: bool,
@@ -61,6 +63,7 @@ impl Writer {
             roster: Roster::default(),
             trash: Trash::new(),
             counters: Counters::default(),
+            replaced_words: 0,
             watches: Watches::default(),
             count_copies,
         }

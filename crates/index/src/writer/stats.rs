@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::state::Writer;
 use super::workers::Rank;
+use crate::fingerprint;
 use crate::stats::{Counters, RankStats, Stats};
 
 impl Writer {
@@ -43,6 +44,7 @@ impl Writer {
             offloaded_blocks: books.offloaded.len() as u64,
             unlinked: device.unlinked() as u64,
             copies: books.copies.sum(),
+            fingerprint: fingerprint::of_rank(books.device_word, books.offloaded.words()),
         }
     }
 

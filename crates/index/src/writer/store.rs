@@ -3,6 +3,7 @@
 use super::state::Writer;
 use super::workers::{Rank, inner};
 use crate::error::Error;
+use crate::fingerprint::words;
 use crate::handle::RankHandle;
 use crate::raw::Published;
 use crate::roster::Roster;
@@ -93,7 +94,14 @@ impl Writer {
             self.end_copies_of_replaced(rank, parent, names, contents);
         }
         let mut same = Vec::new();
+        // Other views may have replaced names, too.
+        self.replaced_words = 0;
         self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
+        // All that is held under these names now, less what was held under them before.
+        let new = words(Tier::Gpu, names);
+        let held = words(Tier::Gpu, &same).wrapping_add(self.replaced_words);
+        let sum = &mut self.rank_mut(rank).device_word;
+        *sum = sum.wrapping_add(new).wrapping_sub(held);
         if self.count_copies && !same.is_empty() {
             let copies = &mut self.rank_mut(rank).copies;
             same.iter().for_each(|&name| copies.add(name));

@@ -1,15 +1,17 @@
 //! What is counted as things change, against what it is when counted anew; and that nobody who asks for sizes walks.
 
+use std::collections::HashSet;
+
 use kvatlas_testing::{Random, seeds};
 
 use super::holder::Holder;
 use super::state::Writer;
+use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::index::{BlockIndex, Config};
 use crate::raw::Level;
 use crate::steps::steps_of;
-use crate::types::View;
-use crate::types::{BlockHash, Tier};
+use crate::types::{BlockHash, Event, Tier, View};
 
 impl Writer {
     fn is_counted(&self) -> bool {
@@ -29,6 +31,18 @@ impl Writer {
                 self.holders[holder].hanging.is_counted(&unlisted.map(|(place, _)| place).collect::<Vec<_>>())
             })
     }
+}
+
+/// The word of what a dump of one rank has.
+fn fingerprint(dump: &[Event]) -> u64 {
+    let held: HashSet<(Tier, u64)> = dump
+        .iter()
+        .flat_map(|event| match event {
+            Event::Store { tier, block_hashes, .. } => block_hashes.iter().map(|name| (*tier, name.0)),
+            _ => panic!("a dump is of stores"),
+        })
+        .collect();
+    held.into_iter().fold(0, |sum, (tier, name)| sum.wrapping_add(word(tier, name)))
 }
 
 #[test]
@@ -53,6 +67,9 @@ fn what_is_counted_as_it_changes_is_right() {
                 _ => index.remove(&worker, 0, tier, &names),
             }
             index.write(|writer| assert!(writer.is_counted(), "seed {seed}"));
+            for rank in index.ranks() {
+                assert_eq!(rank.fingerprint, fingerprint(&index.dump_rank(&rank.worker, 0)), "seed {seed}");
+            }
             let stats = index.stats();
             (unlinked, copies) = (unlinked + stats.unlinked, copies + stats.copies);
             private += stats.private_holders;

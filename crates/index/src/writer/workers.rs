@@ -5,11 +5,12 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::position::NO_NAME;
 use crate::segmented::Map;
 use crate::steps::step;
-use crate::types::BlockHash;
+use crate::types::{BlockHash, Tier};
 
 /// All workers. A name is looked up once an event; from then on a rank is a number, the same until its worker is dropped:
 /// the holder of its device is another after a clear.
@@ -34,6 +35,8 @@ pub(super) struct Rank {
     /// Copies on the device beyond the first.
     pub(super) copies: Copies,
     pub(super) offloaded: Offloaded,
+    /// The fingerprint's part of what is held on the device: see `fingerprint.rs`.
+    pub(super) device_word: u64,
 }
 
 /// Copies on cpu, disk and external.
@@ -45,6 +48,8 @@ pub(super) struct Offloaded {
     by_name: Map<u64, Claims>,
     /// Names on each tier.
     tiers: [usize; 3],
+    /// The fingerprint's part of what is held on each tier.
+    words: [u64; 3],
 }
 
 impl Offloaded {
@@ -55,6 +60,11 @@ impl Offloaded {
     /// Names that have copies on a tier.
     pub(super) fn on(&self, tier: usize) -> usize {
         self.tiers[tier]
+    }
+
+    /// The fingerprint's part of what is held on each tier.
+    pub(super) fn words(&self) -> [u64; 3] {
+        self.words
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -79,8 +89,20 @@ impl Offloaded {
         let gone = now == [0; 3];
         let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
         let before = before.unwrap_or_default();
-        for ((names, was), is) in self.tiers.iter_mut().zip(before).zip(now) {
-            *names = *names + usize::from(is > 0) - usize::from(was > 0);
+        for slot in 0..3 {
+            let (was, is) = (before[slot] > 0, now[slot] > 0);
+            if was == is {
+                continue;
+            }
+            let word = word(Tier::ALL[slot + 1], name);
+            let (names, words) = (&mut self.tiers[slot], &mut self.words[slot]);
+            if is {
+                *names += 1;
+                *words = words.wrapping_add(word);
+            } else {
+                *names -= 1;
+                *words = words.wrapping_sub(word);
+            }
         }
         before
     }

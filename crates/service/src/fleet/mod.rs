@@ -25,6 +25,7 @@ use crate::config::StreamConfig;
 use crate::error::Error;
 use crate::limits::Shared;
 use crate::log::panic_text;
+use crate::snapshot::Snapshots;
 use crate::state::{Keyspace, Registration, Stream, lock};
 use crate::stream::Publishers;
 
@@ -111,6 +112,12 @@ impl Fleet {
     /// The engines that connect to this service.
     pub(crate) fn publishers(&self) -> &Arc<Publishers> {
         self.registry.publishers()
+    }
+
+    /// What was kept over a restart, and is kept.
+    #[must_use]
+    pub fn snapshots(&self) -> &Arc<Snapshots> {
+        self.registry.snapshots()
     }
 
     /// What all streams share, and how often each limit was reached.

@@ -17,7 +17,7 @@ use super::query::{Body, Kind};
 use super::refusal::Refusal;
 use super::routes::{Door, Route, WELCOME};
 use super::trace::Trace;
-use super::{body, dump, exposition, health, observed, page, queries, register, workers};
+use super::{body, dump, exposition, health, observed, page, queries, register, snapshot, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -86,10 +86,11 @@ async fn dispatch(
             Err(Refusal::keyed_identity("there is no dump of it that others could use"))
         }
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
+        Route::Snapshot => snapshot::snapshot(app, request.headers(), head).await,
         Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
         Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),
         Route::PageEvents => page::watch(app).map(answer::events),
-        Route::Health => Ok(health::health(&app.pulses)),
+        Route::Health => Ok(health::health(&app.pulses, app.fleet.snapshots())),
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
             let text = exposition::text(app).map_err(|_| Refusal::internal())?;

@@ -21,6 +21,7 @@ use super::process::Process;
 use super::routes::Route;
 use crate::fleet::EngineState;
 use crate::limits::{LAG_SECONDS, Limit};
+use crate::snapshot::{LastWrite, Outcome, Skip};
 use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
@@ -55,6 +56,7 @@ impl Collector for Scrape {
         self.fleet(&mut encoder)?;
         self.keyspaces(&mut encoder)?;
         self.adoption(&mut encoder)?;
+        self.snapshots(&mut encoder)?;
         self.streams(&mut encoder)
     }
 }
@@ -143,6 +145,38 @@ impl Scrape {
         }
         let help = "Blocks proved to be held, with all blocks before them, whose content is not known yet";
         gauge(encoder, "adopt_unknown_parents", help, parents)
+    }
+
+    fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let counts = &self.app.fleet.snapshots().counts;
+        let help = "Streams of which a snapshot had blocks, by what became of these";
+        let mut family = describe(encoder, "snapshot_streams", help, MetricType::Counter)?;
+        for outcome in Outcome::ALL {
+            count_of(&mut family, &[("outcome", outcome.name())], counts.outcome(outcome))?;
+        }
+        let help = "Snapshots that could not be loaded: damaged, of another version, or not to be had";
+        counter(encoder, "snapshots_refused", help, counts.refused.load(Relaxed))?;
+        let help = "Snapshots written to disk";
+        counter(encoder, "snapshot_writes", help, counts.writes.load(Relaxed))?;
+        let help = "Snapshots that could not be written to disk; the one before stays";
+        counter(encoder, "snapshot_failed_writes", help, counts.failed_writes.load(Relaxed))?;
+        let Some(LastWrite { written, skipped, took, at, .. }) = counts.last() else { return Ok(()) };
+        let at = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        for (name, help, value) in [
+            ("snapshot_last_write_timestamp_seconds", "When the last snapshot was written, in seconds since 1970", at),
+            ("snapshot_last_write_seconds", "How long that took", took.as_secs_f64()),
+            ("snapshot_bytes", "Its size", written.bytes as f64),
+            ("snapshot_blocks", "Blocks in it, summed over ranks", written.blocks as f64),
+            ("snapshot_distinct_blocks", "Different blocks in it", written.distinct as f64),
+        ] {
+            ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)?;
+        }
+        let help = "Streams that are not in it, by reason";
+        let mut family = describe(encoder, "snapshot_skipped_streams", help, MetricType::Gauge)?;
+        for (skip, count) in Skip::ALL.into_iter().zip(skipped) {
+            gauge_of(&mut family, &[("reason", skip.name())], count as i64)?;
+        }
+        Ok(())
     }
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {

@@ -10,6 +10,7 @@ use serde_json::{Value, json as value};
 use super::answer::{Answer, json};
 use super::writer::id_value;
 use crate::fleet::{EngineView, Fleet, Waiting};
+use crate::snapshot::{LastWrite, Snapshots};
 
 /// How often each runtime says that it lives.
 const BEAT: Duration = Duration::from_secs(1);
@@ -62,12 +63,33 @@ impl Pulses {
 }
 
 /// Alive or not.
-pub(crate) fn health(pulses: &Pulses) -> Response<Answer> {
+pub(crate) fn health(pulses: &Pulses, snapshots: &Snapshots) -> Response<Answer> {
     let stuck = pulses.stuck_at(START.elapsed());
-    if stuck.is_empty() {
-        return json(StatusCode::OK, &b"{\"status\":\"alive\"}"[..]);
+    let mut said = match stuck.is_empty() {
+        true => value!({ "status": "alive" }),
+        false => value!({ "status": "stuck", "threads": stuck }),
+    };
+    if snapshots.config.dir.is_some() {
+        said["snapshot"] = snapshot(snapshots);
     }
-    json(StatusCode::SERVICE_UNAVAILABLE, value!({ "status": "stuck", "threads": stuck }).to_string())
+    let status = if stuck.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(status, said.to_string())
+}
+
+/// How it is with the snapshots on disk. A full disk is no reason to restart a service that answers.
+fn snapshot(snapshots: &Snapshots) -> Value {
+    let counts = &snapshots.counts;
+    let last = counts.last().map(|LastWrite { written, took, ended, skipped, .. }| {
+        value!({
+            "age_s": ended.elapsed().as_secs_f64(),
+            "took_s": took.as_secs_f64(),
+            "bytes": written.bytes,
+            "streams": written.streams,
+            "left_out": skipped.iter().sum::<u64>(),
+            "blocks": written.blocks,
+        })
+    });
+    value!({ "error": counts.error(), "failed_writes": counts.failed_writes.load(Relaxed), "last": last })
 }
 
 /// Ready or not. With `strict=1` in the query, only if nothing at all is waited for.

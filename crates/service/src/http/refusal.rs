@@ -152,7 +152,9 @@ impl From<Error> for Refusal {
             Error::Unknown { .. } => StatusCode::NOT_FOUND,
             Error::Internal => return Self::internal(),
             // A change that was cut off because the service is going down.
-            Error::Config { .. } | Error::Start { .. } | Error::Closed => return Self::draining(),
+            Error::Config { .. } | Error::Snapshot { .. } | Error::Start { .. } | Error::Closed => {
+                return Self::draining();
+            }
         };
         Self::new(status, error.code(), error.to_string())
     }

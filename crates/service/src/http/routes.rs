@@ -15,6 +15,7 @@ POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
 GET  /engines          configured engines and streams, and why some are not registered
 GET  /dump             every block held, as events
+GET  /snapshot         the same for another service to start from (--peer-snapshot)
 GET  /ui               a web page that shows the fleet live
 GET  /ui/events        the contents of that page, as server-sent events
 GET  /health           200 while the service's threads are running
@@ -107,6 +108,7 @@ routes! {
     Workers "/workers" GET Ask,
     Engines "/engines" GET Ask,
     Dump "/dump" GET Admin,
+    Snapshot "/snapshot" GET Admin,
     // Its files have nothing to hide: what they show comes by the next one.
     Page "/ui" GET Open,
     PageEvents "/ui/events" GET Ask,

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::writer::id_value;
 use crate::fleet::{Fleet, WorkerView};
+use crate::snapshot::Outcome;
 use crate::state::{Counters, Keyspace, State, Stream};
 
 /// Blocks held, by worker and rank.
@@ -20,6 +21,7 @@ type Blocks = HashMap<(Arc<str>, u32), Held>;
 struct Held {
     blocks: u64,
     unlinked: u64,
+    fingerprint: u64,
 }
 
 /// The workers of a model, by whatever name, and routing group, or all.
@@ -42,7 +44,8 @@ pub(crate) fn list(fleet: &Fleet, model: Option<&str>, routing_group: Option<&st
 
 fn blocks(keyspace: &Keyspace) -> Blocks {
     let of = |rank: RankStats| {
-        let held = Held { blocks: rank.device_blocks + rank.offloaded_blocks, unlinked: rank.unlinked };
+        let blocks = rank.device_blocks + rank.offloaded_blocks;
+        let held = Held { blocks, unlinked: rank.unlinked, fingerprint: rank.fingerprint };
         ((rank.worker, rank.rank), held)
     };
     keyspace.index().ranks().into_iter().map(of).collect()
@@ -100,8 +103,14 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
     let ranks = stream.ranks();
     let held = ranks.iter().fold(Held::default(), |sum, rank| {
         let held = blocks.get(&(stream.worker.clone(), *rank)).copied().unwrap_or_default();
-        Held { blocks: sum.blocks + held.blocks, unlinked: sum.unlinked + held.unlinked }
+        Held { blocks: sum.blocks + held.blocks, unlinked: sum.unlinked + held.unlinked, fingerprint: 0 }
     });
+    // In hexadecimal: not every reader of JSON keeps integers of 64 bits.
+    let fingerprint = |rank: &u32| {
+        let held = blocks.get(&(stream.worker.clone(), *rank)).copied().unwrap_or_default();
+        (rank.to_string(), format!("{:016x}", held.fingerprint).into())
+    };
+    let fingerprints: Map<String, Value> = ranks.iter().map(fingerprint).collect();
     let counters: Map<String, Value> = Counters::NAMES
         .iter()
         .zip(status.counters.values())
@@ -136,7 +145,16 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         "counters": counters,
         "refused": refused,
         "ranks": ranks,
+        "fingerprints": fingerprints,
     });
+    if let Some(snapshot) = stream.status.from_snapshot() {
+        described["snapshot"] = json!({
+            "from": snapshot.kind,
+            "created": snapshot.created,
+            "blocks": snapshot.blocks,
+            "outcome": snapshot.outcome.map_or("proving", Outcome::name),
+        });
+    }
     if let Some(adoption) = adoption(stream) {
         described["adoption"] = adoption;
     }

@@ -107,6 +107,11 @@ impl Keyspace {
         }
     }
 
+    /// All streams, by worker and registered rank.
+    pub(crate) fn streams(&self) -> Vec<Arc<Stream>> {
+        self.members.load().all().to_vec()
+    }
+
     /// Who holds what.
     #[must_use]
     pub fn index(&self) -> Guard<Arc<BlockIndex>> {

@@ -4,6 +4,7 @@
 //! Registration ──▶ Stream (with its StreamStatus) ──▶ Members ──▶ Untrusted ──▶ Keyspace (with its index, and Hybrids)
 //! ```
 
+mod copies;
 mod hybrids;
 mod keyspace;
 mod lates;
@@ -13,10 +14,11 @@ mod status;
 mod stream;
 mod untrusted;
 
+pub(crate) use copies::{CopiedRank, CopiedStream, CopyRequest};
 pub(crate) use hybrids::HybridRanks;
 pub use keyspace::Keyspace;
 pub use registration::{ModelNames, Registration};
-pub use status::{Counters, State, StreamStatus};
+pub use status::{Counters, FromSnapshot, State, StreamStatus};
 pub use stream::Stream;
 pub use untrusted::Untrusted;
 

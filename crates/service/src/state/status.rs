@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kvatlas_wire::Reason;
 
 use crate::limits::Limit;
+use crate::snapshot::Outcome;
 
 /// Where a stream is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +140,19 @@ counters! {
     task_restarts,
 }
 
+/// What a snapshot had of a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct FromSnapshot {
+    /// `disk` or `peer`.
+    pub kind: &'static str,
+    /// Seconds since 1970 when it was made.
+    pub created: f64,
+    /// Blocks of all ranks.
+    pub blocks: u64,
+    /// What became of them; none while the engine has not answered.
+    pub outcome: Option<Outcome>,
+}
+
 /// What went wrong, and when.
 #[derive(Debug, Default)]
 struct Errors {
@@ -178,6 +192,8 @@ pub struct StreamStatus {
     pub counters: Counters,
     refused: Vec<AtomicU64>,
     errors: Mutex<Errors>,
+    /// What a snapshot had of it, if one had anything.
+    snapshot: Mutex<Option<FromSnapshot>>,
     /// Whether there is an error that is not over.
     failing: AtomicBool,
     /// The number of the limit reached.
@@ -204,6 +220,7 @@ impl Default for StreamStatus {
             counters: Counters::default(),
             refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
             errors: Mutex::default(),
+            snapshot: Mutex::default(),
             failing: AtomicBool::new(false),
             limit: AtomicU8::new(NO_LIMIT),
         }
@@ -335,6 +352,16 @@ impl StreamStatus {
     /// Whether something is wrong that [`recover`](Self::recover) would end.
     pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Relaxed)
+    }
+
+    /// What a snapshot had of the stream.
+    #[must_use]
+    pub fn from_snapshot(&self) -> Option<FromSnapshot> {
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_from_snapshot(&self, it: FromSnapshot) {
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = Some(it);
     }
 
     fn errors(&self) -> MutexGuard<'_, Errors> {

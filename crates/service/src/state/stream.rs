@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use super::copies::Copies;
 use super::lates::Lates;
 use super::lock;
 use super::registration::Registration;
@@ -23,12 +24,15 @@ pub struct Stream {
     ranks: Mutex<BTreeSet<u32>>,
     /// What it has proved without saying what it is.
     late: Mutex<Lates>,
+    /// Where its task is asked for a copy of what it holds.
+    copies: Copies,
 }
 
 impl Stream {
     pub(crate) fn new(worker: Arc<str>, registration: Registration) -> Self {
         let ranks = Mutex::new(BTreeSet::from([registration.rank]));
-        Self { worker, registration, status: StreamStatus::default(), ranks, late: Mutex::default() }
+        let copies = Copies::default();
+        Self { worker, registration, status: StreamStatus::default(), ranks, late: Mutex::default(), copies }
     }
 
     /// The ranks that it feeds: the registered one, and those that its batches name.
@@ -40,6 +44,10 @@ impl Stream {
     /// What its ranks have proved. Nothing of it is applied while this is held.
     pub(crate) fn lates(&self) -> MutexGuard<'_, Lates> {
         lock(&self.late)
+    }
+
+    pub(crate) fn copies(&self) -> &Copies {
+        &self.copies
     }
 
     pub(crate) fn feeds(&self, rank: u32) -> bool {

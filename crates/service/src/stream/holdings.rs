@@ -7,14 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kvatlas_adopt::{At, Scheme};
-use kvatlas_index::{BlockHash, BlockIndex};
-use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
+use kvatlas_adopt::{At, Late, Scheme};
+use kvatlas_index::{BlockHash, BlockIndex, Tier};
+use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, ReaderState, Reason, SaltedBlock, Tally};
 
 use super::block_limits::BlockLimits;
 use super::machine::Verdict;
+use super::restore::Store;
 use crate::adopt::time_of;
 use crate::config::StreamConfig;
+use crate::snapshot::RankHead;
 use crate::state::{Keyspace, Stream};
 
 /// A clock further away than this is not the same clock.
@@ -54,6 +56,10 @@ pub(crate) struct Holdings {
     warned: bool,
     /// Blocks forgotten since the log was told.
     forgotten: u64,
+    /// How often all was forgotten.
+    clears: u64,
+    /// The last batch that a snapshot had, by the rank that blocks are stored under.
+    had: HashMap<u32, u64>,
     /// What the status is not told yet.
     untold: Untold,
     /// Whether the engine was heard since the status was told.
@@ -90,23 +96,26 @@ impl Holdings {
             schemes: config.schemes.clone(),
             warned: false,
             forgotten: 0,
+            clears: 0,
+            had: HashMap::new(),
             untold: Untold::default(),
             heard: false,
         }
     }
 
     /// Applies a batch. Stores that are wrong cost themselves, and are counted; if anything else is, nothing is applied.
-    pub(crate) fn apply(&mut self, payload: &[u8], live: bool) -> Verdict {
+    pub(crate) fn apply(&mut self, seq: u64, payload: &[u8], live: bool) -> Verdict {
         self.untold.batches += 1;
         self.untold.bytes += payload.len() as u64;
         if self.stream.status.limit().is_some() {
             return Verdict::Whole;
         }
-        DECODER.with_borrow_mut(|decoder| self.apply_decoded(payload.len(), decoder.decode(payload), live))
+        DECODER.with_borrow_mut(|decoder| self.apply_decoded(seq, payload.len(), decoder.decode(payload), live))
     }
 
     fn apply_decoded(
         &mut self,
+        seq: u64,
         bytes: usize,
         decoded: Result<&BatchOf<BlockHash>, kvatlas_wire::Error>,
         live: bool,
@@ -135,6 +144,9 @@ impl Holdings {
             return Verdict::Refused;
         }
         let rank = self.rank(batch.rank);
+        if !self.had.is_empty() && self.had.get(&rank).is_some_and(|last| seq <= *last) {
+            return Verdict::Whole;
+        }
         // What several ranks of an engine hold as one proves nothing of any.
         let is_shared = !self.claimed.is_empty() && self.is_shared(rank);
         let keyspace = &*self.keyspace;
@@ -279,6 +291,8 @@ impl Holdings {
             self.keyspace.trust_changed(&self.stream);
         }
         self.forgotten += self.held();
+        self.clears += 1;
+        self.had.clear();
         let stream = self.stream.clone();
         let mut lates = stream.lates();
         lates.forget();
@@ -293,6 +307,82 @@ impl Holdings {
         self.stream.status.upper_bound.store(false, Relaxed);
         self.stream.status.no_salts.store(false, Relaxed);
         self.shows_salts = false;
+    }
+
+    /// How often all was forgotten.
+    pub(super) fn clears(&self) -> u64 {
+        self.clears
+    }
+
+    /// Ranks that batches named with those that they are stored under, and whether any named the registered one or none.
+    pub(super) fn claims(&self) -> (Vec<(u32, u32)>, bool) {
+        let mut claimed: Vec<_> = self.claimed.iter().map(|(announced, stored)| (*announced, *stored)).collect();
+        claimed.sort_unstable();
+        (claimed, self.plain)
+    }
+
+    /// Claims the same ranks as a snapshot has them. False if they are to be had no more.
+    pub(super) fn claim_again(&mut self, claimed: &[(u32, u32)], plain: bool) -> bool {
+        self.plain = plain;
+        claimed.iter().all(|(announced, stored)| self.claim(*announced) == *stored)
+    }
+
+    /// Whether anything was stored under a rank, and what its reader remembers; none of a hybrid model's.
+    pub(super) fn reader_state(&mut self, rank: u32, late: &mut Late) -> Option<(bool, ReaderState)> {
+        let seen = self.seen.contains(&rank);
+        let Some(reader) = self.readers.get_mut(&rank) else { return Some((seen, ReaderState::default())) };
+        late.tell_salts(reader);
+        Some((seen, reader.state()?))
+    }
+
+    /// Stores what a snapshot has of a rank.
+    ///
+    /// # Errors
+    /// If the index is full.
+    pub(super) fn store_all(
+        &mut self,
+        rank: u32,
+        stores: impl FnOnce(&mut Store<'_>) -> Result<(), kvatlas_index::Error>,
+    ) -> Result<(), kvatlas_index::Error> {
+        let worker = self.stream.worker.clone();
+        let store = |index: &BlockIndex| {
+            let changes = &mut index.changes();
+            stores(&mut |tier, parent, names, contents| changes.store(&worker, rank, tier, parent, names, contents))
+        };
+        self.keyspace.try_change(&self.index, store).unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Takes up what a rank's reader remembered.
+    pub(super) fn restore_reader(&mut self, head: &RankHead, salts: Vec<SaltedBlock>) {
+        if !head.seen {
+            return;
+        }
+        let status = &self.stream.status;
+        let reader = Reader::new(self.keyspace.block_size);
+        let reader = reader.counting(self.stream.registration.count_copies).following_groups(true);
+        let reader = reader.with_state(head.reader(salts));
+        let shows_salts = reader.shows_salts();
+        status.upper_bound.fetch_or(reader.upper_bound(), Relaxed);
+        self.seen.insert(head.rank);
+        self.had.insert(head.rank, head.seq);
+        self.readers.insert(head.rank, reader);
+        self.note_salts(shows_salts);
+        self.keyspace.trust_changed(&self.stream);
+    }
+
+    /// Takes up which of a rank's blocks are known from answers alone.
+    pub(super) fn restore_answered(&mut self, rank: u32, answered: Vec<BlockHash>) {
+        if self.keyspace.desk().is_open() {
+            return self.stream.lates().of(rank).hold_answered(answered);
+        }
+        // Nobody would notice a store that comes twice.
+        let remove = |index: &BlockIndex| index.remove(&self.stream.worker, rank, Tier::Gpu, &answered);
+        self.keyspace.try_change(&self.index, remove).unwrap_or_else(|panic| resume_unwind(panic));
+    }
+
+    /// Whether so many blocks more are too many.
+    pub(super) fn is_over_limits(&mut self, blocks: u64) -> bool {
+        self.limits.stored(blocks, &self.keyspace, &self.stream).is_some()
     }
 
     /// How many blocks were forgotten since this was last asked.
@@ -410,9 +500,9 @@ mod tests {
         };
         let mut holdings = Holdings::new(keyspace, streams[0].clone(), &StreamConfig::default());
         // The other stream's rank, and nobody else is stored under ours yet.
-        assert_eq!(holdings.apply(&clear(Some(1)), false), Verdict::Cleared);
-        holdings.apply(&clear(None), false);
-        assert_eq!(holdings.apply(&clear(Some(1)), false), Verdict::Partial);
+        assert_eq!(holdings.apply(0, &clear(Some(1)), false), Verdict::Cleared);
+        holdings.apply(0, &clear(None), false);
+        assert_eq!(holdings.apply(0, &clear(Some(1)), false), Verdict::Partial);
     }
 
     #[test]
@@ -434,7 +524,7 @@ mod tests {
                 ..Stored::default()
             };
             let batch = Batch { rank: Some(rank), events: vec![Event::Stored(stored.into())], ..Batch::default() };
-            holdings.apply(&encode(&batch, Dialect::Vllm), false);
+            holdings.apply(0, &encode(&batch, Dialect::Vllm), false);
         }
         assert_eq!(stream.status.limit(), Some(Limit::BlocksPerWorker));
     }

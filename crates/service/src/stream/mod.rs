@@ -7,12 +7,14 @@
 mod address;
 mod block_limits;
 mod bound;
+mod copier;
 mod dialled;
 mod files;
 mod holdings;
 mod machine;
 mod publishers;
 mod replay;
+mod restore;
 mod task;
 #[cfg(test)]
 mod task_tests;

@@ -8,14 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
+use super::copier::StreamCopier;
 use super::holdings::Holdings;
 use super::machine::{Counts, Effects, Machine, Verdict};
+use super::restore::restore;
 use super::transport::{Incoming, Transport};
 use crate::config::StreamConfig;
-use crate::state::{Counters, Keyspace, State, Stream, StreamStatus};
+use crate::snapshot::{Outcome, Restoring};
+use crate::state::{CopyRequest, Counters, FromSnapshot, Keyspace, State, Stream, StreamStatus};
 
 /// What is said of a stream whose batches keep contradicting each other.
 const MIXED: &str = "batches of two publishers are mixed here: each rank of each engine needs its own endpoint";
@@ -36,9 +39,15 @@ pub(crate) async fn follow<T: Transport>(
     transport: impl Fn() -> T,
     mut stop: oneshot::Receiver<()>,
 ) {
+    let mut copies = stream.copies().listen();
+    let mut restoring = tokio::select! {
+        restoring = config.snapshots.take(&keyspace, &stream) => restoring,
+        _ = &mut stop => return stream.status.set_state(State::Stopped),
+    };
     loop {
         let ended = {
-            let mut life = pin!(live(&keyspace, &stream, &config, &transport, &mut stop));
+            let asked = Asked { stop: &mut stop, copies: &mut copies };
+            let mut life = pin!(live(&keyspace, &stream, &config, &transport, asked, restoring.take()));
             let caught = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| life.as_mut().poll(cx))) {
                 Ok(poll) => poll.map(Ok),
                 Err(panic) => Poll::Ready(Err(panic)),
@@ -87,8 +96,8 @@ impl<'a, T> Hands<'a, T> {
 }
 
 impl<T: Transport> Effects<T::Payload> for Hands<'_, T> {
-    fn apply(&mut self, _: u64, payload: &T::Payload, live: bool) -> Verdict {
-        self.holdings.apply(payload.as_ref(), live)
+    fn apply(&mut self, seq: u64, payload: &T::Payload, live: bool) -> Verdict {
+        self.holdings.apply(seq, payload.as_ref(), live)
     }
     fn clear(&mut self) {
         self.acted = true;
@@ -115,6 +124,12 @@ enum End {
     Rebuilt,
 }
 
+/// What others want of the task.
+struct Asked<'a> {
+    stop: &'a mut oneshot::Receiver<()>,
+    copies: &'a mut mpsc::Receiver<CopyRequest>,
+}
+
 enum Woken {
     End(End),
     /// What there was to read is taken in. `speaks`: the last of it shows whether all is well.
@@ -129,8 +144,10 @@ async fn live<T: Transport>(
     stream: &Arc<Stream>,
     config: &StreamConfig,
     transport: impl Fn() -> T,
-    stop: &mut oneshot::Receiver<()>,
+    asked: Asked<'_>,
+    restoring: Option<Restoring>,
 ) -> End {
+    let Asked { stop, copies } = asked;
     let start = Instant::now();
     let status = &stream.status;
     let can_replay = stream.registration.replay_endpoint.is_some();
@@ -138,6 +155,10 @@ async fn live<T: Transport>(
     let mut rebuilds = keyspace.watch_rebuilds();
     let mut rebuilt = pin!(rebuilds.changed());
     let mut holdings = Holdings::new(keyspace.clone(), stream.clone(), config);
+    if let Some(restoring) = restoring {
+        take_up(restoring, &mut holdings, &mut machine, config).await;
+    }
+    let mut copier: Option<StreamCopier> = None;
     let mut transport = transport();
     let mut timer = pin!(sleep_until(start));
     let mut turn = 0;
@@ -163,8 +184,15 @@ async fn live<T: Transport>(
                     break;
                 }
             }
+            if copier.is_none()
+                && let Poll::Ready(Some(request)) = copies.poll_recv(cx)
+            {
+                copier = StreamCopier::begin(request, &holdings, &machine);
+            }
             if let Some(speaks) = taken {
                 Poll::Ready(Woken::Incoming { speaks })
+            } else if copier.as_ref().is_some_and(|copier| copier.due() <= Instant::now().into_std()) {
+                Poll::Ready(Woken::Time)
             } else if rebuilt.as_mut().poll(cx).is_ready() {
                 Poll::Ready(Woken::End(End::Rebuilt))
             } else {
@@ -180,14 +208,18 @@ async fn live<T: Transport>(
                 false
             }
         };
+        copier = copier.and_then(|copier| copier.step(&mut holdings, &machine));
         holdings.tell();
-        report(&mut holdings, config, &machine, now, speaks);
+        report(&mut holdings, config, &mut machine, now, speaks);
         // The timer may go off too early, never too late: it is set anew only then, not for each message.
         let mut wake = machine.wake(now).unwrap_or(LOOK + now);
         if !status.is_settled() {
             wake = wake.min(config.settle_timeout.max(now + Duration::from_millis(10)));
         }
-        let wake = start + wake;
+        let mut wake = start + wake;
+        if let Some(copier) = &copier {
+            wake = wake.min(copier.due().into());
+        }
         if timer.deadline() > wake || timer.is_elapsed() || timer.deadline() <= start + now {
             timer.as_mut().reset(wake.max(start + now));
         }
@@ -202,9 +234,58 @@ async fn live<T: Transport>(
             if wake <= Instant::now() {
                 let now = start.elapsed();
                 machine.tick(now, &mut Hands::new(&mut holdings, &mut transport));
-                report(&mut holdings, config, &machine, now, false);
+                report(&mut holdings, config, &mut machine, now, false);
             }
         }
+    }
+}
+
+/// Begins with what a snapshot has of the stream, if that can be used.
+async fn take_up<P: AsRef<[u8]>>(
+    restoring: Restoring,
+    holdings: &mut Holdings,
+    machine: &mut Machine<P>,
+    config: &StreamConfig,
+) {
+    let head = &restoring.stream.head;
+    let (mark, first, partial) = (head.mark, head.first, head.partial);
+    let (kind, created, blocks) = (restoring.kind, restoring.created, restoring.stream.blocks());
+    let stream = holdings.stream.clone();
+    stream.status.set_from_snapshot(FromSnapshot { kind, created, blocks, outcome: None });
+    match restore(holdings, restoring).await {
+        Ok(_) => {
+            machine.restore(mark, first, partial);
+            status_of(&stream, partial);
+        }
+        Err(outcome) => {
+            holdings.clear();
+            end_restored(&stream, config, outcome);
+        }
+    }
+}
+
+/// What a snapshot has of the stream is held, and not trusted yet.
+fn status_of(stream: &Stream, partial: bool) {
+    let (worker, rank) = (&*stream.worker, stream.registration.rank);
+    tracing::debug!(
+        worker,
+        rank,
+        partial,
+        "a snapshot's blocks are held until the engine has shown that it is the same"
+    );
+}
+
+/// What became of what a snapshot had of the stream is known.
+fn end_restored(stream: &Stream, config: &StreamConfig, outcome: Outcome) {
+    config.snapshots.counts.ended(outcome);
+    let Some(it) = stream.status.from_snapshot() else { return };
+    stream.status.set_from_snapshot(FromSnapshot { outcome: Some(outcome), ..it });
+    let (worker, rank, from, blocks, outcome) =
+        (&*stream.worker, stream.registration.rank, it.kind, it.blocks, outcome.name());
+    if outcome == Outcome::Kept.name() {
+        tracing::info!(worker, rank, from, blocks, "the engine is the one of the snapshot; its blocks are kept");
+    } else {
+        tracing::warn!(worker, rank, from, blocks, outcome, "what a snapshot had of the stream is dropped");
     }
 }
 
@@ -265,10 +346,13 @@ fn take_in<T: Transport>(
 fn report<P: AsRef<[u8]>>(
     holdings: &mut Holdings,
     config: &StreamConfig,
-    machine: &Machine<P>,
+    machine: &mut Machine<P>,
     now: Duration,
     speaks: bool,
 ) {
+    if let Some(outcome) = machine.take_restored() {
+        end_restored(&holdings.stream, config, outcome);
+    }
     let forgotten = holdings.take_forgotten();
     let Holdings { keyspace, stream, index, .. } = holdings;
     let status = &stream.status;

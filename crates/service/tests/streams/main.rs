@@ -7,4 +7,5 @@ mod impostors;
 mod joining;
 mod limits;
 mod lives;
+mod restarts;
 mod truth;

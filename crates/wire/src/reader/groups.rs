@@ -8,9 +8,9 @@
 /// What a group is known to be. Kinds come with stores; removals name the group alone.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
-    decides: Option<u32>,
+    pub(crate) decides: Option<u32>,
     /// Groups that cannot decide.
-    others: Vec<u32>,
+    pub(crate) others: Vec<u32>,
     /// Whether the prefix may be cut shorter by a group that is not indexed.
     pub(crate) several: bool,
 }

@@ -2,6 +2,7 @@
 
 mod groups;
 mod salts;
+mod state;
 mod tally;
 
 use std::sync::{Arc, LazyLock};
@@ -10,6 +11,7 @@ use kvatlas_index::{self as index, BlockHash, BlockIndex, Changes, Tier};
 
 use self::groups::Groups;
 use self::salts::Salts;
+pub use self::state::{ReaderState, SaltedBlock};
 pub use self::tally::Tally;
 use crate::error::Reason;
 use crate::event::{BatchOf, EventOf, RemovedOf, StoredOf};

@@ -76,6 +76,16 @@ impl Salts {
         });
     }
 
+    /// Every block with its salt and its copies on each tier, in any order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockHash, &Arc<str>, [u32; Tier::ALL.len()])> {
+        self.blocks.iter().map(|(name, salted)| (*name, &salted.salt, salted.copies))
+    }
+
+    /// A block as [`iter`](Self::iter) had it.
+    pub(crate) fn put(&mut self, name: BlockHash, salt: Arc<str>, copies: [u32; Tier::ALL.len()]) {
+        self.blocks.insert(name, Salted { salt, copies });
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.blocks.len()
     }

@@ -13,6 +13,7 @@ from kvatlas.service.config.schema import (
     HttpConfig,
     LimitsConfig,
     LogConfig,
+    SnapshotConfig,
     StreamConfig,
 )
 
@@ -25,6 +26,7 @@ __all__ = [
     "LimitsConfig",
     "LogConfig",
     "ResolvedConfig",
+    "SnapshotConfig",
     "Stream",
     "StreamConfig",
     "read_config",

@@ -352,6 +352,13 @@ class File(Kind):
         raise self.bad(value)
 
 
+class Directory(File):
+    """The path of a directory."""
+
+    wanted = "the path of a directory"
+    metavar = "DIR"
+
+
 def _toml(value: object) -> str:
     """A plain value in TOML."""
     if isinstance(value, bool):

@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from kvatlas._http import is_bearer
+from kvatlas._http import checked_url, is_bearer
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream, check_names
 from kvatlas.service.config.kinds import (
     Address,
     Addresses,
     Choice,
+    Directory,
     Duration,
     File,
     Hosts,
@@ -381,6 +382,79 @@ class AdoptConfig(Section):
 
 
 @dataclass(frozen=True)
+class SnapshotConfig(Section):
+    """What the service keeps over a restart, or takes from another one when it starts.
+
+    `peer_key` is the key of the service at `peer` itself, for programs.
+    """
+
+    section: ClassVar[str] = "snapshot"
+
+    dir: Path | None = field(
+        default=None,
+        metadata=about(
+            Directory(),
+            "--snapshot-dir",
+            "Directory for snapshots of the index, one per service. A service that restarts begins with the last one.",
+        ),
+    )
+    every: float = field(
+        default=60.0, metadata=about(_ABOVE_0, "--snapshot-every", "Time from one snapshot to the next.")
+    )
+    keep: float = field(
+        default=300.0,
+        metadata=about(
+            _FROM_0,
+            "--snapshot-keep",
+            "Time that a loaded snapshot's streams may take to be registered. What is left after it is dropped.",
+        ),
+    )
+    peer: str | None = field(
+        default=None,
+        metadata=about(
+            Text(), "--peer-snapshot", "URL of a running kvatlas service whose snapshot this one begins with."
+        ),
+    )
+    peer_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(), "--peer-snapshot-key-file", "File with the key that the service at --peer-snapshot needs for this."
+        ),
+    )
+    peer_timeout: float = field(
+        default=60.0,
+        metadata=about(
+            _ABOVE_0,
+            "--peer-snapshot-timeout",
+            "Time within which that snapshot must arrive. After it, it is given up.",
+        ),
+    )
+    peer_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_key("snapshot.peer_key", self.peer_key, self.peer_key_file)
+        if self.peer is None:
+            if self.peer_key_file is not None:
+                raise ConfigError("snapshot.peer_key_file is for the service at snapshot.peer, which is not set")
+            return
+        try:
+            object.__setattr__(self, "peer", checked_url(self.peer))
+        except ValueError as error:
+            raise ConfigError(f"snapshot.peer must be http://HOST:PORT, but {error}") from None
+
+    def peer_bearer(self) -> str | None:
+        """The key of the service at `peer`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        return (
+            self.peer_key if self.peer_key_file is None else read_secret(self.peer_key_file, "snapshot.peer_key_file")
+        )
+
+
+@dataclass(frozen=True)
 class DiscoveryConfig(Section):
     """How the event sockets of engines are discovered. `key` is the engines' API key itself, for programs."""
 
@@ -496,6 +570,7 @@ class Config(Section):
     streams: StreamConfig = field(default_factory=StreamConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     adopt: AdoptConfig = field(default_factory=AdoptConfig)
+    snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -552,7 +627,15 @@ class Config(Section):
             "limits": dataclasses.asdict(self.limits),
         }
         adopt = {"share": self.adopt.share, "hash_seeds": list(self.adopt.hash_seeds)}
-        return {"http": http, "streams": streams, "adopt": adopt, "holds": list(holds), "log": logs}
+        snapshot = {
+            "dir": None if self.snapshot.dir is None else str(self.snapshot.dir),
+            "every": self.snapshot.every,
+            "keep": self.snapshot.keep,
+            "from_peer": self.snapshot.peer is not None,
+        }
+        self.snapshot.peer_bearer()  # an error in the file is one now
+        native = {"http": http, "streams": streams, "adopt": adopt, "snapshot": snapshot}
+        return {**native, "holds": list(holds), "log": logs}
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -561,6 +644,7 @@ SECTIONS: dict[str, type[Section]] = {
     "streams": StreamConfig,
     "limits": LimitsConfig,
     "adopt": AdoptConfig,
+    "snapshot": SnapshotConfig,
     "discovery": DiscoveryConfig,
     "log": LogConfig,
 }

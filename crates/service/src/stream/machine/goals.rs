@@ -84,6 +84,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// Retries are used up, or there is nobody to ask: goes on without.
     pub(super) fn give_up(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.limit = None;
+        self.give_restored_up(fx);
         match (self.goal, self.last) {
             (Goal::Whole, None) => {
                 (self.open, self.floor, self.partial) = (true, 0, true);

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use super::{Effects, Machine, SOON};
+use crate::snapshot::Outcome;
 
 #[derive(Debug, Default)]
 pub(super) struct Life {
@@ -28,6 +29,11 @@ impl Life {
     pub(super) fn disconnected(&mut self, last: Option<(u64, u64)>) {
         self.before = self.before.or(last);
         self.connected();
+    }
+
+    /// What is held is a snapshot's, whose last batch this is.
+    pub(super) fn restored(&mut self, mark: (u64, u64)) {
+        self.before = Some(mark);
     }
 
     /// Nothing is held any more.
@@ -75,6 +81,9 @@ impl<P: AsRef<[u8]>> Machine<P> {
             } else {
                 self.life.before = self.life.before.filter(|before| *before != (seq, hash));
                 self.unverified &= self.life.before.is_some();
+                if self.life.before.is_none() {
+                    self.restored.end(Outcome::Kept);
+                }
             }
         }
         true
@@ -93,6 +102,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
 impl<P: AsRef<[u8]>> Machine<P> {
     pub(super) fn forget_all(&mut self, fx: &mut impl Effects<P>) {
         (self.last, self.unverified) = (None, false);
+        self.end_restored(Outcome::Restarted);
         self.life.cleared();
         self.strange.cleared();
         fx.clear();

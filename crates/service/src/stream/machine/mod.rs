@@ -24,7 +24,7 @@
 //!
 //! Here is what happens; `goals` has where it goes, `batches` where a batch belongs, `questions` what is asked and when,
 //! `life` what proves that it is still the same engine, `doubt` what becomes of contradictions, `strange` of events of
-//! unknown types, `hush` of an engine that stops in the middle of its load.
+//! unknown types, `restored` of what a snapshot had, `hush` of an engine that stops in the middle of its load.
 
 mod batches;
 mod doubt;
@@ -32,6 +32,7 @@ mod goals;
 mod hush;
 mod life;
 mod questions;
+mod restored;
 mod strange;
 #[cfg(test)]
 mod tests;
@@ -46,9 +47,11 @@ use self::goals::Goal;
 use self::hush::Hush;
 use self::life::Life;
 use self::questions::Ask;
+use self::restored::Restored;
 use self::strange::Strange;
 use super::window::{Recent, Waiting};
 use crate::config::StreamConfig;
+use crate::snapshot::Outcome;
 use crate::state::State;
 
 /// After going live, until the engine is asked for what was published before the subscription took effect.
@@ -155,6 +158,8 @@ pub(crate) struct Machine<P> {
     probe_at: Option<Duration>,
     heal_at: Option<Duration>,
     heal_wait: Duration,
+    /// What a snapshot had.
+    restored: Restored,
 }
 
 impl<P: AsRef<[u8]>> Machine<P> {
@@ -199,6 +204,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             probe_at: None,
             heal_at: None,
             heal_wait: config.probe_interval,
+            restored: Restored::Over,
         }
     }
 
@@ -330,6 +336,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             // Without the last batch nothing proves that these follow it.
             self.counts.truncated_replays += 1;
             self.heal_at = None;
+            self.end_restored(Outcome::TurnedOver);
             self.lose(seq, fx);
         }
         if begins && self.last.is_none() && self.goal == Goal::Live {

@@ -6,6 +6,7 @@ mod epochs;
 mod gaps;
 mod live;
 mod model;
+mod restored;
 mod truth;
 
 use std::time::Duration;

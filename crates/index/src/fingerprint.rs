@@ -1,0 +1,66 @@
+//! What a rank holds, as one word.
+//!
+//! A fingerprint is the sum of a mix of each held pair of tier and block hash. A sum does not depend on the order in
+//! which blocks came, so two indexes that have followed the same events have equal fingerprints, however the events of
+//! different streams were interleaved; and it is kept up to date as blocks come and go, without a look at any others.
+//!
+//! A block hash stands for a block and all before it, as the engine means it. What the blocks contain, and how many
+//! copies there are, is not in the word: copying both indexes tells that ([`crate::RankCopier`]).
+
+use crate::types::Tier;
+
+/// The keys are public: two services must come to the same words. Nobody gains by a false word but who could as well
+/// publish false events.
+const KEYS: [u64; Tier::ALL.len()] =
+    [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The part that one block has in the word of its rank.
+#[inline]
+pub(crate) fn word(tier: Tier, name: u64) -> u64 {
+    // Both factors are made of the name, as names may be small numbers: with a constant, sums of them would be equal too
+    // easily. The halves are not added but mixed, so that sums of squares are not what comes out.
+    let product = u128::from(name ^ KEYS[tier as usize]) * u128::from(name.rotate_left(29) ^ FACTOR);
+    (product >> 64) as u64 ^ product as u64
+}
+
+/// The parts of several blocks.
+#[inline]
+pub(crate) fn words(tier: Tier, names: &[u64]) -> u64 {
+    names.iter().fold(0, |sum, &name| sum.wrapping_add(word(tier, name)))
+}
+
+/// The word of a rank with these of its device and of the other tiers.
+pub(crate) fn of_rank(device: u64, others: [u64; Tier::ALL.len() - 1]) -> u64 {
+    others.into_iter().fold(device, u64::wrapping_add)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn small_numbers_have_words_of_their_own() {
+        let mut seen = HashSet::new();
+        for name in 0..20_000 {
+            for tier in Tier::ALL {
+                assert!(seen.insert(word(tier, name)), "{tier} {name}");
+            }
+        }
+        // Nor do sums of two of them come twice.
+        let mut sums = HashSet::new();
+        for a in 0..400 {
+            for b in 0..a {
+                assert!(sums.insert(words(Tier::Gpu, &[a, b])), "{a} {b}");
+            }
+        }
+        // With equal sums, sums of squares, and sums of cubes.
+        let (one, other) = ([0, 7, 11, 13, 14, 19, 21, 22], [1, 4, 5, 10, 16, 18, 20, 23]);
+        for shift in [0, 8, 40] {
+            let shifted = |names: [u64; 8]| names.map(|name| name << shift);
+            assert_ne!(words(Tier::Gpu, &shifted(one)), words(Tier::Gpu, &shifted(other)));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A stream's task copies what the stream holds, step by step between its batches.
+//!
+//! The task alone applies the stream's batches. So the moment at which a rank is complete is after a batch whose number the
+//! task knows, and what its reader remembers is of the same moment. Ranks of one stream are copied one after the other;
+//! each has its own last batch. All go on from the mark, which was taken before the first; a rank leaves out the batches
+//! that it has.
+
+use std::time::{Duration, Instant};
+
+use kvatlas_index::{BlockHash, BlockIndex, Copying, RankCopier};
+use kvatlas_wire::SaltedBlock;
+
+use super::holdings::Holdings;
+use super::machine::Machine;
+use crate::snapshot::{Mark, RankHead, Skip, StreamHead};
+use crate::state::{CopiedRank, CopiedStream, CopyRequest};
+
+/// Steps are made for so long in a row, each with a lock of its own: timers are coarse, and a step is a fraction of this.
+const TURN: Duration = Duration::from_micros(800);
+
+/// Between two rows of steps, for others who want to change the index, and for the stream's own batches.
+pub(super) const PAUSE: Duration = Duration::from_micros(500);
+
+/// Of ranks that are small, so many are one step.
+const RANKS_A_STEP: usize = 64;
+
+/// A stream that is cleared so often while it is copied is left out.
+const MOST_AGAIN: usize = 3;
+
+/// A copy that is being made.
+pub(super) struct StreamCopier {
+    request: CopyRequest,
+    begun: Begun,
+    again: usize,
+    /// When the next step is due.
+    due: Instant,
+}
+
+struct Begun {
+    mark: Mark,
+    /// What was cleared by then does not come again.
+    clears: u64,
+    ranks: Vec<u32>,
+    copier: Option<RankCopier>,
+    done: Vec<(RankHead, CopiedRank)>,
+}
+
+impl StreamCopier {
+    /// Begins, if there is anything that could be of use to somebody later; else says why not.
+    pub(super) fn begin<P: AsRef<[u8]>>(
+        request: CopyRequest,
+        holdings: &Holdings,
+        machine: &Machine<P>,
+    ) -> Option<Self> {
+        match Begun::new(holdings, machine) {
+            Ok(begun) => Some(Self { request, begun, again: 0, due: Instant::now() }),
+            Err(why) => {
+                request.answer(Err(why));
+                None
+            }
+        }
+    }
+
+    pub(super) fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Goes on, if that is due. None if it is done.
+    pub(super) fn step<P: AsRef<[u8]>>(mut self, holdings: &mut Holdings, machine: &Machine<P>) -> Option<Self> {
+        if Instant::now() < self.due {
+            return Some(self);
+        }
+        if self.request.is_given_up() {
+            return None;
+        }
+        if self.begun.clears != holdings.clears() {
+            self.again += 1;
+            let begun = if self.again > MOST_AGAIN { Err(Skip::Changing) } else { Begun::new(holdings, machine) };
+            match begun {
+                Ok(begun) => self.begun = begun,
+                Err(why) => {
+                    self.request.answer(Err(why));
+                    return None;
+                }
+            }
+        }
+        let turn = Instant::now();
+        let copied = loop {
+            match self.begun.step(holdings, machine) {
+                Ok(false) if turn.elapsed() < TURN => {}
+                copied => break copied,
+            }
+        };
+        match copied {
+            Ok(false) => {
+                self.due = Instant::now() + PAUSE;
+                Some(self)
+            }
+            Ok(true) => {
+                let Self { request, begun, .. } = self;
+                request.answer(begun.end(holdings, machine));
+                None
+            }
+            Err(why) => {
+                self.request.answer(Err(why));
+                None
+            }
+        }
+    }
+}
+
+impl Begun {
+    fn new<P: AsRef<[u8]>>(holdings: &Holdings, machine: &Machine<P>) -> Result<Self, Skip> {
+        if holdings.stream.registration.replay_endpoint.is_none() {
+            return Err(Skip::NoReplay);
+        }
+        if holdings.stream.status.limit().is_some() {
+            return Err(Skip::Nothing);
+        }
+        let mark = machine.mark()?;
+        let (clears, ranks) = (holdings.clears(), holdings.stream.ranks().into_iter().collect());
+        Ok(Self { mark, clears, ranks, copier: None, done: Vec::new() })
+    }
+
+    /// True when all ranks are copied.
+    fn step<P: AsRef<[u8]>>(&mut self, holdings: &mut Holdings, machine: &Machine<P>) -> Result<bool, Skip> {
+        let mut left = BlockIndex::SLICE;
+        // Several small ranks are one step.
+        while let Some(&rank) = self.ranks.last() {
+            let begins = self.copier.is_none();
+            let (worker, index) = (holdings.stream.worker.clone(), holdings.index.clone());
+            let copier = self.copier.take().unwrap_or_else(|| RankCopier::new(index, &worker, rank));
+            // Nobody adopts in between.
+            let stream = holdings.stream.clone();
+            let mut lates = stream.lates();
+            match copier.step(left) {
+                Copying::More(copier) => {
+                    left = left.saturating_sub(copier.spent());
+                    self.copier = Some(copier);
+                    if !begins || left == 0 {
+                        return Ok(false);
+                    }
+                }
+                Copying::Done(done) => {
+                    let late = lates.of(rank);
+                    let answered: Vec<BlockHash> = late.answered().collect();
+                    let (seen, reader) = holdings.reader_state(rank, late).ok_or(Skip::Hybrid)?;
+                    let seq = machine.last().unwrap_or(self.mark.seq);
+                    let head = RankHead::new(rank, seq, seen, &reader);
+                    let salts: Vec<SaltedBlock> = reader.salts;
+                    self.done.push((head, CopiedRank { blocks: done, salts, answered }));
+                    self.ranks.pop();
+                    if self.done.len().is_multiple_of(RANKS_A_STEP) {
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(self.ranks.is_empty())
+    }
+
+    fn end<P: AsRef<[u8]>>(self, holdings: &Holdings, machine: &Machine<P>) -> Result<CopiedStream, Skip> {
+        // What was doubted meanwhile is not worth much.
+        machine.mark()?;
+        let registration = &holdings.stream.registration;
+        let (heads, ranks) = self.done.into_iter().unzip();
+        let (claimed, plain) = holdings.claims();
+        let (first, partial) = machine.reach();
+        let head = StreamHead {
+            worker: holdings.stream.worker.to_string(),
+            rank: registration.rank,
+            topic: registration.topic.clone(),
+            count_copies: registration.count_copies,
+            mark: self.mark,
+            first,
+            partial,
+            claimed,
+            plain,
+            ranks: heads,
+        };
+        Ok(CopiedStream { head, ranks })
+    }
+}

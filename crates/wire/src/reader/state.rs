@@ -1,0 +1,65 @@
+//! What a reader remembers, to be kept with what the index holds and taken up again by another process.
+
+use std::sync::Arc;
+
+use kvatlas_index::{BlockHash, Tier};
+
+use super::Reader;
+use super::groups::Groups;
+use super::salts::Salts;
+
+/// A block that is held under a salt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SaltedBlock {
+    /// The engine's name.
+    pub name: BlockHash,
+    /// The salt.
+    pub salt: Arc<str>,
+    /// Copies on each tier, in the order of [`Tier::ALL`].
+    pub copies: [u32; Tier::ALL.len()],
+}
+
+/// What a [`Reader`] remembers besides what the index holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReaderState {
+    /// The cache group that is indexed.
+    pub decides: Option<u32>,
+    /// Cache groups that are not.
+    pub others: Vec<u32>,
+    /// Whether the prefix may be cut shorter by a group that is not indexed.
+    pub several: bool,
+    /// Whether names of blocks depend on the tokens after them.
+    pub looks_ahead: bool,
+    /// Whether events have a place for salts, as far as is known.
+    pub shows_salts: Option<bool>,
+    /// The salted blocks held, in any order.
+    pub salts: Vec<SaltedBlock>,
+}
+
+impl Reader {
+    /// What it remembers. None for a hybrid model, of which more is to be known than this.
+    #[must_use]
+    pub fn state(&self) -> Option<ReaderState> {
+        if self.hybrid.is_some() {
+            return None;
+        }
+        let salted = |(name, salt, copies): (BlockHash, &Arc<str>, _)| SaltedBlock { name, salt: salt.clone(), copies };
+        Some(ReaderState {
+            decides: self.groups.decides,
+            others: self.groups.others.clone(),
+            several: self.groups.several,
+            looks_ahead: self.looks_ahead,
+            shows_salts: self.shows_salts,
+            salts: self.salts.iter().map(salted).collect(),
+        })
+    }
+
+    /// Takes up what another one remembered, of a rank that holds the same. Its settings stay.
+    #[must_use]
+    pub fn with_state(self, state: ReaderState) -> Self {
+        let ReaderState { decides, others, several, looks_ahead, shows_salts, salts } = state;
+        let mut blocks = Salts::default();
+        salts.into_iter().for_each(|it| blocks.put(it.name, it.salt, it.copies));
+        Self { groups: Groups { decides, others, several }, looks_ahead, shows_salts, salts: blocks, ..self }
+    }
+}
