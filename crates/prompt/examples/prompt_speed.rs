@@ -13,7 +13,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request};
+use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request, Turns};
 use serde_json::{Value, json};
 
 const TEMPLATE: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + \
@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let library = tokenizers::Tokenizer::from_file(&file).map_err(|error| error.to_string())?;
     let quick = fastokens::Tokenizer::from_file(&file).ok();
     let open = |library| -> Result<Prompter, kvatlas_prompt::Error> {
-        let options = Options { text: true, library, ..Options::default() };
+        let options = Options { library, ..Options::default() };
         let own = Prompter::open(&model, options.clone())?;
         if own.has_template() {
             return Ok(own);
@@ -106,6 +106,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut never_common = Times::new("never seen: body to hashes, common library");
     let mut turn = Times::new("next turn of 300 tokens: body to hashes");
     let mut turn_common = Times::new("next turn of 300 tokens: body to hashes, common library");
+    let mut kept = Times::new("next turn of 300 tokens: body to hashes, as the router does");
+    let turns = Turns::new(256 << 20);
     let (mut tokens, mut rounds) = (0, 0);
     'chats: loop {
         let mut messages = vec![json!({"role": "system", "content": "You are a helpful assistant."})];
@@ -134,13 +136,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         assert_eq!(right.get_ids().len(), prompted.0, "the library must agree");
         tokens += prompted.0;
         rounds += 1;
+        recall(&best, &turns, &bytes);
         for _ in 0..TURNS {
             for role in ["assistant", "user"] {
                 let Some(text) = corpus.next(TURN_BYTES / 2) else { break 'chats };
                 messages.push(json!({"role": role, "content": text}));
             }
             let bytes = body(&messages);
+            let first = kept.add(|| recall(&best, &turns, &bytes));
             let prompted = turn.add(|| decide(&best, &bytes));
+            assert_eq!(first, prompted, "what is remembered changes nothing");
             let same = turn_common.add(|| decide(&common, &bytes));
             assert_eq!(prompted, same, "the libraries must agree");
         }
@@ -171,6 +176,18 @@ fn decide(prompter: &Prompter, body: &[u8]) -> (usize, Vec<u64>) {
     match Request::parse(Endpoint::Chat, black_box(body)) {
         Ok(request) => {
             let prompted = prompter.prompt(&request);
+            (prompted.token_count(), prompted.content_hashes(16, None, None))
+        }
+        Err(_) => (0, Vec::new()),
+    }
+}
+
+/// The same with what is remembered of the chat.
+fn recall(prompter: &Prompter, turns: &Turns, body: &[u8]) -> (usize, Vec<u64>) {
+    let recalled = turns.recall(Endpoint::Chat, black_box(body));
+    match recalled.parse(Endpoint::Chat, body) {
+        Ok(request) => {
+            let prompted = turns.prompt(prompter, &request, &recalled, body);
             (prompted.token_count(), prompted.content_hashes(16, None, None))
         }
         Err(_) => (0, Vec::new()),
