@@ -50,8 +50,9 @@ types:
 	$(BIN)/mypy
 	$(BIN)/python -W "ignore:kvatlas is a debug build" -m mypy.stubtest kvatlas._native
 
+# Half of the seeds that a run without the variable has; `make fuzz` has many more.
 test-rust:
-	cargo test --locked --workspace --no-fail-fast
+	KVATLAS_SEEDS=300 cargo test --locked --workspace --no-fail-fast
 
 test-python:
 	$(PYTEST)

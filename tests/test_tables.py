@@ -38,3 +38,9 @@ def test_what_cannot_fit_is_folded_not_cut() -> None:
 
 def test_an_empty_table() -> None:
     assert make_table(COLUMNS, [], 80).row_count == 0
+
+
+@pytest.mark.parametrize(("width", "shown"), [(60, COLUMNS), (34, ("name", "a long header")), (26, ("name",))])
+def test_expendable_columns_are_left_out_before_a_word_breaks(width: int, shown: tuple[str, ...]) -> None:
+    table = make_table(COLUMNS, ROWS, width, left=(0, 2), wrap=(2,), expendable=(2, 1))
+    assert tuple(column.header for column in table.columns) == shown

@@ -93,10 +93,10 @@ ABLATIONS = (
     Ablation("without own prefill", {"prefill": 0.0}),
     Ablation("without delay of running requests", {"decodes": 0.0}),
     Ablation("without delay of later requests", {"later": 0.0, "later_waiting": 0.0}),
-    Ablation("without what is pushed out", {"evict": 0.0}),
+    Ablation("without blocks pushed out", {"evict": 0.0}),
     Ablation("without spreading cold prompts", {"cold": 0.0}),
-    Ablation("without late binding", {"hold": 0.0}),
-    Ablation("without what is on its way", {}, {"announced_within": 0.0, "predicted_limit": 0}),
+    Ablation("without waiting in the router", {"hold": 0.0}),
+    Ablation("without prompts just sent", {}, {"announced_within": 0.0, "predicted_limit": 0}),
 )
 
 ABLATED_ON = ("conversation-2.5x", "conversation-3x", "mixed", "bursts")

@@ -50,16 +50,16 @@ def bars(by: Mapping[tuple[str, str], Result], names: Iterable[str]) -> str:
         rows.append(row)
     head = [
         "workload",
-        "TTFT mean, ours (s)",
+        "TTFT mean, kvatlas (s)",
         "best other",
         "ratio",
-        "p99, ours (s)",
+        "p99, kvatlas (s)",
         "best other",
         "ratio",
-        "within limits, ours / best other (%)",
-        "of the way from least-loaded to one shared cache (mean)",
+        "within limits, kvatlas / best other (%)",
+        "share of the gap from least-loaded to `shared-cache` closed (mean)",
     ]
-    return _table("Ours beside the best of the other owners' policies, workload by workload", head, rows)
+    return _table("kvatlas and the best policy of other projects, by workload", head, rows)
 
 
 def _way(base: Result | None, ours: Result, bound: Result | None) -> str:
@@ -93,13 +93,13 @@ def events(by: Mapping[tuple[str, str], Result]) -> str:
                     ]
                 )
     head = [
-        "events",
+        "workload",
         "TTFT mean, least-loaded (s)",
-        "ours, all events at once",
-        "ours, so",
-        "hits, all events at once (%)",
-        "hits, so",
-        "of the gain kept",
+        "kvatlas with all events at once",
+        "kvatlas here",
+        "hits with all events at once (%)",
+        "hits here (%)",
+        "share of the gain kept",
     ]
     return _table("What late, lost and no events cost", head, rows)
 
@@ -125,20 +125,20 @@ def knee_table(knees: Mapping[str, Result]) -> str:
         "policy",
         "speed of the trace",
         "requests/s",
-        "of the best other",
+        "relative to the best other",
         "TTFT mean (s)",
         "between tokens p99 (ms)",
         "hits (%)",
     ]
     return _table(
-        "The knee: the highest load with a TTFT mean of at most 4 s and a p99 between tokens of at most 100 ms",
+        "The highest load with a TTFT mean of at most 4 s and a p99 between tokens of at most 100 ms",
         head,
         rows,
     )
 
 
 def ablation(by: Mapping[tuple[str, str], Result]) -> str:
-    """Each term of the cost, and late binding, taken out: TTFT mean and p99 of what is left, relative to the whole."""
+    """TTFT mean and p99 without each term of the cost and without waiting in the router, relative to the whole."""
     rows = []
     where = [w for w in plan.ABLATED_ON if (w, plan.OURS) in by]
     for name in (plan.OURS, *(a.name for a in plan.ABLATIONS)):
@@ -152,7 +152,11 @@ def ablation(by: Mapping[tuple[str, str], Result]) -> str:
                 + ("" if found is whole else f" ({found['ttft']['mean'] / whole['ttft']['mean']:.2f}x)")
             )
         rows.append(row)
-    return _table("What each part is worth: TTFT mean / p99 without it", ["", *where], rows) if where else ""
+    return (
+        _table("What each part of the cost contributes: TTFT mean / p99 without it", ["", *where], rows)
+        if where
+        else ""
+    )
 
 
 def one(by: Mapping[tuple[str, str], Result], workload: str) -> str:

@@ -1,6 +1,6 @@
 """An exact index of the KV-cache blocks that a fleet of inference engines holds.
 
-`BlockIndex` is told what engines announce and answers which worker holds how much of a prompt, right now.
+`BlockIndex` records what engines announce and answers how much of a prompt each worker holds, right now.
 `content_hashes` and `prefix_hashes` name blocks by their tokens. `Service` follows engines and answers over HTTP,
 `Client` and `AsyncClient` ask it; they are imported when they are first used. `kvatlas.reference` is the index in plain
 Python, slow and obviously right.

@@ -20,12 +20,21 @@ def make_table(
     wrap: Collection[int] = (),
     title: str | None = None,
     styles: Sequence[str | None] = (),
+    expendable: Sequence[int] = (),
 ) -> Table:
     """A table of plain text, at most `width` characters wide.
 
     Headers break between words, and so do the cells of the columns in `wrap`; other cells do not break. Columns in
-    `left` are flush left, and the first to break within words if even that is too wide. `styles`: of the rows.
+    `left` are flush left, and the first to break within words if even that is too wide. Before a word breaks, columns
+    in `expendable` are left out, one after the other. `styles`: of the rows.
     """
+    kept = list(range(len(columns)))
+    for gone in expendable:
+        if sum(_least(columns, rows, wrap)[number] for number in kept) <= width - len(kept) - 1:
+            break
+        kept.remove(gone)
+    columns, rows = [columns[number] for number in kept], [[row[number] for number in kept] for row in rows]
+    left, wrap = ({kept.index(number) for number in some if number in kept} for some in (left, wrap))
     room = width - len(columns) - 1  # the box takes one before, between and behind columns
     widths = _widths(columns, rows, room, left, wrap)
     table = Table(
@@ -48,12 +57,11 @@ def _widths(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, left: Collection[int], wrap: Collection[int]
 ) -> list[int]:
     """How wide each column is, to come to `room` at most."""
-    natural, whole = [], []
-    for number, column in enumerate(columns):
-        lines = [line for row in rows for line in row[number].split("\n")]
-        parts = [word for line in lines for word in line.split()] if number in wrap else lines
-        natural.append(max(map(cell_len, (column, *lines))))
-        whole.append(max(map(cell_len, ("", *column.split(), *parts))))
+    natural = [
+        max(map(cell_len, (column, *(line for row in rows for line in row[number].split("\n")))))
+        for number, column in enumerate(columns)
+    ]
+    whole = _least(columns, rows, wrap)
     names = [min(least, _LEAST) if number in left else least for number, least in enumerate(whole)]
     widths = natural
     for least in (whole, names):
@@ -62,3 +70,13 @@ def _widths(
             widest = max(range(len(widths)), key=spare.__getitem__)
             widths = [its - (number == widest) for number, its in enumerate(widths)]
     return widths
+
+
+def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], wrap: Collection[int]) -> list[int]:
+    """How wide each column must be for words to stay whole."""
+    whole = []
+    for number, column in enumerate(columns):
+        lines = [line for row in rows for line in row[number].split("\n")]
+        parts = [word for line in lines for word in line.split()] if number in wrap else lines
+        whole.append(max(map(cell_len, ("", *column.split(), *parts))))
+    return whole

@@ -1,8 +1,8 @@
 """The protocols that the indexes share, and the types of their arguments and answers.
 
 Every index answers `find` with a match that has the same methods: `depth`, `length`, `unit`, `levels()`, `scores()` and
-`best()`. So a router that reads nothing else works with any of them. Depths count in the match's `unit`: compare them
-with each other and with `length`, not across indexes.
+`best()`. So a router that uses only these works with any index. Depths are in the match's `unit`: compare them with
+each other and with `length`, not across indexes.
 
 The prompt is always given by keyword, in a form that the index takes:
 
@@ -13,7 +13,7 @@ The prompt is always given by keyword, in a form that the index takes:
 | `StringTree` | `text=` | "characters" |
 | `SyncPrefixHashTable` | `tokens=` and `model=` | "percent" |
 
-Only the question is common. How an index learns is not: a `BlockIndex` is told by engines, the trees by the router.
+Only queries are common to all. Updates differ: a `BlockIndex` is updated with engines' events, a tree by the router.
 """
 
 from __future__ import annotations

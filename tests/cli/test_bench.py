@@ -142,7 +142,10 @@ def test_growth(run: Run, tmp_path: Path) -> None:
         (["run", "--rate", "1e5", "bad.jsonl"], "bad.jsonl, line 2: no 'input_length'"),
         (["run", "--rate", "1e5", "--json", "no/such/r.json"], "there is no directory"),
         (["sweep", "--index", ","], "--index is empty"),
-        (["sweep", "--index", "dict,nonsense"], "there is no index 'nonsense': it is all, one of dict-python, dict"),
+        (
+            ["sweep", "--index", "dict,nonsense"],
+            "there is no index 'nonsense': it must be all, one of dict-python, dict",
+        ),
         (["sweep", "--p99-limit", "fast"], "'fast' is not a time"),
         (["sweep", "--start", "0"], "start must be from 1"),
         (["sweep", "--out", "bad.jsonl"], "bad.jsonl is not a directory"),

@@ -216,7 +216,10 @@ def test_several_models_and_none(run: Run) -> None:
 def test_nobody_there_is_one_line(run: Run) -> None:
     done = run("query", "--url", "http://127.0.0.1:9", "--tokens", "1")
     assert done.returncode == 1
-    assert done.stderr == "Error: http://127.0.0.1:9 cannot be reached: Connection refused\n"
+    assert done.stderr == (
+        "Error: http://127.0.0.1:9 cannot be reached: Connection refused: start `kvatlas serve` there, "
+        "or set --url or KVATLAS_URL to its address\n"
+    )
 
 
 def test_a_key(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

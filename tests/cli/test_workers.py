@@ -129,7 +129,10 @@ def test_nobody_there_is_one_line(run: Run) -> None:
     for flags in ((), ("--watch",), ("--json",)):
         done = run("workers", "--url", "http://127.0.0.1:9", *flags)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "Error: http://127.0.0.1:9 cannot be reached: Connection refused\n"
+        assert done.stderr == (
+            "Error: http://127.0.0.1:9 cannot be reached: Connection refused: start `kvatlas serve` there, "
+            "or set --url or KVATLAS_URL to its address\n"
+        )
 
 
 @pytest.mark.parametrize("flags", [("--json",), ()])

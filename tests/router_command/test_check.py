@@ -72,7 +72,7 @@ def test_tokens_from_the_engine(fleet: Fleet) -> None:
 def test_nobody_there() -> None:
     [report] = checked("http://127.0.0.1:9")
     assert problems(report) == {
-        "reachable": "it cannot be reached: Connection refused -> is the engine running, and this its address?"
+        "reachable": "it cannot be reached: Connection refused -> start the engine, or correct its address"
     }
 
 
@@ -104,7 +104,7 @@ def test_another_tokenizer(fleet: Fleet, tokenizer: Path, tmp_path: Path) -> Non
     said = problems(report)
     assert "text becomes" in said["tokens"]
     assert "different from token 2 on" in said["tokens"]
-    assert "is the file of --tokenizer the model's own?" in said["tokens"]
+    assert "give the model's own tokenizer as --tokenizer" in said["tokens"]
     assert "index" in said
 
 
@@ -178,7 +178,7 @@ def test_the_command(fleet: Fleet, tokenizer: Path) -> None:
     flags = ["--check", "--tokenizer", str(tokenizer), "--engine", fleet.urls[0]]
     done = CliRunner().invoke(command, flags)
     assert done.exit_code == 0, done.output
-    assert "All is well with 1 engine." in done.output
+    assert "No problems with 1 engine." in done.output
     done = CliRunner().invoke(command, [*flags, "--engine", "http://127.0.0.1:9"], env={"COLUMNS": "40"})
     assert done.exit_code == 1
     assert "1 problem at 1 of 2 engines." in " ".join(done.output.split())

@@ -61,12 +61,12 @@ def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"router.policy_options": "patience"}, "--policy-option must be a table of strings, numbers, true or false"),
+        ({"router.policy_options": "patience"}, "--policy-option must be NAME=VALUE, several separated by white space"),
         ({"router.index": "host"}, "router.index must be http://HOST:PORT, but the scheme is missing"),
         ({"router.index": "http://h:1", "router.no_events": "true"}, "router.index and router.no_events are both set"),
         ({"router.forward_tokens": "true"}, "router.forward_tokens needs a tokenizer here"),
         ({"router.peers": "host"}, "router.peers must be http://HOST:PORT, but the scheme is missing"),
-        ({"router.peer_key_file": "x"}, "router.peer_key_file is for the routers at router.peers, which are not set"),
+        ({"router.peer_key_file": "x"}, "router.peer_key is for the routers at router.peers, which are not set"),
         ({"router.index_key_file": "x"}, "router.index_key is for the service at router.index, which is not set"),
         ({"prefill": ["http://p:1"]}, "there are prefill engines but none for decode: add --decode URL"),
         ({"decode": ["http://p:1"]}, "there are decode engines but none for prefill: add --prefill URL"),
@@ -108,6 +108,8 @@ def test_the_native_router_is_told_all_of_it() -> None:
     assert (without["service"], without["no_events"]) == (None, True)
     remote = RouterConfig(router=RouterSection(index="http://h:8090/", index_key="k")).router_for_native(None, {})
     assert (remote["service"], remote["index"], remote["index_key"]) == (None, "http://h:8090", "k")
+    read = read_router_config({"router.peers": "http://r:8080"}, {"KVATLAS_PEER_KEY": "p"}).config
+    assert read.router_for_native(None, {})["peer_key"] == "p"
 
 
 def test_every_setting_has_a_flag_and_the_flags_work() -> None:

@@ -1,8 +1,11 @@
 """Servers that answer as engines do when they are asked where their events are."""
 
 import json
+import socket
 import threading
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
@@ -121,3 +124,11 @@ def sglang(*, ranks: int = 1, port: int = 5557, **info: Any) -> dict[str, Any]:
         "kv_events": events,
     }
     return {"/server_info": about | info}
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """A port that nobody listens at, and nobody else gets meanwhile."""
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]

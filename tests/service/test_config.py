@@ -151,7 +151,14 @@ def test_a_flag_overrules_the_config_variable(tmp_path: Path) -> None:
     assert read_config({}, {"KVATLAS_CONFIG": str(tmp_path / "a.toml")}, tmp_path / "b.toml").config.model == "b"
 
 
-ANY = {"KVATLAS_URL": "http://x", "PATH": "/bin", "KVATLAS": "1", "KVATLASX": "2"}
+ANY = {
+    "KVATLAS_URL": "http://x",
+    "KVATLAS_ROUTER_URL": "http://x",
+    "KVATLAS_TRACES": "/x",
+    "PATH": "/bin",
+    "KVATLAS": "1",
+    "KVATLASX": "2",
+}
 LINKS = {
     "KVATLAS_SERVICE_HOST": "10.0.0.1",
     "KVATLAS_SERVICE_PORT": "8090",

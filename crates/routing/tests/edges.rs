@@ -54,6 +54,29 @@ fn nobody_overtakes_those_who_wait() {
 }
 
 #[test]
+fn who_waits_keeps_its_turn_when_a_worker_joins() {
+    let mut router = router(Config { order: Order::Fcfs, ..Config::default() });
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    let unknown = Depths::unknown();
+    placed(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.0));
+    let mut choose = |router: &mut Router| waits(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.1));
+    let (first, second, third) = (choose(&mut router), choose(&mut router), choose(&mut router));
+    let b = router.add_worker("b", 0, 1.0, 0.2);
+    // They learn of it in any order, and one that waits no longer does not.
+    router.fail(third, 0.2);
+    assert!(!router.allow(third, Some(&[a, b])));
+    for id in [second, first] {
+        assert!(router.allow(id, Some(&[a, b])));
+    }
+    let bound = router.bind(0.3);
+    assert_eq!(bound.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [first], "there is room for one");
+    // The time that they have waited goes on, too.
+    let late = 0.1 + Config::default().queue_timeout + 0.01;
+    let bound = router.bind(late);
+    assert!(matches!(&bound[..], [(id, Outcome::Refused(Refusal::QueueTimeout))] if *id == second), "{bound:?}");
+}
+
+#[test]
 fn those_who_wait_for_one_worker_do_not_keep_others_waiting() {
     for (order, priority) in [(Order::Fcfs, 0), (Order::LeastWork, 0), (Order::LeastWork, 5)] {
         let mut router = router(Config { order, ..Config::default() });

@@ -204,7 +204,7 @@ fn salts_and_adapters_are_part_of_the_hash() {
 #[test]
 fn a_dump_that_waits_its_turn_is_not_cut_off() {
     let config = json!({
-        "http": { "bind": "127.0.0.1:0", "idle_timeout": 0.6, "request_timeout": 0.6 }, "log": { "level": "off" },
+        "http": { "bind": "127.0.0.1:0", "idle_timeout": 1.5, "request_timeout": 1.5 }, "log": { "level": "off" },
     });
     let service =
         Service::start(Config::from_json(&config.to_string()).expect("a configuration")).expect("a free port");
@@ -227,8 +227,8 @@ fn a_dump_that_waits_its_turn_is_not_cut_off() {
     let mut second = dump();
     // The first one reads slowly, which is fine, for longer than anybody may be idle.
     let start = std::time::Instant::now();
-    while start.elapsed() < std::time::Duration::from_secs(2) {
-        std::thread::sleep(std::time::Duration::from_millis(20));
+    while start.elapsed() < std::time::Duration::from_secs(4) {
+        std::thread::sleep(std::time::Duration::from_millis(40));
         first.read_exact(&mut piece).expect("it goes on");
     }
     let mut rest = Vec::new();

@@ -134,7 +134,7 @@ export function detail(decision) {
   );
   const { candidates } = decision;
   if (candidates?.length) box.append(...table(decision, candidates));
-  else if (candidates) box.append(make("p", "empty", "Its candidates were not kept: nobody looked."));
+  else if (candidates) box.append(make("p", "empty", "Its candidates were not recorded: no page was open."));
   return box;
 }
 

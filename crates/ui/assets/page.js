@@ -152,7 +152,7 @@ follow("ui/events", {
 // The key.
 
 function askForKey(wasWrong) {
-  if (wasWrong) say(byId("key-why"), "That key is not the right one. It stays in this tab and is forgotten when the tab is closed.");
+  if (wasWrong) say(byId("key-why"), "That key is wrong. A key stays in this tab and is forgotten when the tab is closed.");
   keep(null);
   tell("off", "A key is needed");
   const dialog = byId("key");

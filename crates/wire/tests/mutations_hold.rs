@@ -4,8 +4,7 @@ mod mutations;
 
 #[test]
 fn random_batches_whole_and_damaged() {
-    let seeds = std::env::var("KVATLAS_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(4_000);
-    for seed in 0..seeds {
+    for seed in 0..kvatlas_testing::seeds(4_000) {
         if let Err(what) = mutations::check(seed) {
             panic!("seed {seed}: {what}");
         }

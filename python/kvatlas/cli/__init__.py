@@ -16,12 +16,12 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 # What each command does, in a line, so that help neither imports them all nor needs their extras.
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
-        "router": "Send requests to the engines that hold most of their prompts.",
-        "serve": "Follow engines and answer which of them hold a prompt.",
+        "router": "Route requests by what engines have cached and how busy they are.",
+        "serve": "Follow engines and answer how much of a prompt each holds.",
     },
     "Ask": {
         "top": "Watch a running router: its engines, their work, the last decisions.",
-        "query": "Ask a running service which workers hold a prompt.",
+        "query": "Ask a running service how much of a prompt each worker holds.",
         "workers": "Show the workers of a running service and their streams.",
         "decode": "Print the KV events that an engine publishes.",
     },
@@ -78,4 +78,4 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(kvatlas.__version__, prog_name="kvatlas")
 def main() -> None:
-    """An exact index of the KV-cache blocks that a fleet of LLM inference engines holds."""
+    """Route LLM requests by what each inference engine has cached: a router, and the exact index behind it."""

@@ -28,7 +28,7 @@ _WAYS = ("tokens", "tokens_file", "text", "chat", "content_hashes")
 _FLAGS = "--tokens, --tokens-file, --text, --chat and --content-hashes"
 
 
-@click.command(short_help="Ask a running service which workers hold a prompt.")
+@click.command(short_help="Ask a running service how much of a prompt each worker holds.")
 @asks
 @click.option("--model", metavar="NAME", help="Model name. Optional if the service has only one model.")
 @click.option("--routing-group", metavar="NAME", help="Routing group.  [default: the model's, if it has only one]")

@@ -1,4 +1,4 @@
-"""`kvatlas replay`: what routing by the index is worth on a trace."""
+"""`kvatlas replay`: compare routing policies on a trace."""
 
 from __future__ import annotations
 
@@ -69,12 +69,14 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     default="h100x4",
     show_default=True,
     metavar="NAME",
-    help=f"How fast an engine is: {', '.join(HARDWARE)}. All are measurements of a 70B model.",
+    help=f"Speed of an engine: {', '.join(HARDWARE)}. All are measured with a 70B model.",
 )
-@click.option("--step-base", type=_SECONDS, metavar="S", help="Seconds of every step.")
-@click.option("--step-prefill", type=_SECONDS, metavar="S", help="More for each prompt token of a step.")
-@click.option("--step-running", type=_SECONDS, metavar="S", help="More for each request in a step.")
-@click.option("--step-context", type=_SECONDS, metavar="S", help="More for each token of KV that a step reads.")
+@click.option("--step-base", type=_SECONDS, metavar="S", help="Seconds that every step takes.")
+@click.option("--step-prefill", type=_SECONDS, metavar="S", help="Additional seconds for each prompt token of a step.")
+@click.option("--step-running", type=_SECONDS, metavar="S", help="Additional seconds for each request in a step.")
+@click.option(
+    "--step-context", type=_SECONDS, metavar="S", help="Additional seconds for each token of KV that a step reads."
+)
 @click.option(
     "--max-running",
     type=click.IntRange(1),
@@ -87,7 +89,7 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     type=click.IntRange(0),
     default=_CONFIG.fleet.engine.chunk,
     show_default=True,
-    help="Tokens of a step, prompts and decoding together. 0 means no limit.",
+    help="Maximum number of tokens in a step, prompts and decoding together. 0 means no limit.",
 )
 @click.option("--own-names", is_flag=True, help="Give each engine its own block hashes, as with random hash seeds.")
 @click.option(
@@ -95,36 +97,42 @@ def _block_size(_ctx: click.Context, _param: click.Parameter, value: int) -> int
     "policies",
     multiple=True,
     metavar="NAME",
-    help=f"{', '.join(policy_names())}; module:Class for your own; a bound: {', '.join(BOUNDS)}; or all. Repeatable.  "
+    help=f"Policies to compare: {', '.join(policy_names())}; module:Class for your own; a bound: {', '.join(BOUNDS)}; "
+    "or all. Repeatable.  "
     f"[default: {', '.join(POLICIES)}]",
 )
 @click.option(
     "--workload",
     metavar="NAME",
-    help=f"Replay this instead of TRACE: {', '.join(WORKLOADS)}. Those of recorded traces need {TRACES}, the "
-    "environment variable that names their folder.",
+    help=f"Workload to replay instead of TRACE: {', '.join(WORKLOADS)}. The recorded ones are read from the directory "
+    f"in the environment variable {TRACES}.",
 )
 @click.option(
     "--decisions",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Replay the requests of a router's record (kvatlas router --record) instead of TRACE, first with the choices "
-    "that it recorded.",
+    help="Record of a router (kvatlas router --record) to replay instead of TRACE, first with the recorded choices, "
+    "then with each policy.",
 )
-@click.option("--model", metavar="NAME", help="Of the record, only this model.  [default: the one it has most of]")
-@click.option("--event-delay", type=click.FloatRange(0), metavar="S", help="Announcements arrive this much later.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="Model whose requests are replayed from the record.  [default: the most frequent one]",
+)
+@click.option("--event-delay", type=click.FloatRange(0), metavar="S", help="Delay of the engines' events, in seconds.")
 @click.option(
     "--lose-events",
     type=click.FloatRange(0, 1, max_open=True),
     metavar="SHARE",
-    help="Announcements that are lost. The next one shows the gap, and the lost ones come again a second later.",
+    help="Share of the engines' events that are lost. The next event reveals the gap, and the lost ones arrive a "
+    "second later.",
 )
 @click.option(
     "--no-events",
     is_flag=False,
     flag_value="mock",
     type=click.Choice(GUESSES),
-    help="No announcements at all. Caches are guessed: simulated (mock), or what was sent in the last 2 minutes (ttl).",
+    help="Publish no events. Caches are guessed: simulated (mock), or what was sent in the last 2 minutes (ttl).",
 )
 @click.option(
     "--speedup",
@@ -190,6 +198,8 @@ def replay(trace: Path | None, **options: Any) -> None:
     decoding requests share: time of a step = base + prefill * prompt tokens + running * requests + context * tokens of
     KV read. The engines' events feed an index that policies use.
 
+    Columns that do not fit the terminal are left out; --json has everything.
+
     Ctrl-C ends the replay with a report of the results so far. Exit status: 0; 1 if the index gave any wrong answer; 2
     if an argument is invalid; 130 after Ctrl-C.
     """
@@ -228,7 +238,7 @@ def _workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
     if options["workload"] is None:
         return None
     if path is not None or options["decisions"] is not None:
-        raise click.UsageError("--workload, --decisions and TRACE exclude each other: give one of them.")
+        raise click.UsageError("--workload, --decisions and TRACE are mutually exclusive.")
     for flag in ("request_rate", "agents", "zipf", "save_trace"):
         if options[flag] is not None:
             raise click.UsageError(f"--{flag.replace('_', '-')} does not apply to --workload.")
@@ -241,7 +251,7 @@ def _record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
             raise click.UsageError("--model needs --decisions.")
         return None
     if path is not None:
-        raise click.UsageError("--workload, --decisions and TRACE exclude each other: give one of them.")
+        raise click.UsageError("--workload, --decisions and TRACE are mutually exclusive.")
     record = read_decisions(options["decisions"], model=options["model"])
     if (limit := options["requests"]) is not None:
         record.trace = replace(record.trace, requests=record.trace.requests[:limit])

@@ -1,4 +1,4 @@
-"""`kvatlas router`: run the router until it is stopped, or check the way through each engine."""
+"""`kvatlas router`: run the router until it is stopped, or check each engine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvatlas.router.config import ROUTER, read_router_config, show_router_config
 _ENGINES = {
     "engine": "HTTP address of a vLLM or SGLang server, such as http://host:8000. Requests are sent there, and its "
     "event sockets are discovered. Repeatable.",
-    "prefill": "An engine that only computes prompts, for --decode engines. Repeatable.",
-    "decode": "An engine that only answers prompts which a --prefill engine has computed. Repeatable.",
+    "prefill": "HTTP address of an engine that only computes prompts, for --decode engines. Repeatable.",
+    "decode": "HTTP address of an engine that generates answers to prompts computed by --prefill engines. Repeatable.",
 }
 
 
@@ -26,7 +26,7 @@ def _engines(command: Any) -> Any:
     return command
 
 
-@click.command(short_help="Send requests to the engines that hold most of their prompts.")
+@click.command(short_help="Route requests by what engines have cached and how busy they are.")
 @_engines
 @click.option(
     "--stream",
@@ -36,13 +36,13 @@ def _engines(command: Any) -> Any:
 )
 @config_option
 @print_config_option
-@click.option("--check", is_flag=True, help="Test one round trip through each engine, say what is wrong, and exit.")
+@click.option("--check", is_flag=True, help="Send a prompt through each engine, say what is wrong, and exit.")
 @setting_flags(ROUTER)
 def router(config: Path | None, print_config: bool, check: bool, **options: Any) -> None:
-    """Route requests of OpenAI clients to vLLM and SGLang engines, by what each has cached and what it has to do.
+    """Route requests of OpenAI clients to vLLM and SGLang engines, by what each has cached and how busy it is.
 
     One process: it follows the engines' KV events like `kvatlas serve`, and sends each request to the engine where it
-    does the least harm. Point clients at http://HOST:8080/v1.
+    does the least harm. Point clients at http://HOST:8080/v1, and add --bind 0.0.0.0:8080 for other machines.
 
     Every setting is a flag, an environment variable (--queue-timeout is KVATLAS_QUEUE_TIMEOUT) and a key of the
     configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.

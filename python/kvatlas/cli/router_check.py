@@ -26,7 +26,7 @@ def report(config: RouterConfig) -> int:
         _print(out, one)
     bad = [one for one in reports if one.problems]
     if not bad:
-        out.print(f"All is well with {counted(len(reports), 'engine')}.", highlight=False)
+        out.print(f"No problems with {counted(len(reports), 'engine')}.", highlight=False)
         return 0
     problems = sum(len(one.problems) for one in bad)
     out.print(

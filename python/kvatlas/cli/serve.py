@@ -15,7 +15,7 @@ from kvatlas.service.config.read import SERVICE
 from kvatlas.service.serve import serve as run
 
 
-@click.command(short_help="Follow engines and answer which of them hold a prompt.")
+@click.command(short_help="Follow engines and answer how much of a prompt each holds.")
 @click.option(
     "--engine",
     multiple=True,

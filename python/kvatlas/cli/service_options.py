@@ -13,7 +13,7 @@ import click
 import httpx
 
 from kvatlas.client import DEFAULT_URL, Client
-from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError
+from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError, UnreachableError
 from kvatlas.service.config.schema import check_secret, read_secret
 
 
@@ -64,6 +64,8 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
     except KvatlasError as error:
         refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
         hint = ": set KVATLAS_KEY or --key-file" if refused else ""
+        if isinstance(error, UnreachableError) and error.code == "unreachable":
+            hint = ": start `kvatlas serve` there, or set --url or KVATLAS_URL to its address"
         click.echo(f"Error: {error}{hint}", err=True)
         sys.exit(1 if isinstance(error, ClientError) or error.code in ("unreachable", "timeout") else 2)
 

@@ -116,7 +116,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     type=click.Choice(["both", "prefill", "decode"]),
     default="both",
     show_default=True,
-    help="Only compute prompts for other engines, or only answer those.",
+    help="prefill: only compute prompts for other engines. decode: only answer prompts computed elsewhere.",
 )
 @click.option("--speed", type=POSITIVE, default=1.0, show_default=True, help="Speed factor of the engines' clocks.")
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to bind.")
@@ -176,8 +176,9 @@ def simulate(**options: Any) -> None:
     """Run a fleet of simulated engines until Ctrl-C.
 
     Each engine serves OpenAI completions and chat, and the discovery and metrics endpoints of vLLM or SGLang. It
-    publishes its KV events over ZMQ, with replays, in the same wire format. The cache behaves exactly like vLLM's. Time
-    follows a simple model (see `kvatlas replay --help`). The generated text is a placeholder.
+    publishes its KV events over ZMQ, with replays, in the same wire format. The cache behaves exactly like vLLM's. The
+    time to first token is the wait in the queue, plus the uncached tokens divided by --prefill-rate. The generated text
+    is a placeholder.
 
     Inject faults with the CHANCE options, or at run time by POST /sim/faults to an engine's URL.
 

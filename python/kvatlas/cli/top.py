@@ -63,7 +63,7 @@ def top(url: str, key_file: Path | None, ca: Path | None, interval: float, decis
 
     For each engine: whether it takes requests; the state of its event streams and how late events are visible (lag);
     requests that wait for their first token, and run; uncached prompt tokens queued; how full its KV cache is; the
-    share of prompt tokens found in its cache (hits) since this started, or with --once since the router started.
+    share of prompt tokens found in its cache (hits), since this command started, or with --once since the router did.
 
     For each decision: the engine, the prompt's tokens, how many the router expected in the cache and how many the
     engine found there, why it was chosen, how long that took, and the time to the first token.
@@ -92,6 +92,8 @@ def top(url: str, key_file: Path | None, ca: Path | None, interval: float, decis
     except KvatlasError as error:
         refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
         hint = ": set KVATLAS_KEY or --key-file" if refused else ""
+        if isinstance(error, UnreachableError) and error.code == "unreachable":
+            hint = ": start `kvatlas router` there, or set --url or KVATLAS_ROUTER_URL to its address"
         click.echo(f"Error: {error}{hint}", err=True)
         sys.exit(1 if isinstance(error, ClientError) else 2)
     except KeyboardInterrupt:

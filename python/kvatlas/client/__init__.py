@@ -1,4 +1,4 @@
-"""Clients of the service, typed: `Client` waits, `AsyncClient` is awaited.
+"""Typed clients of the service: `Client` blocks, `AsyncClient` is for asyncio.
 
 from kvatlas.client import Client
 

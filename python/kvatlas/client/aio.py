@@ -88,17 +88,17 @@ class AsyncClient:
 
         Args:
             tokens: The prompt's token ids, from 0 to 2**32 - 1.
-            content_hashes: The content hashes of its whole blocks, which `kvatlas.content_hashes` makes.
+            content_hashes: The content hashes of its full blocks, from `kvatlas.content_hashes`.
             text: A completion's prompt. Needs a tokenizer.
-            messages: A chat, as requests have it. Needs a tokenizer.
+            messages: The messages of a chat request. Needs a tokenizer.
             tools: The tools offered in the chat.
             model: The model that the prompt is for.
             routing_group: The routing group.
-            lora: The LoRA adapter that the prompt is for. Content hashes have it in them already.
-            salt: Its cache salt. Content hashes have it in them already.
-            top_k: Only so many workers, the best ones.
-            among: Only these workers.
-            age: Whether to say how far the service is behind each worker.
+            lora: The LoRA adapter that the prompt is for. Content hashes already include it.
+            salt: Its cache salt. Content hashes already include it.
+            top_k: Return only the best `top_k` workers.
+            among: Consider only these workers.
+            age: Whether to report how far the service is behind each worker.
 
         Raises:
             InvalidArgumentError: No prompt or no tokenizer (code "missing_argument"), several prompts (code
@@ -125,8 +125,8 @@ class AsyncClient:
             queries: The prompts.
             model: The model that they are for.
             routing_group: The routing group.
-            top_k: Only so many workers for each, the best ones.
-            among: Only these workers.
+            top_k: Return only the best `top_k` workers for each prompt.
+            among: Consider only these workers.
 
         Raises:
             InvalidArgumentError: As `query` does.
@@ -229,8 +229,8 @@ class AsyncClient:
         """Wait until answers are complete, even if the service is still starting.
 
         Raises:
-            ClientError: That took too long (code "not_ready").
-            UnreachableError: Nobody answered until then.
+            ClientError: The service was not ready within that time (code "not_ready").
+            UnreachableError: The service did not answer within that time.
         """
         deadline = Deadline(self.url, timeout)
         while True:

@@ -56,6 +56,15 @@ class RouterHttpConfig(HttpConfig):
         default="127.0.0.1:8080",
         metadata=about(Address(), "--bind", "Address to listen on. Port 0 picks a free port."),
     )
+    admin_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--admin-key-file",
+            "File with the bearer key for changes of the fleet (/engines) and for other routers (/peers/work). "
+            "Alternatively, set KVATLAS_ADMIN_KEY.",
+        ),
+    )
     max_body: int = field(default=64 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
     max_connections: int = field(
         default=65_536,
@@ -63,7 +72,7 @@ class RouterHttpConfig(HttpConfig):
     )
     request_timeout: float = field(
         default=60.0,
-        metadata=about(_ABOVE_0, "--request-timeout", "Time within which a request must arrive as a whole."),
+        metadata=about(_ABOVE_0, "--request-timeout", "Time within which the whole request must arrive."),
     )
     # What the embedded service does with untrusted workers is the router's affair: they are chosen by load.
     untrusted: Literal["leave-out", "flag"] = "leave-out"
@@ -76,14 +85,17 @@ class RouterHttpConfig(HttpConfig):
     write_timeout: float = field(
         default=60.0,
         metadata=about(
-            _ABOVE_0, "--write-timeout", "Time after which a client that reads nothing of its answer is disconnected."
+            _ABOVE_0, "--write-timeout", "Time after which a client that does not read its answer is disconnected."
         ),
     )
 
 
 @dataclass(frozen=True)
 class RouterSection(Section):
-    """How requests are placed. `index_key` is the key of the service at `index` itself, for programs."""
+    """How requests are placed.
+
+    `index_key` and `peer_key` are the keys of the service at `index` and of the routers at `peers` themselves, for programs.
+    """
 
     section: ClassVar[str] = "router"
 
@@ -117,7 +129,7 @@ class RouterSection(Section):
     index: str | None = field(
         default=None,
         metadata=about(
-            Text(), "--index", "URL of a kvatlas service that follows the engines, instead of following them here."
+            Text(), "--index", "URL of a `kvatlas serve` that follows the engines' events in the router's place."
         ),
     )
     index_key_file: Path | None = field(
@@ -131,11 +143,16 @@ class RouterSection(Section):
         metadata=about(
             Texts(),
             "--peer",
-            "URL of another router in front of the same engines, which is told what this one has there. Repeatable.",
+            "URL of another router in front of the same engines, to which this one reports its work. Repeatable.",
         ),
     )
     peer_key_file: Path | None = field(
-        default=None, metadata=about(File(), "--peer-key-file", "File with the key that those routers ask for.")
+        default=None,
+        metadata=about(
+            File(),
+            "--peer-key-file",
+            "File with the key that those routers ask for. Alternatively, set KVATLAS_PEER_KEY.",
+        ),
     )
     session_header: str = field(
         default="x-session-id",
@@ -146,7 +163,7 @@ class RouterSection(Section):
         metadata=about(
             _FROM_0,
             "--session-ttl",
-            "Time for which a session stays with its engine after its last request. 0 means that it does not.",
+            "Time after a session's last request for which it stays with its engine. 0 turns this off.",
         ),
     )
     priority_header: str = field(
@@ -154,22 +171,27 @@ class RouterSection(Section):
         metadata=about(
             _AnyText(),
             "--priority-header",
-            "Request header with a priority, an integer, higher first, for requests that wait; empty for none.",
+            "Request header with the priority of waiting requests: an integer, higher goes first. Empty for none.",
         ),
     )
     queue: int = field(
         default=4096,
         metadata=about(
-            Integer(0, 1 << 24), "--queue", "Requests that may wait in the router when all engines are busy."
+            Integer(0, 1 << 24),
+            "--queue",
+            "Maximum number of requests that wait in the router while all engines are busy.",
         ),
     )
     queue_timeout: float = field(
-        default=60.0, metadata=about(_ABOVE_0, "--queue-timeout", "Time that one may wait before it is refused.")
+        default=60.0,
+        metadata=about(_ABOVE_0, "--queue-timeout", "Longest time that a request waits there before it is refused."),
     )
     response_headers: Literal["on", "off"] = field(
         default="on",
         metadata=about(
-            Choice("on", "off"), "--response-headers", "Say in headers of an answer which engine gave it, and why."
+            Choice("on", "off"),
+            "--response-headers",
+            "Say in the headers of each answer which engine gave it, and why.",
         ),
     )
     decode_alone: int = field(
@@ -177,7 +199,7 @@ class RouterSection(Section):
         metadata=about(
             Integer(0, 1 << 30),
             "--decode-alone",
-            "With prefill and decode engines: uncached prompt tokens up to which a decode engine computes them itself.",
+            "Maximum number of uncached prompt tokens that a decode engine computes itself, without a prefill engine.",
         ),
     )
     forward_tokens: bool = field(
@@ -185,27 +207,32 @@ class RouterSection(Section):
         metadata=about(
             Switch(),
             "--forward-tokens",
-            "Send completions on as token ids, to engines that make the same tokens. Needs a tokenizer here.",
+            "Send completions to engines as token ids, where they make the same tokens. Needs a tokenizer here.",
         ),
     )
     forward: tuple[str, ...] = field(
         default=(),
         metadata=about(
-            Texts(), "--forward", "Further paths to forward to engines: a path, or a beginning that ends in *."
+            Texts(), "--forward", "Further paths to forward to engines: a path, or a prefix that ends in *."
         ),
     )
     record: Path | None = field(
-        default=None, metadata=about(File(), "--record", "File to append each decision to, without prompts' text.")
+        default=None,
+        metadata=about(
+            File(), "--record", "File to append each decision to. It contains hashes of prompts, not their text."
+        ),
     )
     decisions: int = field(
         default=256,
         metadata=about(Integer(0, 1 << 20), "--decisions", "Number of the last decisions kept for GET /decisions."),
     )
     index_key: str | None = field(default=None, repr=False)
+    peer_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_key("router.index_key", self.index_key, self.index_key_file)
+        one_key("router.peer_key", self.peer_key, self.peer_key_file)
         if self.forward_tokens and self.tokenizer in ("engine", "none") and not self.tokenizers:
             raise ConfigError(
                 "router.forward_tokens needs a tokenizer here: set router.tokenizer to a tokenizer.json, "
@@ -215,8 +242,8 @@ class RouterSection(Section):
             object.__setattr__(self, "peers", tuple(checked_url(peer) for peer in self.peers))
         except ValueError as error:
             raise ConfigError(f"router.peers must be http://HOST:PORT, but {error}") from None
-        if self.peer_key_file is not None and not self.peers:
-            raise ConfigError("router.peer_key_file is for the routers at router.peers, which are not set")
+        if (self.peer_key is not None or self.peer_key_file is not None) and not self.peers:
+            raise ConfigError("router.peer_key is for the routers at router.peers, which are not set")
         if self.index is None:
             if self.index_key is not None or self.index_key_file is not None:
                 raise ConfigError("router.index_key is for the service at router.index, which is not set")
@@ -244,7 +271,9 @@ class RouterSection(Section):
         Raises:
             ConfigError: The key file cannot be read, or does not hold a key.
         """
-        return None if self.peer_key_file is None else read_secret(self.peer_key_file, "router.peer_key_file")
+        if self.peer_key_file is None:
+            return self.peer_key
+        return read_secret(self.peer_key_file, "router.peer_key_file")
 
     @property
     def is_own_policy(self) -> bool:
@@ -254,12 +283,13 @@ class RouterSection(Section):
 
 @dataclass(frozen=True)
 class UpstreamConfig(Section):
-    """How engines are spoken to."""
+    """Connections to engines."""
 
     section: ClassVar[str] = "upstream"
 
     connect_timeout: float = field(
-        default=2.0, metadata=about(_ABOVE_0, "--connect-timeout", "Time within which a connection must be there.")
+        default=2.0,
+        metadata=about(_ABOVE_0, "--connect-timeout", "Time within which a connection to an engine must be open."),
     )
     first_byte_timeout: float = field(
         default=600.0,
@@ -272,7 +302,9 @@ class UpstreamConfig(Section):
     retries: int = field(
         default=2,
         metadata=about(
-            Integer(0, 100), "--retries", "Times that a request is tried again, before anything of it was answered."
+            Integer(0, 100),
+            "--retries",
+            "Number of times that a failed request is tried again, before any of its answer was sent.",
         ),
     )
     idle_connections: int = field(
@@ -282,7 +314,7 @@ class UpstreamConfig(Section):
     idle_timeout: float = field(
         default=4.0,
         metadata=about(
-            _ABOVE_0, "--upstream-idle-timeout", "Time for which they are kept. vLLM closes them after 5 s."
+            _ABOVE_0, "--upstream-idle-timeout", "Time for which idle connections are kept. vLLM closes them after 5 s."
         ),
     )
     ca: Path | None = field(
@@ -293,46 +325,52 @@ class UpstreamConfig(Section):
 
 @dataclass(frozen=True)
 class HealthConfig(Section):
-    """How it is known whether an engine works."""
+    """Health checks of engines."""
 
     section: ClassVar[str] = "health"
 
-    path: str = field(default="/health", metadata=about(Text(), "--health-path", "Path that engines are asked at."))
+    path: str = field(default="/health", metadata=about(Text(), "--health-path", "Path of an engine's health check."))
     interval: float = field(
         default=5.0,
-        metadata=about(_FROM_0, "--health-interval", "Time between two questions. 0 means that none are asked."),
+        metadata=about(_FROM_0, "--health-interval", "Time between health checks of an engine. 0 means none."),
     )
     timeout: float = field(
-        default=2.0, metadata=about(_ABOVE_0, "--health-timeout", "Time within which one must be answered.")
+        default=2.0,
+        metadata=about(_ABOVE_0, "--health-timeout", "Time within which an engine must answer a health check."),
     )
     failures: int = field(
         default=3,
         metadata=about(
             Integer(1, 1000),
             "--health-failures",
-            "Failures in a row, of questions or requests, that rule an engine out.",
+            "Failures in a row, of health checks or requests, after which an engine is left out.",
         ),
     )
     open: float = field(
         default=1.0,
         metadata=about(
-            _ABOVE_0, "--health-open", "Time for which it is left out at first. It doubles with each further failure."
+            _ABOVE_0,
+            "--health-open",
+            "Time for which a failing engine is left out at first. Doubles with each further failure.",
         ),
     )
     open_max: float = field(
-        default=30.0, metadata=about(_ABOVE_0, "--health-open-max", "Longest time for which it is left out.")
+        default=30.0,
+        metadata=about(_ABOVE_0, "--health-open-max", "Longest time for which a failing engine is left out."),
     )
     silence: float = field(
         default=60.0,
         metadata=about(
             _FROM_0,
             "--health-silence",
-            "Time without a byte after which an engine that has requests is left out. 0 means never.",
+            "Time after which an engine that has requests but sends nothing is left out. 0 means never.",
         ),
     )
     load_interval: float = field(
         default=1.0,
-        metadata=about(_FROM_0, "--load-interval", "Time between two looks at an engine's metrics. 0 means none."),
+        metadata=about(
+            _FROM_0, "--load-interval", "Time between reads of an engine's metrics. 0 means that they are not read."
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -471,7 +509,10 @@ ROUTER_LISTS: dict[str, tuple[str, str, EntryKind]] = {
     "prefill": ("--prefill", "KVATLAS_PREFILL", _InRole("prefill")),
     "decode": ("--decode", "KVATLAS_DECODE", _InRole("decode")),
 }
-ROUTER_SECRETS = SECRETS | {"router.index_key": ("KVATLAS_INDEX_KEY", "router.index_key_file")}
+ROUTER_SECRETS = SECRETS | {
+    "router.index_key": ("KVATLAS_INDEX_KEY", "router.index_key_file"),
+    "router.peer_key": ("KVATLAS_PEER_KEY", "router.peer_key_file"),
+}
 ROUTER = Schema(
     RouterConfig,
     ROUTER_SECTIONS,

@@ -47,7 +47,7 @@ class Router(Running[native.NativeRouter]):
             engines: Engines that requests are sent to, besides those of the configuration: `[NAME=]URL`.
             config: All other settings; the defaults if not given.
             prefill: Engines that only compute prompts, for `decode` engines.
-            decode: Engines that only answer prompts that `prefill` engines have computed.
+            decode: Engines that generate answers to prompts computed by `prefill` engines.
             policy: A policy object of yours with `choose(request, candidates)`, instead of `config.router.policy`.
             log: Whether the native part writes its log to stderr, as `config.log` says; the first service or router of
                 a process decides. What the Python part logs goes to the logger "kvatlas".
@@ -118,7 +118,7 @@ class Router(Running[native.NativeRouter]):
         self._native.set_engine(json.dumps(about))
 
     def remove_engine(self, name: str) -> None:
-        """Send an engine no more requests; those under way go on.
+        """Send an engine no more requests; open ones finish.
 
         Raises:
             ServiceError: There is no such engine (code "unknown_engine").
@@ -126,7 +126,7 @@ class Router(Running[native.NativeRouter]):
         self._native.remove_engine(name)
 
     def drain_engine(self, name: str, *, drained: bool = True) -> None:
-        """Send an engine no new requests, or do so again.
+        """Send an engine no new requests; with `drained=False`, send it requests again.
 
         Raises:
             ServiceError: There is no such engine (code "unknown_engine").

@@ -1,7 +1,7 @@
-"""Deciding: which engine takes a request, given the cache and the load of each.
+"""Decide which engine takes a request, given the cache and the load of each.
 
-`Router` chooses and reserves in one step, and keeps the books. `policy_names` has the policies that come with kvatlas;
-one of your own is a class with `choose(request, candidates)` (`ArrayPolicy`), named as `module:Class`.
+`Router` chooses and reserves in one step, and keeps track of load. `policy_names` lists the policies that come with
+kvatlas; one of your own is a class with `choose(request, candidates)` (`ArrayPolicy`), named as `module:Class`.
 """
 
 from kvatlas._native import Candidates, Decision, RoutedRequest, policy_names

@@ -1,4 +1,4 @@
-"""What a lookup says, as far as deciding is concerned."""
+"""The part of a lookup's answer that a decision uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The router: chooses a worker for each request, and keeps the books."""
+"""The router: chooses a worker for each request, and keeps track of load."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _LOOK_AGAIN = 0.02  # seconds
 class ArrayPolicy(Protocol):
     """Picks a worker for each request: the protocol of a policy of your own.
 
-    Name it as `module:Class`: it is made as `Class(seed)`, with the options as keywords. `uses_index = False` as an
-    attribute says that nobody needs to look up prompts for it.
+    Name it as `module:Class`: the router creates `Class(seed)`, with the options as keywords. If it does not use
+    depths, set the attribute `uses_index = False`: prompts are then not looked up for it.
     """
 
     def choose(self, request: RoutedRequest, candidates: Candidates) -> int | None:
@@ -27,10 +27,10 @@ class ArrayPolicy(Protocol):
 
 
 class Router(_native.Router):
-    """Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each one is.
+    """Chooses a worker for each request, and keeps track of what was sent, what runs, and how fast each worker is.
 
-    `choose` selects and reserves in one step; say what becomes of the request with the methods of the `Decision`. It
-    fails open: without an index, without tokens, with nobody to trust there is an answer, and its `why` says so.
+    `choose` selects and reserves in one step; report what becomes of the request with the methods of the `Decision`.
+    Without an index, without tokens, or with no trusted worker, there is still an answer, and its `why` says so.
 
     Args:
         policy: A name of `policy_names()`, `module:Class`, or an object with `choose(request, candidates)`.

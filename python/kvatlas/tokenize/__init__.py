@@ -1,8 +1,8 @@
 """Token ids of a text or of chat messages, as an engine would compute them.
 
-Engines cache blocks of tokens, so a prompt must become the same tokens here as there. `LocalTokenizer` reads a Hugging
-Face tokenizer and its chat template; `EngineTokenizer` and `AsyncEngineTokenizer` ask an engine. Give one to a client,
-and its queries take `text=` and `messages=`.
+Engines cache blocks of tokens, so a prompt must become the same tokens here as in the engine. `LocalTokenizer` reads a
+Hugging Face tokenizer and its chat template; `EngineTokenizer` and `AsyncEngineTokenizer` ask an engine. Give one to a
+client, and its queries take `text=` and `messages=`.
 """
 
 from kvatlas.tokenize.engine_aio import AsyncEngineTokenizer

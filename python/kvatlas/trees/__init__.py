@@ -1,9 +1,8 @@
 """Four data structures that are already in use for routing or paging, under their known names and methods.
 
-`StringTree` and `TokenTree` remember what a router sent to whom. `RadixTrie` finds the pages that a prompt can use
-inside one engine. `SyncPrefixHashTable` keeps which pod has what share of a prompt, by engines' events or a router's
-decisions. Who holds which blocks in a fleet, exactly and right now, is `kvatlas.BlockIndex`. docs/trees says which
-to take when.
+`StringTree` and `TokenTree` remember which prompts a router sent to which worker. `RadixTrie` finds the pages that a
+prompt can use inside one engine. `SyncPrefixHashTable` records which pod has what share of a prompt, from engines'
+events or a router's decisions. For which worker holds which blocks right now, exactly, use `kvatlas.BlockIndex`.
 """
 
 from kvatlas._native import (

@@ -77,7 +77,7 @@ def test_the_conclusion_does_not_flatter(result: ReplayResult) -> None:
 def test_overload_and_refusals_are_told(result: ReplayResult) -> None:
     busy = replace(result.policies[0], utilisation=0.99, refused=3)
     text = " ".join(summary.conclusion(replace(result, policies=[busy, *result.policies[1:]])))
-    assert "With random prefill kept the engines busy more than 90 %" in text
+    assert "With random, prefill kept the engines busy more than 90 %" in text
     assert "3 requests were too large" in text
 
 

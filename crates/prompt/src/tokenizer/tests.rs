@@ -84,7 +84,7 @@ fn text() -> impl Strategy<Value = String> {
 }
 
 fn cases() -> ProptestConfig {
-    let cases = std::env::var("KVATLAS_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+    let cases = kvatlas_testing::seeds(300).try_into().expect("few");
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 

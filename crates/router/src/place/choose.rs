@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use hyper::StatusCode;
 use kvatlas_routing as core;
 use kvatlas_service::lookup::Held;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 
 use super::candidates::{candidates, row};
-use super::waiting::{Ticket, Waiter};
+use super::waiting::{News, Ticket, Waiter};
 use super::{Core, Placement, Places};
 use crate::app::App;
 use crate::clock::seconds;
@@ -29,7 +29,7 @@ thread_local! {
 /// What became of a request to place.
 enum Chosen {
     Placed(core::Decision, Option<Explained>),
-    Waits(core::RequestId, oneshot::Receiver<core::Outcome>),
+    Waits(core::RequestId, mpsc::UnboundedReceiver<News>),
 }
 
 impl Places {
@@ -43,64 +43,87 @@ impl Places {
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
-        let until = started + self.queue_timeout;
-        loop {
-            if let Some(placement) = self.try_to_choose(app, shard, known, role, tried, started).await? {
-                if let Some(telling) = &known.telling {
-                    telling.asked();
-                }
-                return Ok(placement);
+        let (decision, terms) = loop {
+            let allowed = candidates(&app.fleet, known, role, tried)?;
+            let (id, news) = match self.choose_or_wait(app, shard, known, &allowed).await? {
+                Chosen::Placed(decision, terms) => break (decision, terms),
+                Chosen::Waits(id, news) => (id, news),
+            };
+            if let Some(decision) = self.wait(app, known, role, tried, allowed, id, news).await? {
+                break (decision, None);
             }
-            // Who may take it has changed while it waited.
-            if until <= Instant::now() {
+            if started.elapsed() >= self.queue_timeout {
                 return Err(refused(core::Refusal::QueueTimeout));
             }
+        };
+        let placement = self.placement(app, decision, known, terms, started)?;
+        if let Some(telling) = &known.telling {
+            telling.asked();
         }
+        Ok(placement)
     }
 
-    /// The same once. None: it waited, and the fleet has changed meanwhile.
-    async fn try_to_choose(
+    async fn choose_or_wait(
         &self,
         app: &App,
         shard: usize,
         known: &Known,
-        role: Role,
-        tried: &[Arc<Engine>],
-        started: Instant,
-    ) -> Result<Option<Placement>, Refusal> {
-        let allowed = candidates(&app.fleet, known, role, tried)?;
-        let chosen = match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+        allowed: &[core::WorkerId],
+    ) -> Result<Chosen, Refusal> {
+        match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(remote) => {
                 let engines = app.fleet.engines().clone();
                 let model = known.model.as_deref().unwrap_or_default();
                 let number = |worker: &str, rank| row(&engines, worker, rank);
                 let held = remote.look_up(shard, model, &known.hashes, number).await;
-                self.decide(known, &allowed, held.as_ref())?
+                self.decide(known, allowed, held.as_ref())
             }
             None => HELD.with_borrow_mut(|held| {
                 let looked = self.look_up(&app.fleet, known, held);
-                self.decide(known, &allowed, looked.then_some(&*held))
-            })?,
-        };
-        let (id, receiver) = match chosen {
-            Chosen::Placed(decision, terms) => {
-                return self.placement(app, decision, known, terms, started).map(Some);
-            }
-            Chosen::Waits(id, receiver) => (id, receiver),
-        };
+                self.decide(known, allowed, looked.then_some(&*held))
+            }),
+        }
+    }
+
+    /// Waits in the router until an engine has room. A client that goes away gives the place back. None: all that might
+    /// have taken it are gone, before it could be told of others.
+    #[expect(clippy::too_many_arguments, reason = "a request, and its place in the queue")]
+    async fn wait(
+        &self,
+        app: &App,
+        known: &Known,
+        role: Role,
+        tried: &[Arc<Engine>],
+        mut allowed: Vec<core::WorkerId>,
+        id: core::RequestId,
+        mut news: mpsc::UnboundedReceiver<News>,
+    ) -> Result<Option<core::Decision>, Refusal> {
         let mut ticket = Ticket { places: self, id: Some(id) };
-        let outcome = receiver.await;
+        let outcome = loop {
+            // The fleet may have changed before it was in the queue, too.
+            let now_allowed = candidates(&app.fleet, known, role, tried)?;
+            if now_allowed != allowed {
+                allowed = now_allowed;
+                let mut core = self.core();
+                core.router.allow(id, Some(&allowed));
+                self.call(&core);
+            }
+            match news.recv().await {
+                Some(News::Decided(outcome)) => break outcome,
+                Some(News::FleetChanged) => {}
+                None => break core::Outcome::Refused(core::Refusal::NoWorker),
+            }
+        };
         ticket.id = None;
         match outcome {
-            Ok(core::Outcome::Placed(decision)) => {
+            core::Outcome::Placed(decision) => {
                 let mut core = self.core();
                 let Core { router, unheard, .. } = &mut *core;
                 placed(router, unheard.as_mut(), &decision, known, seconds());
-                drop(core);
-                self.placement(app, decision, known, None, started).map(Some)
+                Ok(Some(decision))
             }
-            Ok(core::Outcome::Refused(why)) => Err(refused(why)),
-            Ok(core::Outcome::Waits(_)) | Err(_) => Ok(None),
+            core::Outcome::Refused(core::Refusal::NoWorker) | core::Outcome::Waits(_) => Ok(None),
+            core::Outcome::Refused(why) => Err(refused(why)),
         }
     }
 

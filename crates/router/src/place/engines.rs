@@ -40,9 +40,9 @@ impl Places {
         let _ = engine.ids.set(ids);
     }
 
-    /// An engine that requests can find now is new, or can be used again: those who wait begin anew, as they know it not.
+    /// An engine that requests can find now is new, or can be used again: those who wait learn of it.
     pub(crate) fn is_back(&self) {
-        self.core().call_again(seconds());
+        self.core().fleet_changed();
     }
 
     /// An engine is gone.
@@ -60,7 +60,7 @@ impl Places {
                 core.router.resume_worker(*id);
             }
         }
-        core.call_again(seconds());
+        core.fleet_changed();
     }
 
     /// What an engine says of itself.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kvatlas_routing as core;
 use kvatlas_service::lookup::Held;
 use kvatlas_service::state::Keyspace;
-use tokio::sync::oneshot;
+use tokio::sync::mpsc;
 
 use super::candidates::row;
 use super::choose::fill;
@@ -34,17 +34,25 @@ struct Prompt {
     keyspace: Option<Arc<Keyspace>>,
 }
 
+/// What a request hears while it waits.
+pub(super) enum News {
+    /// It waits no longer.
+    Decided(core::Outcome),
+    /// Other engines may take it now.
+    FleetChanged,
+}
+
 /// Who waits for a decision.
 pub(super) struct Waiter {
-    told: oneshot::Sender<core::Outcome>,
+    told: mpsc::UnboundedSender<News>,
     prompt: Prompt,
     looked: Instant,
 }
 
 impl Waiter {
     /// And where it hears of the decision.
-    pub(super) fn new(known: &Known) -> (Self, oneshot::Receiver<core::Outcome>) {
-        let (told, hears) = oneshot::channel();
+    pub(super) fn new(known: &Known) -> (Self, mpsc::UnboundedReceiver<News>) {
+        let (told, hears) = mpsc::unbounded_channel();
         let prompt =
             Prompt { model: known.model.clone(), hashes: known.hashes.clone(), keyspace: known.keyspace.clone() };
         (Self { told, prompt, looked: Instant::now() }, hears)
@@ -118,7 +126,7 @@ impl Places {
         let mut is_placed = false;
         for (id, outcome) in bound {
             is_placed |= matches!(outcome, core::Outcome::Placed(_));
-            let told = tickets.remove(&id.0).is_some_and(|waiter| waiter.told.send(outcome).is_ok());
+            let told = tickets.remove(&id.0).is_some_and(|waiter| waiter.told.send(News::Decided(outcome)).is_ok());
             if !told {
                 router.fail(id, now);
             }
@@ -157,11 +165,11 @@ async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Ve
 }
 
 impl Core {
-    /// Has all who wait ask again: each knows only the engines that there were when it came.
-    pub(super) fn call_again(&mut self, now: f64) {
-        for (id, waiter) in std::mem::take(&mut self.tickets) {
-            self.router.fail(core::RequestId(id), now);
-            drop(waiter);
+    /// Has all who wait find out who may take them: each knows only the engines that there were when it came.
+    pub(super) fn fleet_changed(&self) {
+        for waiter in self.tickets.values() {
+            // Whoever does not listen any more gives its place back.
+            let _ = waiter.told.send(News::FleetChanged);
         }
     }
 }

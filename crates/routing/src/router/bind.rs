@@ -59,6 +59,14 @@ impl Router {
         all
     }
 
+    /// A request that waits may go to these workers from now on: the fleet has changed. It keeps its turn, and the time
+    /// that it has waited. False: it does not wait (any more).
+    pub fn allow(&mut self, id: RequestId, allowed: Option<&[WorkerId]>) -> bool {
+        let waits = self.waiting.allow(id.0, allowed);
+        self.room |= waits;
+        waits
+    }
+
     /// Whether there is nobody to place, or nothing has changed since it was last tried.
     fn rests(&self, now: f64) -> bool {
         self.waiting.len() == 0 || !self.room && now < self.tried + LOOK_AGAIN

@@ -76,7 +76,9 @@ struct Lane {
 
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
+    /// By number, counted up.
     lanes: BTreeMap<u64, Lane>,
+    lanes_made: u64,
     by_allowed: HashMap<Option<Arc<[WorkerId]>>, u64>,
     /// Where each is: its lane, and its place there.
     keys: HashMap<u64, (u64, Key)>,
@@ -89,24 +91,43 @@ impl Waiting {
         self.keys.len()
     }
 
-    pub(super) fn push(&mut self, mut ticket: Ticket, until: f64) {
+    pub(super) fn push(&mut self, ticket: Ticket, until: f64) {
+        self.ends.push_back((until, ticket.kept.number));
+        self.enter(ticket);
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Ticket> {
+        let ticket = self.leave(number);
+        if self.keys.is_empty() {
+            self.ends.clear();
+        }
+        ticket
+    }
+
+    /// One that waits may go to other workers from now on. It keeps its turn. False: it does not wait.
+    pub(super) fn allow(&mut self, number: u64, allowed: Option<&[WorkerId]>) -> bool {
+        let Some(mut ticket) = self.leave(number) else { return false };
+        ticket.allowed = allowed.map(Arc::from);
+        self.enter(ticket);
+        true
+    }
+
+    fn enter(&mut self, mut ticket: Ticket) {
         let number = ticket.kept.number;
         let key = (Reverse(ticket.kept.priority), number);
-        // A lane has the number of its first ticket.
-        let at = *self.by_allowed.entry(ticket.allowed.clone()).or_insert(number);
+        let at = *self.by_allowed.entry(ticket.allowed.clone()).or_insert_with(|| {
+            self.lanes_made += 1;
+            self.lanes_made
+        });
         let lane = self.lanes.entry(at);
         let lane = lane.or_insert_with(|| Lane { allowed: ticket.allowed.clone(), tickets: BTreeMap::new() });
         ticket.allowed.clone_from(&lane.allowed);
         lane.tickets.insert(key, ticket);
         self.keys.insert(number, (at, key));
-        self.ends.push_back((until, number));
     }
 
-    pub(super) fn remove(&mut self, number: u64) -> Option<Ticket> {
+    fn leave(&mut self, number: u64) -> Option<Ticket> {
         let (at, key) = self.keys.remove(&number)?;
-        if self.keys.is_empty() {
-            self.ends.clear();
-        }
         let lane = self.lanes.get_mut(&at)?;
         let ticket = lane.tickets.remove(&key);
         if lane.tickets.is_empty() {

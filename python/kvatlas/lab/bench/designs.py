@@ -77,7 +77,7 @@ def choose_designs(names: Sequence[str], peers: Path | None = None) -> list[Desi
             near = closest(name, known)
             raise DesignError(
                 f"there is no index {name!r}{f' (did you mean {near!r}?)' if near else ''}: "
-                f"it is all, one of {', '.join(known)}, or module:attribute"
+                f"it must be all, one of {', '.join(known)}, or module:attribute"
                 + ("" if peers else "; peers need --peers"),
                 "unknown_design",
             )

@@ -20,18 +20,18 @@ REFRESH = 1.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How one policy fares, or fared. Times in seconds of the engines' clock.
+    """The results of one policy so far. Times are in seconds of the engines' clock.
 
     Attributes:
         name: The policy.
         elapsed: Seconds of its turn so far, in real time.
         done: Requests answered.
         failed: Requests that were not.
-        failure: Why, of the last one.
-        in_flight: Requests under way.
+        failure: Why the last of these failed.
+        in_flight: Requests in flight.
         hit_rate: The share of prompt tokens that the engines had cached.
         first_token: The mean time to the first token.
-        first_token_p99: That of the slowest in a hundred.
+        first_token_p99: The 99th percentile of the time to the first token.
         decision: The median time that the router took to decide, in seconds of the real clock.
     """
 
@@ -48,7 +48,7 @@ class Standing:
 
 
 class Demo:
-    """Runs the policies in turn; tells `show` how they stand every second."""
+    """Runs the policies in turn; calls `show` with their results every second."""
 
     def __init__(self, config: DemoConfig, show: Callable[[list[Standing]], None]) -> None:
         """Nothing is started yet.

@@ -1,8 +1,8 @@
 """Designs of one index, from a nested dictionary up to `kvatlas.BlockIndex`, behind one interface.
 
-`RUNGS` says what there is, which step of the story each rung is, what it promises, and what it gets wrong, with the
-smallest example. `open_rung` makes one, with the methods of `BlockIndex`. `PositionalIndexer` is rung 6 alone, under
-the names that other implementations give its operations.
+`RUNGS` lists them: which step of the ladder each rung is, what it promises, and what it gets wrong, with the smallest
+example. `open_rung` makes one, with the methods of `BlockIndex`. `PositionalIndexer` is rung 6 alone, under the names
+that other implementations give its operations.
 
 Examples:
     >>> from kvatlas.lab.designs import RUNGS, open_rung
@@ -13,7 +13,7 @@ Examples:
     >>> rung.find(content_hashes=[1, 2, 4]).levels()
     [(2, ['w0']), (1, ['w1'])]
 
-    It knows a block by its content alone, so it is wrong about a prompt that repeats itself:
+    It identifies a block by its content alone, so its answer for a prompt that repeats itself is wrong:
 
     >>> rung.find(content_hashes=[1, 1]).scores()
     {'w0': 2, 'w1': 2}

@@ -22,10 +22,10 @@ CHUNK = 512
 
 
 POLICIES = ("kvatlas", "dynamo-kv", "vllm-router-kv-aware", "smg-cache-aware", "least-loaded", "round-robin")
-"""The policies that are replayed unless told otherwise; `kvatlas.routing.policy_names()` has them all."""
+"""The policies that are replayed by default; `kvatlas.routing.policy_names()` lists all."""
 
 GUESSES = ("mock", "ttl")
-"""What stands in for the index where no events come: simulated caches, or what was sent not long ago."""
+"""What replaces the index where there are no events: simulated caches, or what was sent recently."""
 
 
 def default_fleet() -> FleetConfig:
@@ -38,17 +38,17 @@ class ReplayConfig:
     """A fleet and how to drive it.
 
     Attributes:
-        fleet: The simulated engines. The rates of their configuration are not used: `steps` says how fast they are.
+        fleet: The simulated engines. The rates in their configuration are not used: `steps` determines their speed.
         steps: How long a step of an engine takes.
-        scenario: What happens to the fleet meanwhile.
-        limits: What a request must keep to count as served well.
+        scenario: What happens to the fleet during the replay.
+        limits: The latency limits within which a request counts as served well.
         policies: Names of the routing policies, `module:Class`, or names of bounds.
-        options: Options of the policy, for all that are replayed.
+        options: Options of the policies; every replayed policy gets them.
         settings: Settings of the router.
-        guess: What stands in for the index where no events come: one of `GUESSES`.
-        speedup: How many times as fast the trace's clock runs.
-        check: Share of the queries whose answers are held against the reference, from 0 to 1.
-        check_seconds: Time for the checked queries of one policy.
+        guess: What replaces the index where there are no events: one of `GUESSES`.
+        speedup: Speed factor of the trace's clock.
+        check: Share of the queries whose answers are compared with the reference, from 0 to 1.
+        check_seconds: Time limit for the checked queries of one policy, in seconds.
     """
 
     fleet: FleetConfig = field(default_factory=default_fleet)

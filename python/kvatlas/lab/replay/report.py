@@ -12,6 +12,9 @@ from kvatlas.lab.replay.results import ReplayResult
 
 ROUTING = ("policy", "cache hits", "busy", "peak", "TTFT mean", "p50", "p99", "between", "p99", "good")
 INDEX = ("policy", "finds /s", "find p50", "p99", "events /s", "store ns", "remove ns", "held", "bytes /block")
+# Left out in this order where the terminal is too narrow.
+_EXPENDABLE_ROUTING = (3, 8, 5, 7, 2)
+_EXPENDABLE_INDEX = (7, 4, 3, 1)
 
 
 def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
@@ -55,7 +58,7 @@ def index_rows(result: ReplayResult) -> list[tuple[str, ...]]:
 
 
 def print_report(result: ReplayResult, console: Console) -> None:
-    """Print everything a newcomer wants to know."""
+    """Print the trace, the tables and what follows from them."""
     console.print()
     if result.partial:
         console.print("Interrupted: this is what was done so far.", style="bold yellow")
@@ -68,10 +71,12 @@ def print_report(result: ReplayResult, console: Console) -> None:
     console.print()
     rows = routing_rows(result)
     styles = ["dim" if row[0].startswith("one ") else "bold green" if row[0] == "kvatlas" else None for row in rows]
-    console.print(make_table(ROUTING, rows, console.width, title="What routing is worth", styles=styles))
+    console.print(
+        make_table(ROUTING, rows, console.width, title="Routing", styles=styles, expendable=_EXPENDABLE_ROUTING)
+    )
     console.print(Padding(summary.LEGEND, (0, 1)), style="dim", highlight=False)
     console.print()
-    console.print(make_table(INDEX, index_rows(result), console.width, title="The index meanwhile"))
+    console.print(make_table(INDEX, index_rows(result), console.width, title="Index", expendable=_EXPENDABLE_INDEX))
     console.print(Padding(summary.about_index(result), (0, 1)), style="dim", highlight=False)
     console.print()
     for line in summary.conclusion(result):

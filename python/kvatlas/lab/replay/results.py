@@ -42,21 +42,21 @@ class PolicyResult:
     prompt_tokens: int  # of admitted requests
     hit_tokens: int  # of those, found cached: prefill saved
     hit_rate: float  # hit_tokens / prompt_tokens
-    bound_rate: float  # what one infinite cache would have found of the same requests
+    bound_rate: float  # hit rate of one infinite cache for the same requests
     prefill_tokens: int  # computed
     preemptions: int
     utilisation: float  # share of the engines' time until the last arrival that prefill took
     spread: Spread
     ttft: Latency
     between: Latency  # times between tokens
-    goodput: float  # requests a second that kept both limits, until the last token
+    goodput: float  # requests per second within both limits, until the last token
     good: float  # the same as a share of the requests
     waited: int  # requests held back in the router for a while
-    retried: int  # requests sent again as their engine died
-    lost_events: int  # announcements lost
+    retried: int  # requests sent again because their engine died
+    lost_events: int  # events lost
     index: IndexFigures
     agreement: Agreement
-    seconds: float  # of real time that the replay took
+    seconds: float  # real time that the replay took
     partial: bool = False
     find_ns: list[int] = field(default_factory=list)  # each lookup; for plots, not in JSON
 

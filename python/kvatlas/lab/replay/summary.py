@@ -36,7 +36,7 @@ def about_trace(result: ReplayResult) -> list[str]:
         lines.append(f"{count(result.skipped)} malformed lines were left out.")
     lines.append(
         f"{percent(stats.seen_before)} of the prompt tokens repeat the beginning of an earlier prompt: "
-        "no cache can serve more."
+        "no cache can provide more."
     )
     return lines
 
@@ -55,9 +55,9 @@ def about_fleet(result: ReplayResult) -> str:
 
 LEGEND = (
     "cache hits: share of the prompt tokens that the chosen engine already held. busy: share of the time in steps with "
-    "prompts in them; peak: that of the busiest engine / the mean. TTFT: time to first token, from coming to the "
-    "router. between: time between two tokens of a request. good: requests whose first token came within 4 s and whose "
-    "mean time between tokens was at most 100 ms."
+    "prompts in them; peak: that share for the busiest engine / the mean. TTFT: time to first token, from arrival at "
+    "the router. between: time between two tokens of a request. good: requests whose first token came within 4 s and "
+    "whose mean time between tokens was at most 100 ms."
 )
 
 
@@ -81,8 +81,8 @@ def conclusion(result: ReplayResult) -> list[str]:
     busy = [p for p in done if p.utilisation >= 0.9]
     if busy:
         lines.append(
-            f"With {_names(busy)} prefill kept the engines busy more than 90 % of the time: "
-            "so near the limit, waiting times grow with the length of the trace and say little else."
+            f"With {_names(busy)}, prefill kept the engines busy more than 90 % of the time. "
+            "So close to the limit, waiting times mostly reflect the length of the trace."
         )
     refused = max(p.refused for p in done)
     if refused:
@@ -95,10 +95,10 @@ def _compare_hits(ours: PolicyResult, other: PolicyResult) -> str:
     if abs(saved) <= 0.001 * other.prefill_tokens:
         return f"{other.policy} finds as much: {percent(other.hit_rate)}."
     if saved < 0:
-        return f"{other.policy} finds more: {percent(other.hit_rate)}, {count(-saved)} tokens less to compute."
+        return f"{other.policy} finds more: {percent(other.hit_rate)}, and computes {count(-saved)} tokens fewer."
     return (
         f"The most that any other policy finds is {percent(other.hit_rate)} ({other.policy}): "
-        f"the index saves {count(saved)} tokens of prefill more, {percent(saved / other.prefill_tokens)} of the work."
+        f"kvatlas computes {count(saved)} tokens fewer, {percent(saved / other.prefill_tokens)} of the work."
     )
 
 

@@ -126,4 +126,4 @@ def find_workload(name: str) -> Workload:
     try:
         return WORKLOADS[name]
     except KeyError:
-        raise ConfigError(f"no workload {name!r}: there is {', '.join(WORKLOADS)}") from None
+        raise ConfigError(f"no workload {name!r}: it must be one of {', '.join(WORKLOADS)}") from None

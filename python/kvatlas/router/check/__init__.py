@@ -1,8 +1,8 @@
-"""Tests the way through each engine, and says in words what is wrong and what to change.
+"""Tests each engine, and says what is wrong and what to change.
 
 `check` asks each engine what the router relies on: that it answers, which models it has, where its events are, whether
-prompts become the same tokens here and there. Then it sends one small prompt twice, and looks whether the index knows
-it and the engine found it in its cache: if both agree, all between them does.
+prompts become the same tokens here as there. Then it sends one small prompt twice, and tests whether the index then
+holds it and the engine found it in its cache. If so, engine and router agree on everything in between.
 
 `findings` has what is reported, `ask` the questions, `tokens` the comparison, `round_trip` the prompt's
 way, `handover` that from a prefill to a decode engine.

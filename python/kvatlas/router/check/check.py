@@ -48,7 +48,7 @@ async def _check(
             one.report.add(
                 "tokens",
                 "warning",
-                "prompts are not tokenized (--tokenizer none): requests are placed by their text and by load",
+                "prompts are not tokenized (--tokenizer none): requests are placed by load",
                 "give --tokenizer PATH, or `engine`",
             )
         else:
@@ -72,7 +72,7 @@ async def _look(config: RouterConfig, entry: EngineEntry) -> Looked:
         try:
             status, seconds = await engine.get(config.health.path)
         except ClientError as error:
-            report.add("reachable", "problem", str(error), "is the engine running, and this its address?")
+            report.add("reachable", "problem", str(error), "start the engine, or correct its address")
             return looked
         if status == 200:
             report.add("reachable", "ok", f"GET {config.health.path} answered in {seconds * 1e3:.0f} ms")
@@ -104,7 +104,7 @@ async def _models(engine: Engine, looked: Looked) -> None:
         if isinstance(card, dict) and card.get("id")
     ]
     if not names:
-        report.add("models", "problem", "GET /v1/models lists no models", "is this the address of an engine?")
+        report.add("models", "problem", "GET /v1/models lists no models", "give the address of a vLLM or SGLang server")
         return
     wanted = looked.entry.model
     if wanted is not None and wanted not in names:
@@ -139,7 +139,7 @@ async def _events(config: RouterConfig, looked: Looked) -> None:
                 words = f"{error}; a decode engine is chosen by load then"
                 report.add("events", "note", words)
             else:
-                change = "mend that, or use --no-events; until then, this engine is chosen by load only"
+                change = "fix that, or use --no-events; until then, this engine is chosen by load only"
                 report.add("events", "problem", str(error), change)
             return
         except KvatlasError as error:
@@ -155,8 +155,8 @@ async def _events(config: RouterConfig, looked: Looked) -> None:
         report.add(
             "replay",
             "warning",
-            "there is no replay socket: what was cached before the router starts is found out only bit by bit, and a "
-            "lost batch makes the engine untrusted",
+            "there is no replay socket: blocks cached before the router starts are learnt only gradually, and a lost "
+            "batch clears what is known of the engine",
             'add "replay_endpoint": "tcp://*:5757" to its --kv-events-config (and --replay-port 5757 for vLLM before '
             "0.31)",
         )

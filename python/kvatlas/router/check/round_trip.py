@@ -127,7 +127,7 @@ class RoundTrip:
             one.report.add("stream", "ok", f"live, {held:,} blocks known")
             return True
         stream = bad[0]
-        change = "is the port open from here, and not a port that the engine connects to (an endpoint without a *)?"
+        change = "open this port to the router; the endpoint in --kv-events-config must have a *, such as tcp://*:5557"
         words = f"rank {stream.rank} is {stream.state}"
         one.report.add("stream", "problem", f"{words}: {stream.last_error}" if stream.last_error else words, change)
         return False
@@ -176,7 +176,7 @@ class RoundTrip:
                 "index",
                 "problem",
                 f"the engine announced nothing within {_EVENTS:.0f} s of its answer",
-                "is prefix caching on? vLLM: without --no-enable-prefix-caching; SGLang: without --disable-radix-cache",
+                "turn on prefix caching: vLLM without --no-enable-prefix-caching, SGLang without --disable-radix-cache",
             )
 
     def _group(self, one: Looked) -> str:
@@ -197,7 +197,7 @@ class RoundTrip:
                 "cache",
                 "warning",
                 f"asked again, it found {again.cached_tokens} of {usable} tokens in its cache",
-                "" if again.cached_tokens else "is prefix caching on?",
+                "" if again.cached_tokens else "turn on prefix caching in the engine",
             )
         else:
             report.add("cache", "ok", f"asked again, it found {again.cached_tokens} tokens in its cache")

@@ -37,7 +37,7 @@ async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: L
         report.add(
             "tokens",
             "note",
-            "the engine tokenizes each prompt (--tokenizer engine): exact, but a request more for each",
+            "the engine tokenizes each prompt (--tokenizer engine): exact, but one more request for each prompt",
             "give --tokenizer PATH to tokenize in the router",
         )
         return
@@ -70,7 +70,7 @@ def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int]) -
     at = next((i for i, (our, their) in enumerate(pairs) if our != their), min(len(ours), len(theirs)))
     what = "tokens" if name == "text" else "template"
     change = (
-        "is the file of --tokenizer the model's own?"
+        "give the model's own tokenizer as --tokenizer"
         if name == "text"
         else "give the router the same chat template as the engine's (--chat-template of the engine: put that file "
         "beside tokenizer.json as chat_template.jinja)"
@@ -78,8 +78,8 @@ def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int]) -
     report.add(
         what,
         "problem",
-        f"{name} becomes {len(ours)} tokens here and {len(theirs)} in the engine, different from token {at} on (ours "
-        f"{ours[at : at + 4]}, the engine's {theirs[at : at + 4]}): from there on, nothing that it holds is found",
+        f"{name} becomes {len(ours)} tokens here and {len(theirs)} in the engine, different from token {at} on (the "
+        f"router's {ours[at : at + 4]}, the engine's {theirs[at : at + 4]}): blocks from there on are never found",
         change,
     )
     return False

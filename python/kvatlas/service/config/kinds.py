@@ -267,7 +267,7 @@ class Pairs(Kind):
         """`plain`: all values are strings. Otherwise what looks like a number, true or false is that."""
         self.plain = plain
         values = "strings" if plain else "strings, numbers, true or false"
-        self.wanted = f"a table of {values}; in text NAME=VALUE, separated by white space"
+        self.wanted = f"NAME=VALUE, several separated by white space, or in a file a table of {values}"
 
     def convert(self, value: object) -> tuple[tuple[str, Scalar], ...]:
         kinds: tuple[type, ...] = (str,) if self.plain else (str, bool, int, float)

@@ -32,7 +32,7 @@ SECRETS = {
     "http.admin_key": ("KVATLAS_ADMIN_KEY", "http.admin_key_file"),
     "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file"),
 }
-OTHERS = ("KVATLAS_URL", "KVATLAS_ROUTER_URL")  # variables of other commands
+OTHERS = ("KVATLAS_URL", "KVATLAS_ROUTER_URL", "KVATLAS_TRACES")  # variables of other commands
 
 _SERVICE_HOST = "_SERVICE_HOST"
 C = TypeVar("C", bound=Section)

@@ -1,6 +1,6 @@
-"""Simulated engines that are really there: over ZMQ and HTTP, in real time, with faults on purpose.
+"""Simulated engines with real ZMQ and HTTP sockets, in real time, with faults on request.
 
-`Fleet` starts engines in processes and has handles to ask and to disturb them; `EngineServer` is one engine in a
+`Fleet` starts engines in processes, with handles to query them and to inject faults; `EngineServer` is one engine in a
 running event loop; `Publisher` is a bare stream at full speed. Needs the extra `sim`: pip install 'kvatlas[sim]'.
 """
 
