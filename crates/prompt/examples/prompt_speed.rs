@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let file = if std::path::Path::new(&model).is_dir() { format!("{model}/tokenizer.json") } else { model.clone() };
     let library = tokenizers::Tokenizer::from_file(&file).map_err(|error| error.to_string())?;
-    let quick = fastokens::Tokenizer::from_file(&file).ok();
+    let quick = fastokens::Tokenizer::from_file(std::path::Path::new(&file)).ok();
     let open = |library| -> Result<Prompter, kvatlas_prompt::Error> {
         let options = Options { library, ..Options::default() };
         let own = Prompter::open(&model, options.clone())?;
