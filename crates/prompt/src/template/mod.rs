@@ -104,7 +104,7 @@ impl ChatTemplate {
     pub fn render(&self, variables: Variables) -> Result<String, String> {
         let nothing = Rope::default();
         let (_, text, _) = self.write(&nothing, variables)?;
-        String::from_utf8(text).map_err(|_| "a template wrote what is no text".to_owned())
+        String::from_utf8(text).map_err(|_| "a template wrote something that is not text".to_owned())
     }
 
     /// The same after an earlier text: what is of that is not written again.
