@@ -5,13 +5,15 @@
 //!
 //! `TOKENIZER` is a `tokenizer.json` or a directory that has one; the texts (files) are what is said in the chats. Each
 //! chat begins with about 12,000 tokens of text that was not seen before; then come turns of about 300 tokens, each new.
-//! Printed are the median and the 99th percentile, beside the common tokenizer library's own time for the same text.
+//! Printed are the median and the 99th percentile, beside the tokenizer libraries' own time for the same text: the common
+//! one's, and the one's that is used. Who comes first of ours and the library alternates, as the text is in the processor's
+//! caches for the second; the last lines are the ratio of the medians and the library's share.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request};
+use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request, Turns};
 use serde_json::{Value, json};
 
 const TEMPLATE: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + \
@@ -58,6 +60,11 @@ impl Times {
         value
     }
 
+    /// The median, in seconds, once they are in order.
+    fn middle(&self) -> f64 {
+        self.all[(self.all.len() - 1) / 2].as_secs_f64()
+    }
+
     fn print(&mut self) {
         self.all.sort();
         let at = |share: f64| self.all[((self.all.len() - 1) as f64 * share) as usize].as_secs_f64() * 1e3;
@@ -73,9 +80,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         corpus.text.push_str(&String::from_utf8_lossy(&std::fs::read(file)?));
     }
     let file = if std::path::Path::new(&model).is_dir() { format!("{model}/tokenizer.json") } else { model.clone() };
-    let library = tokenizers::Tokenizer::from_file(file).map_err(|error| error.to_string())?;
+    let library = tokenizers::Tokenizer::from_file(&file).map_err(|error| error.to_string())?;
+    let quick = fastokens::Tokenizer::from_file(std::path::Path::new(&file)).ok();
     let open = |library| -> Result<Prompter, kvatlas_prompt::Error> {
-        let options = Options { text: true, library, ..Options::default() };
+        let options = Options { library, ..Options::default() };
         let own = Prompter::open(&model, options.clone())?;
         if own.has_template() {
             return Ok(own);
@@ -91,12 +99,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let texts = Prompter::without_tokenizer(texts)?;
 
     let mut own = Times::new("common library, the text at once (never seen)");
+    let mut own_quick = Times::new("quick library, the text at once (never seen)");
     let mut parse = Times::new("  of which parsing the body");
     let mut render = Times::new("  of which parsing, messages, and the template");
     let mut never = Times::new("never seen: body to hashes");
     let mut never_common = Times::new("never seen: body to hashes, common library");
     let mut turn = Times::new("next turn of 300 tokens: body to hashes");
     let mut turn_common = Times::new("next turn of 300 tokens: body to hashes, common library");
+    let mut kept = Times::new("next turn of 300 tokens: body to hashes, as the router does");
+    let turns = Turns::new(256 << 20);
     let (mut tokens, mut rounds) = (0, 0);
     'chats: loop {
         let mut messages = vec![json!({"role": "system", "content": "You are a helpful assistant."})];
@@ -106,23 +117,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         let bytes = body(&messages);
         let request = parse.add(|| Request::parse(Endpoint::Chat, &bytes))?;
-        render.add(|| decide(&texts, &bytes));
-        // The quick one first: nothing of the text is in the processor's caches for it.
+        let text = render.add(|| texts.prompt(&request)).text;
+        let mut alone = || {
+            let Some(quick) = &quick else { return };
+            let made = own_quick.add(|| quick.encode_with_special_tokens(&text, false));
+            black_box(made.is_ok());
+        };
+        if rounds % 2 == 0 {
+            alone();
+        }
         let prompted = never.add(|| decide(&best, &bytes));
+        if rounds % 2 == 1 {
+            alone();
+        }
         let same = never_common.add(|| decide(&common, &bytes));
         assert_eq!(prompted, same, "the libraries must agree");
-        let text = best.prompt(&request).text;
         let right = own.add(|| library.encode_fast(text.as_str(), false)).map_err(|error| error.to_string())?;
         assert_eq!(right.get_ids().len(), prompted.0, "the library must agree");
         tokens += prompted.0;
         rounds += 1;
+        recall(&best, &turns, &bytes);
         for _ in 0..TURNS {
             for role in ["assistant", "user"] {
                 let Some(text) = corpus.next(TURN_BYTES / 2) else { break 'chats };
                 messages.push(json!({"role": role, "content": text}));
             }
             let bytes = body(&messages);
+            let first = kept.add(|| recall(&best, &turns, &bytes));
             let prompted = turn.add(|| decide(&best, &bytes));
+            assert_eq!(first, prompted, "what is remembered changes nothing");
             let same = turn_common.add(|| decide(&common, &bytes));
             assert_eq!(prompted, same, "the libraries must agree");
         }
@@ -131,8 +154,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err(format!("the texts must have at least {FIRST_BYTES} bytes").into());
     }
     println!("{rounds} chats of {} tokens at first", tokens / rounds);
-    for times in [&mut own, &mut never, &mut parse, &mut render, &mut never_common, &mut turn, &mut turn_common] {
-        times.print();
+    let all =
+        [&mut own, &mut own_quick, &mut never, &mut parse, &mut render, &mut never_common, &mut turn, &mut turn_common];
+    all.into_iter().filter(|times| !times.all.is_empty()).for_each(Times::print);
+    let whole = never.middle();
+    for (name, alone) in
+        [("common", &own), ("quick", &own_quick)].into_iter().filter(|(_, times)| !times.all.is_empty())
+    {
+        let alone = alone.middle();
+        println!(
+            "never seen beside the {name} library's own time: {:.2} times; the library's time is {:.0} % of it",
+            whole / alone,
+            alone / whole * 100.0
+        );
     }
     Ok(())
 }
@@ -142,7 +176,19 @@ fn decide(prompter: &Prompter, body: &[u8]) -> (usize, Vec<u64>) {
     match Request::parse(Endpoint::Chat, black_box(body)) {
         Ok(request) => {
             let prompted = prompter.prompt(&request);
-            (prompted.tokens().len(), prompted.content_hashes(16, None, None))
+            (prompted.token_count(), prompted.content_hashes(16, None, None))
+        }
+        Err(_) => (0, Vec::new()),
+    }
+}
+
+/// The same with what is remembered of the chat.
+fn recall(prompter: &Prompter, turns: &Turns, body: &[u8]) -> (usize, Vec<u64>) {
+    let recalled = turns.recall(Endpoint::Chat, black_box(body));
+    match recalled.parse(Endpoint::Chat, body) {
+        Ok(request) => {
+            let prompted = turns.prompt(prompter, &request, &recalled, body);
+            (prompted.token_count(), prompted.content_hashes(16, None, None))
         }
         Err(_) => (0, Vec::new()),
     }

@@ -8,8 +8,9 @@ use crate::convert;
 use crate::endpoint::Endpoint;
 use crate::engine::Engine;
 use crate::messages::{self, CUT, Message, Prepared};
-use crate::request::{Request, is_there, read};
-use crate::template::{ChatTemplate, Variables};
+use crate::request::{Parts, Request, is_there, read};
+use crate::rope::Rope;
+use crate::template::{ChatTemplate, Earlier, Text, Variables};
 use crate::why_not::WhyNot;
 
 /// A chat, ready for a template.
@@ -32,15 +33,45 @@ pub(crate) struct Chat<'a> {
 #[derive(Debug)]
 pub(crate) struct Rendered {
     /// As far as it is known.
-    pub(crate) text: String,
+    pub(crate) text: Rope<u8>,
     /// How many bytes are those of the earlier text.
     pub(crate) same: usize,
+    /// Where what is written for each message begins; empty if that is not known.
+    pub(crate) begins: Vec<usize>,
     /// Why it ends before the prompt does.
     pub(crate) cut: Option<WhyNot>,
     /// The messages, as the template took them.
     pub(crate) messages: Vec<Value>,
     /// Where those that were not known end in the list that was parsed.
     pub(crate) ends: Vec<usize>,
+}
+
+/// All that a template is given beside the messages, as it stands in a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Around([Option<Box<str>>; 7]);
+
+impl Around {
+    pub(crate) fn of(parts: &Parts<'_>) -> Self {
+        Self(Self::fields(parts).map(|field| field.map(Box::from)))
+    }
+
+    /// Whether it is what this request has.
+    pub(crate) fn is_of(&self, parts: &Parts<'_>) -> bool {
+        self.0.iter().map(Option::as_deref).eq(Self::fields(parts))
+    }
+
+    fn fields<'a>(parts: &Parts<'a>) -> [Option<&'a str>; 7] {
+        [
+            parts.tools,
+            parts.tool_choice,
+            parts.documents,
+            parts.chat_template_kwargs,
+            parts.reasoning_effort,
+            parts.add_generation_prompt,
+            parts.continue_final_message,
+        ]
+        .map(|part| part.map(serde_json::value::RawValue::get))
+    }
 }
 
 impl<'a> Chat<'a> {
@@ -106,7 +137,7 @@ impl<'a> Chat<'a> {
     }
 
     /// The text, of which much may be the beginning of an earlier one.
-    pub(crate) fn render(self, template: &ChatTemplate, earlier: &str) -> Result<Rendered, WhyNot> {
+    pub(crate) fn render(self, template: &ChatTemplate, earlier: Earlier<'_>) -> Result<Rendered, WhyNot> {
         let last = if self.continues { self.last_text() } else { None };
         let Prepared { messages: new, cut } = messages::prepare(self.messages, template.as_parts, self.engine);
         let mut messages = self.before;
@@ -119,18 +150,24 @@ impl<'a> Chat<'a> {
             more: self.more,
         };
         let rendered = template.render_after(earlier, variables);
-        let (mut text, same) = rendered.map_err(|_| WhyNot::TemplateRefuses)?;
-        if self.continues {
-            // The text goes on where the last message ends: what the template writes after it goes.
-            let last = last.ok_or(WhyNot::TemplateRefuses)?;
-            let end = continued(&text, &last).ok_or(WhyNot::TemplateRefuses)?;
-            text.truncate(end);
+        let Text { text, same, begins } = rendered.map_err(|_| WhyNot::TemplateRefuses)?;
+        let mut rendered = Rendered { text, same, begins, cut, messages, ends: self.ends };
+        if self.continues || cut.is_some() {
+            let mut text = String::from_utf8(rendered.text.to_vec()).map_err(|_| WhyNot::TemplateRefuses)?;
+            if self.continues {
+                // The text goes on where the last message ends: what the template writes after it goes.
+                let last = last.ok_or(WhyNot::TemplateRefuses)?;
+                let end = continued(&text, &last).ok_or(WhyNot::TemplateRefuses)?;
+                text.truncate(end);
+            }
+            if cut.is_some() {
+                text.truncate(text.find(CUT).unwrap_or(0));
+            }
+            rendered.same = same.min(text.len());
+            rendered.text = text.into_bytes().into();
+            rendered.begins = Vec::new();
         }
-        if cut.is_some() {
-            text.truncate(text.find(CUT).unwrap_or(0));
-        }
-        let same = same.min(text.len());
-        Ok(Rendered { text, same, cut, messages, ends: self.ends })
+        Ok(rendered)
     }
 
     fn last_text(&self) -> Option<String> {

@@ -31,6 +31,7 @@ mod prompted;
 mod prompter;
 mod python;
 mod request;
+mod rope;
 mod template;
 mod tokenizer;
 mod turns;

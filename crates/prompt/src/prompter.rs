@@ -2,20 +2,20 @@
 
 use std::borrow::Cow;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::{Chat, Rendered};
+use crate::chat::{Around, Chat, Rendered};
 use crate::endpoint::Endpoint;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::prompted::Prompted;
 use crate::request::{Given, Request, read};
-use crate::template::ChatTemplate;
+use crate::rope::Rope;
+use crate::template::{ChatTemplate, Earlier};
 use crate::tokenizer::{Library, Tokenized, Tokenizer};
 use crate::turns::{Before, Made};
 use crate::why_not::WhyNot;
@@ -218,29 +218,38 @@ impl Prompter {
             let why_not = Some(cut.unwrap_or(why_not));
             return Some(Ok(self.without_tokens(text.into(), 1, why_not, request)));
         };
-        let earlier = before.map_or("", |before| &before.turn.text);
-        let Rendered { text, same, cut, messages, ends } = match chat.render(template, earlier) {
+        let nothing = Rope::default();
+        let earlier = match before {
+            None => Earlier { text: &nothing, begins: &[], known: 0 },
+            Some(Before { turn, count }) => {
+                let known = if turn.around.is_of(&request.parts) { *count } else { 0 };
+                Earlier { text: &turn.text, begins: &turn.begins, known }
+            }
+        };
+        let Rendered { text, same, begins, cut, messages, ends } = match chat.render(template, earlier) {
             Ok(rendered) => rendered,
             Err(why_not) => return Some(Err(why_not)),
         };
         // A chat's template writes the special tokens.
         let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(false);
         let plain = cut.is_none() && !add_special_tokens && text.len() <= self.options.max_bytes;
+        let string = || String::from_utf8(text.to_vec()).unwrap_or_default();
         let Some(tokenizer) = self.tokenizer.as_ref().filter(|_| plain) else {
-            return Some(Ok(self.tokens(Text { text: text.into(), prompts: 1, add_special_tokens, cut }, request)));
+            return Some(Ok(self.tokens(Text { text: string().into(), prompts: 1, add_special_tokens, cut }, request)));
         };
         let tokens = match before {
             Some(Before { turn, .. }) => tokenizer.encode_next(&text, same, &turn.tokens),
-            None => tokenizer.encode(&text, false),
+            None => tokenizer.encode(&string(), false),
         };
         let Some(tokens) = tokens else {
-            return Some(Ok(self.without_tokens(text.into(), 1, Some(WhyNot::NoTokenizer), request)));
+            return Some(Ok(self.without_tokens(string().into(), 1, Some(WhyNot::NoTokenizer), request)));
         };
         let mut made = whole(tokens.ids.clone(), 1, request);
         if self.options.text {
-            made.text.clone_from(&text);
+            made.text = string();
         }
-        *kept = Some(Made { as_parts: template.as_parts, ends, messages, text, tokens });
+        let around = Around::of(&request.parts);
+        *kept = Some(Made { as_parts: template.as_parts, around, ends, begins, messages, text, tokens });
         Some(Ok(made))
     }
 
@@ -282,14 +291,13 @@ impl Prompter {
 }
 
 /// All of a prompt's tokens, but for those that the request has the engine cut off.
-fn whole(tokens: impl Into<Arc<Vec<u32>>>, prompts: u32, request: &Request<'_>) -> Prompted {
+fn whole(tokens: impl Into<Rope<u32>>, prompts: u32, request: &Request<'_>) -> Prompted {
     let mut tokens = tokens.into();
     if let Some(most) = read::<usize>(request.parts.truncate_prompt_tokens) {
-        let cut = tokens.len().saturating_sub(most);
-        Arc::make_mut(&mut tokens).drain(..cut);
+        tokens = tokens.after(tokens.len().saturating_sub(most)).into();
     }
     let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    Prompted { tokens, prompt_tokens, whole: true, prompts, ..Prompted::default() }
+    Prompted { tokens: tokens.into(), prompt_tokens, whole: true, prompts, ..Prompted::default() }
 }
 
 /// Tokens that so many bytes of text may be.

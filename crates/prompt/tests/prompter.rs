@@ -32,7 +32,7 @@ fn a_chat() {
     assert!(prompter.notes().is_empty(), "{:?}", prompter.notes());
     let body = r#"{"model": "m", "messages": [{"role": "user", "content": "hi"}]}"#;
     assert_eq!(text(&prompter, Endpoint::Chat, body), HI);
-    let tokens = ask(&prompter, Endpoint::Chat, body).into_tokens();
+    let tokens = ask(&prompter, Endpoint::Chat, body).tokens().to_vec();
     let same = serde_json::json!({"prompt": HI, "add_special_tokens": false}).to_string();
     assert_eq!(ask(&prompter, Endpoint::Completions, &same).tokens(), tokens);
     // The library makes no difference.

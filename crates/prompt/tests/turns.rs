@@ -44,6 +44,18 @@ fn templates() -> Vec<(String, String)> {
             "thoughts go",
             "{% for m in messages %}<|im_start|>{{ m.role }} {% if not loop.last and m.content is string %}{{ m.content.split('q')[0] }}{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}",
         ),
+        (
+            "each for itself",
+            "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{{ enable_thinking }}{% endif %}",
+        ),
+        (
+            "beside, first, last, even",
+            "{{ messages[0].role }}{% for m in messages %}{% if loop.first or messages[loop.index0 - 1].role != m.role %}<|im_start|>{% endif %}{% if loop.index0 % 2 == 0 %}even{% endif %}{{ m.role }} {{ m.content | trim }}{% if loop.last or messages[loop.index0 + 1].role == 'user' %}<|im_end|>{% endif %}{{ loop.previtem.role }}{% endfor %}",
+        ),
+        (
+            "some are left out",
+            "{% set first = messages[0] %}{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}{% set x = m.content %}<|im_start|>{{ first.role }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% if not loop.last %},{% endif %}{% endfor %}{{ x }}{% endfor %}",
+        ),
         ("without marks", "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"),
         (
             "refuses",
@@ -277,4 +289,66 @@ fn a_next_turn_costs_what_is_new() {
     let request = recalled.parse(Endpoint::Chat, &body).unwrap();
     let _ = nothing.prompt(&prompter, &request, &recalled, &body);
     assert_eq!(nothing.recall(Endpoint::Chat, &body).new_bytes(), body.len());
+}
+
+/// Bodies beside one that was seen: with one byte another one anywhere, and with the same said otherwise.
+#[test]
+fn what_is_beside_a_body_that_was_seen() {
+    let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let open = |cache_bytes| {
+        let options =
+            Options { chat_template: Some(template.to_owned()), cache_bytes, text: true, ..Options::default() };
+        Prompter::open(data("byte_level"), options).unwrap()
+    };
+    let (ours, plain) = (open(1 << 20), open(0));
+    let mut random = Random(7);
+    let message =
+        |at: usize, text: &str| format!(r#"{{"role": "{}", "content": "{text}"}}"#, ["user", "assistant"][at % 2]);
+    let messages: Vec<String> =
+        (0..12).map(|at| message(at, &format!("number {at} says caf\u{e9} and more, ").repeat(20 + at))).collect();
+    let list = messages.join(", ");
+    let seen = format!(r#"{{"model": "m", "messages": [{list}], "temperature": 0.5, "stream": true}}"#);
+    let mut others: Vec<Vec<u8>> = vec![
+        seen.replace('\u{e9}', "\\u00e9").into_bytes(),
+        seen.replacen('\u{e9}', "\\u00e9", 1).into_bytes(),
+        seen.replace("0.5", "0.25").into_bytes(),
+        seen.replace("\"stream\": true", "\"stream\": false, \"tools\": []").into_bytes(),
+        seen.replace("\"stream\": true", "\"tools\": [{\"type\": \"function\", \"function\": {\"name\": \"f\"}}]")
+            .into_bytes(),
+        seen.replace("\"stream\": true", "\"add_generation_prompt\": false").into_bytes(),
+        seen.replace("\"stream\": true", "\"model\": \"other\"").into_bytes(),
+        seen.replace("\"stream\": true", "\"messages\": [{\"role\": \"user\", \"content\": \"again\"}]").into_bytes(),
+        seen.replacen("\"model\": \"m\"", "\"messages\": [{\"role\": \"user\", \"content\": \"before\"}]", 1)
+            .into_bytes(),
+        format!(r#"{{"stream": true, "messages": [{list}], "model": "m"}}"#).into_bytes(),
+        format!(r#"{{"messages": [{list} , {}], "model": "m"}}"#, message(12, "new")).into_bytes(),
+        format!(r#"{{"messages": [{list}, {}], "model": "m"}}"#, message(12, "<|im_end|><|im_start|>")).into_bytes(),
+        format!(r#"{{"messages": [{}], "model": "m"}}"#, messages[..11].join(", ")).into_bytes(),
+        format!(r#"{{"messages": [{}], "model": "m"}}"#, messages[1..].join(", ")).into_bytes(),
+        seen.replace(
+            "\"role\": \"assistant\", \"content\"",
+            "\"role\": \"assistant\", \"role\": \"user\", \"content\"",
+        )
+        .into_bytes(),
+    ];
+    for _ in 0..300 {
+        let mut other = seen.clone().into_bytes();
+        let at = random.below(other.len());
+        other[at] = b"x\"\\}]{,: 0"[random.below(10)];
+        others.push(other);
+    }
+    for (number, body) in others.iter().enumerate() {
+        let turns = Turns::new(64 << 20);
+        let mut mostly_known = 0;
+        for body in [seen.as_bytes(), body, seen.as_bytes()] {
+            let right = Request::parse(Endpoint::Chat, body).map(|request| plain.prompt(&request));
+            let recalled = turns.recall(Endpoint::Chat, body);
+            mostly_known += usize::from(recalled.new_bytes() < body.len() / 2);
+            let got =
+                recalled.parse(Endpoint::Chat, body).map(|request| turns.prompt(&ours, &request, &recalled, body));
+            assert_eq!(got, right, "{number}: {}", String::from_utf8_lossy(body));
+        }
+        assert!(mostly_known > 0, "{number}");
+    }
 }

@@ -18,15 +18,15 @@ pub(crate) struct Telling {
 
 impl Telling {
     /// None if nothing can be learnt by it.
-    pub(crate) fn of(
+    pub(crate) fn of<'t>(
         keyspace: &Arc<Keyspace>,
-        tokens: &[u32],
+        tokens: impl FnOnce() -> &'t [u32],
         adapter: Option<&Arc<str>>,
         salt: Option<&str>,
     ) -> Option<Arc<Self>> {
         let new = || Self {
             keyspace: keyspace.clone(),
-            tokens: tokens.into(),
+            tokens: tokens().into(),
             adapter: adapter.cloned(),
             salt: salt.map(str::to_owned),
         };

@@ -168,25 +168,24 @@ impl Prompts {
         if let Some(why_not) = prompted.why_not {
             self.count(why_not);
         }
-        known.tokens = prompted.prompt_tokens.max(u32::try_from(prompted.tokens().len()).unwrap_or(u32::MAX));
+        known.tokens = prompted.prompt_tokens.max(u32::try_from(prompted.token_count()).unwrap_or(u32::MAX));
         // Of several prompts or answers, and of what engines add to other kinds of requests, the sum would be counted.
-        let is_one = prompted.prompts == 1 && request.answers == 1 && !prompted.tokens().is_empty();
+        let is_one = prompted.prompts == 1 && request.answers == 1 && prompted.token_count() > 0;
         known.is_counted = is_one && prompted.whole && matches!(endpoint, Endpoint::Chat | Endpoint::Completions);
         if let Some(found) = &found {
             known.block_size = found.keyspace.block_size;
         }
         known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
         known.salt = request.cache_salt.as_deref().map(str::to_owned);
-        if self.wants.hashes && !prompted.tokens().is_empty() {
-            known.keyspace = found.as_ref().map(|found| found.keyspace.clone());
-            known.hash(prompted.tokens());
-        }
         known.keyspace = found.map(|found| found.keyspace);
+        if self.wants.hashes && prompted.token_count() > 0 {
+            known.hash(|size, adapter, salt| prompted.content_hashes(size, adapter, salt), || prompted.tokens());
+        }
         if self.wants.text && !prompted.text.is_empty() {
             known.text = Some(std::mem::take(&mut prompted.text));
         }
         if self.keeps_ids && endpoint == Endpoint::Completions && prompted.whole && prompted.prompts == 1 {
-            known.ids = Some(prompted.into_tokens()).filter(|ids| !ids.is_empty());
+            known.ids = Some(prompted.tokens().to_vec()).filter(|ids| !ids.is_empty());
         }
         known
     }
@@ -205,7 +204,7 @@ impl Prompts {
             && let Some(tokens) = tokenize_answer(&answer)
         {
             known.tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-            known.hash(&tokens);
+            known.hash(|size, adapter, salt| content_hashes(&tokens, size as usize, adapter, salt), || &tokens);
         }
     }
 
@@ -227,12 +226,18 @@ impl Known {
         self.adapter.is_some()
     }
 
-    fn hash(&mut self, tokens: &[u32]) {
+    /// `tokens` are asked for only where the index learns by them, or calls blocks under a key.
+    fn hash<'t>(
+        &mut self,
+        hashes: impl FnOnce(u32, Option<&str>, Option<&str>) -> Vec<u64>,
+        tokens: impl Fn() -> &'t [u32],
+    ) {
         let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
-        let size = self.block_size as usize;
         self.hashes = match &self.keyspace {
-            Some(keyspace) => keyspace.identity().words(tokens, size, adapter, salt).into(),
-            None => content_hashes(tokens, size, adapter, salt).into(),
+            Some(keyspace) if keyspace.identity().is_keyed() => {
+                keyspace.identity().words(tokens(), self.block_size as usize, adapter, salt).into()
+            }
+            _ => hashes(self.block_size, adapter, salt).into(),
         };
         let telling = |keyspace| Telling::of(keyspace, tokens, self.adapter.as_ref(), salt);
         self.telling = self.keyspace.as_ref().and_then(telling);

@@ -4,15 +4,19 @@ mod environment;
 mod generation;
 #[cfg(test)]
 mod golden;
+mod local;
 mod output;
 mod wants_parts;
+mod watched;
 
 use minijinja::{Environment, Value};
 
 use crate::error::Error;
+use crate::rope::Rope;
 
 pub(crate) use environment::Clock;
 use output::Output;
+use watched::Watched;
 
 /// The name of the only template in its environment.
 const NAME: &str = "chat";
@@ -23,6 +27,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// Whether it takes the content of a message as a list of parts: it does if it loops over one.
     pub as_parts: bool,
+    /// Whether it writes each message for itself.
+    is_local: bool,
     special_tokens: Vec<(String, Value)>,
 }
 
@@ -39,6 +45,26 @@ pub struct Variables {
     pub add_generation_prompt: bool,
     /// Any others, which go before those above but for the messages.
     pub more: Vec<(String, Value)>,
+}
+
+/// A text that was written before.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Earlier<'t> {
+    pub(crate) text: &'t Rope<u8>,
+    /// Where what is written for each message begins; empty if that is not known.
+    pub(crate) begins: &'t [usize],
+    /// How many of the messages are the same, if all else that the template is given is the same too; else 0.
+    pub(crate) known: usize,
+}
+
+/// What a template writes.
+#[derive(Debug)]
+pub(crate) struct Text {
+    pub(crate) text: Rope<u8>,
+    /// How many bytes are those of the earlier text.
+    pub(crate) same: usize,
+    /// As in [`Earlier`].
+    pub(crate) begins: Vec<usize>,
 }
 
 impl ChatTemplate {
@@ -62,11 +88,12 @@ impl ChatTemplate {
         let source = generation::without_marks(source);
         let invalid = |error: minijinja::Error| Error::Template { message: format!("is not valid: {error}") };
         let as_parts = wants_parts::wants_parts(&source).map_err(invalid)?;
+        let is_local = local::is_local(&source).map_err(invalid)?;
         let mut environment = environment::environment(clock);
         environment.add_template_owned(NAME, source).map_err(invalid)?;
         let special_tokens =
             special_tokens.into_iter().map(|(name, token)| (name.into(), Value::from(token.into()))).collect();
-        Ok(Self { environment, as_parts, special_tokens })
+        Ok(Self { environment, as_parts, is_local, special_tokens })
     }
 
     /// The text of a chat.
@@ -75,22 +102,148 @@ impl ChatTemplate {
     ///
     /// In words: what the template refuses the messages for, or how it fails for them.
     pub fn render(&self, variables: Variables) -> Result<String, String> {
-        self.render_after("", variables).map(|(text, _)| text)
+        let nothing = Rope::default();
+        let (_, text, _) = self.write(&nothing, variables)?;
+        String::from_utf8(text).map_err(|_| "a template wrote something that is not text".to_owned())
     }
 
-    /// The same, and how many of its bytes are those of an earlier text from the beginning: these are compared and not
-    /// written.
-    pub(crate) fn render_after(&self, earlier: &str, variables: Variables) -> Result<(String, usize), String> {
+    /// The same after an earlier text: what is of that is not written again.
+    pub(crate) fn render_after(&self, earlier: Earlier<'_>, variables: Variables) -> Result<Text, String> {
+        if let Some(text) = self.last_messages(earlier, &variables) {
+            return Ok(text);
+        }
+        let (same, rest, begins) = self.write(earlier.text, variables)?;
+        Ok(Text { text: earlier.text.followed_by(same, rest), same, begins })
+    }
+
+    /// The text where only its end has to be written. None: all of it has to be.
+    ///
+    /// What is written for a message depends on those beside it, on its being the first or last, and on whether its place
+    /// is even ([`local`]). So the last message that is known may be written in another way now, and all before are as
+    /// they were. What is rendered is a shorter chat: the first message, and from at least one before the last known one
+    /// on, so that the last known one has its own neighbours, with an even number left out between.
+    fn last_messages(&self, earlier: Earlier<'_>, variables: &Variables) -> Option<Text> {
+        let Earlier { text, begins, known } = earlier;
+        let messages = &variables.messages;
+        let last = known.checked_sub(1)?;
+        let from = last.checked_sub(1)? / 2 * 2 + 1;
+        let from = if from > last - 1 { from.checked_sub(2)? } else { from };
+        if !self.is_local || from < 3 || begins.len() < known || messages.len() < known {
+            return None;
+        }
+        let short = Variables {
+            messages: messages[..1].iter().chain(&messages[from..]).cloned().collect(),
+            tools: variables.tools.clone(),
+            documents: variables.documents.clone(),
+            add_generation_prompt: variables.add_generation_prompt,
+            more: variables.more.clone(),
+        };
+        let count = short.messages.len();
+        let (same, rest, made) = self.write(text, short).ok()?;
+        // What stands before the first message, and that one, must have come out as before.
+        if made.len() != count || made[0] != begins[0] || made[1] != begins[1] || same < made[1] {
+            return None;
+        }
+        let at = 1 + last - from;
+        let new = rest.get(made[at].checked_sub(same)?..)?;
+        let start = begins[last];
+        let mut all = begins[..last].to_vec();
+        all.extend(made[at..].iter().map(|begin| begin - made[at] + start));
+        let same = start + text.common(start, new);
+        Some(Text { text: text.followed(same, &new[same - start..]), same, begins: all })
+    }
+
+    /// How many bytes are those of the earlier text, those that follow, and where the text for each message begins, if
+    /// each is written for itself.
+    fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
+        let mut output = Output::after(earlier);
+        let (messages, watched) = if self.is_local {
+            let watched = Watched::new(variables.messages, output.written().clone());
+            (Value::from_dyn_object(watched.clone()), Some(watched))
+        } else {
+            (Value::from(variables.messages), None)
+        };
         let mut context: Vec<(String, Value)> = self.special_tokens.clone();
         context.push(("tools".into(), variables.tools.unwrap_or(Value::from(()))));
         context.push(("documents".into(), variables.documents.unwrap_or(Value::from(()))));
         context.push(("add_generation_prompt".into(), variables.add_generation_prompt.into()));
         context.extend(variables.more);
-        context.push(("messages".into(), Value::from(variables.messages)));
+        context.push(("messages".into(), messages));
         let context = Value::from_pairs(context);
         let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
-        let mut output = Output::after(earlier);
         template.render_captured_to(context, &mut output).map_err(|error| error.to_string())?;
-        output.text().ok_or_else(|| "a template wrote something that is not text".to_owned())
+        let (same, rest) = output.text();
+        Ok((same, rest, watched.map(|watched| watched.begins()).unwrap_or_default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A chat that goes on, and is cut back, turn by turn: with the text of the turn before and without, it is the same.
+    #[test]
+    fn the_end_alone_is_as_all_of_it() {
+        let public: serde_json::Value =
+            serde_json::from_str(include_str!("../../tests/data/templates.json")).expect("the file of templates");
+        let own = "{{ messages[0].role }}{% for m in messages %}{% if loop.first %}^{% endif %}{{ loop.index0 % 2 }}\
+            {{ messages[loop.index0 - 1].content }}{{ m.role }}{{ m.content }}{% if loop.last %}${% endif %}\
+            {{ messages[loop.index0 + 1].content }}{% endfor %}{% if add_generation_prompt %}!{% endif %}";
+        let public = public["templates"].as_object().expect("templates by name").iter();
+        let mut sources: Vec<(&str, &str)> =
+            public.map(|(name, family)| (&**name, family["template"].as_str().unwrap_or_default())).collect();
+        sources.push(("own", own));
+        let (mut local, mut shortened) = (0, 0);
+        for (name, source) in sources {
+            let template =
+                ChatTemplate::new(source, [("bos_token", "<s>"), ("eos_token", "</s>")]).expect("a template");
+            local += usize::from(template.is_local);
+            for seed in 0..12_usize {
+                let message = |at: usize, step: usize| {
+                    let role = match (at, (at * 7 + seed * 5 + step) % 11) {
+                        (0, _) if seed % 3 > 0 => "system",
+                        (_, 3) if seed % 4 == 0 => "tool",
+                        _ => ["assistant", "user"][(at + seed % 3) % 2],
+                    };
+                    let text = format!(" {seed}:{at}:{step} ").repeat(1 + (at * seed) % 9);
+                    let content = if template.as_parts && role != "tool" {
+                        Value::from(vec![Value::from_pairs([
+                            ("type", Value::from("text")),
+                            ("text", Value::from(text)),
+                        ])])
+                    } else {
+                        Value::from(text)
+                    };
+                    Value::from_pairs([("role", Value::from(role)), ("content", content)])
+                };
+                let (mut before, mut chat) = (Text { text: Rope::default(), same: 0, begins: Vec::new() }, Vec::new());
+                // So many messages stay, and so many come.
+                for (step, (stay, come)) in
+                    [(0, 3), (3, 1), (4, 1), (4, 2), (6, 5), (11, 1), (9, 3), (11, 0), (8, 6), (14, 1), (4, 1), (5, 9)]
+                        .into_iter()
+                        .enumerate()
+                {
+                    chat.truncate(stay);
+                    chat.extend((stay..stay + come).map(|at| message(at, step)));
+                    let variables = || Variables {
+                        messages: chat.clone(),
+                        add_generation_prompt: seed % 2 == 0,
+                        ..Variables::default()
+                    };
+                    let nothing = Rope::default();
+                    let whole = template.render_after(Earlier { text: &nothing, begins: &[], known: 0 }, variables());
+                    let Ok(whole) = whole else { break };
+                    let earlier = Earlier { text: &before.text, begins: &before.begins, known: stay };
+                    shortened += usize::from(template.last_messages(earlier, &variables()).is_some());
+                    let got = template.render_after(earlier, variables()).expect("a text");
+                    let text = |text: &Text| String::from_utf8(text.text.to_vec()).expect("a text");
+                    assert_eq!(text(&got), text(&whole), "{name}, seed {seed}, step {step}");
+                    assert_eq!(got.begins, whole.begins, "{name}, seed {seed}, step {step}");
+                    assert!(got.same <= before.text.len() && before.text.common(0, &got.text.to_vec()) >= got.same);
+                    before = got;
+                }
+            }
+        }
+        assert!(local >= 8 && shortened >= 200, "{local} templates, {shortened} texts");
     }
 }

@@ -1,28 +1,37 @@
 //! What a template writes, beside an earlier text that most of it repeats.
 
 use std::io::{self, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use crate::rope::Rope;
 
 /// Bytes to write that are not in the earlier text, at first.
 const ROOM: usize = 4096;
 
 /// A text that begins as an earlier one does, as far as it does.
 pub(super) struct Output<'t> {
-    earlier: &'t [u8],
+    earlier: &'t Rope<u8>,
     /// How many bytes are the same so far.
     same: usize,
     /// What comes after these.
     rest: Vec<u8>,
+    /// How many bytes there are, for others to see.
+    written: Arc<AtomicUsize>,
 }
 
 impl<'t> Output<'t> {
-    pub(super) fn after(earlier: &'t str) -> Self {
-        Self { earlier: earlier.as_bytes(), same: 0, rest: Vec::new() }
+    pub(super) fn after(earlier: &'t Rope<u8>) -> Self {
+        Self { earlier, same: 0, rest: Vec::new(), written: Arc::default() }
     }
 
-    /// The whole text, and how many bytes of it are those of the earlier one.
-    pub(super) fn text(self) -> Option<(String, usize)> {
-        let text = if self.same == 0 { self.rest } else { [&self.earlier[..self.same], &self.rest].concat() };
-        Some((String::from_utf8(text).ok()?, self.same))
+    pub(super) fn written(&self) -> &Arc<AtomicUsize> {
+        &self.written
+    }
+
+    /// How many bytes are those of the earlier text, and those that follow.
+    pub(super) fn text(self) -> (usize, Vec<u8>) {
+        (self.same, self.rest)
     }
 }
 
@@ -30,8 +39,7 @@ impl Write for Output<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut new = bytes;
         if self.rest.is_empty() {
-            let known = &self.earlier[self.same..];
-            let same = if known.starts_with(bytes) { bytes.len() } else { crate::turns::common(known, bytes) };
+            let same = self.earlier.common(self.same, bytes);
             self.same += same;
             new = &bytes[same..];
             if !new.is_empty() {
@@ -39,6 +47,7 @@ impl Write for Output<'_> {
             }
         }
         self.rest.extend_from_slice(new);
+        self.written.store(self.same + self.rest.len(), Relaxed);
         Ok(bytes.len())
     }
 
@@ -53,15 +62,17 @@ mod tests {
 
     #[test]
     fn however_it_is_written() {
+        let earlier = Rope::from(b"abc".to_vec()).followed(3, b"def");
         for (text, same) in
             [("", 0), ("abc", 3), ("abcdef", 6), ("abcdefgh", 6), ("abxdef", 2), ("x", 0), ("abcdeg", 5)]
         {
             for cut in 1..=text.len().max(1) {
-                let mut output = Output::after("abcdef");
+                let mut output = Output::after(&earlier);
                 for piece in text.as_bytes().chunks(cut) {
                     output.write_all(piece).unwrap();
                 }
-                assert_eq!(output.text(), Some((text.to_owned(), same)), "{text} in pieces of {cut}");
+                assert_eq!(output.written().load(Relaxed), text.len());
+                assert_eq!(output.text(), (same, text.as_bytes()[same..].to_vec()), "{text} in pieces of {cut}");
             }
         }
     }

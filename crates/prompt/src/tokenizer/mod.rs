@@ -11,9 +11,9 @@ mod probes;
 mod segments;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use crate::error::Error;
+use crate::rope::Rope;
 use cuts::Cuts;
 use segments::Segments;
 
@@ -50,7 +50,7 @@ impl std::fmt::Debug for Engine {
 /// A text's tokens, and where it was cut for them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokenized {
-    pub(crate) ids: Arc<Vec<u32>>,
+    pub(crate) ids: Rope<u32>,
     /// Places in the text at which a special token begins, and how many tokens there are before each.
     cuts: Vec<(usize, usize)>,
 }
@@ -62,7 +62,7 @@ impl Tokenized {
 
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> usize {
-        self.ids.capacity() * size_of::<u32>() + self.cuts.capacity() * size_of::<(usize, usize)>()
+        self.ids.bytes() + self.cuts.capacity() * size_of::<(usize, usize)>()
     }
 }
 
@@ -105,50 +105,50 @@ impl Tokenizer {
             (Some((before, after)), true) => (before, after),
             (None, true) => return Some(Tokenized::whole(self.engine.encode(text, true)?)),
         };
-        let mut made = match self.places(text) {
-            Some(places) => self.encode_on(before, &[], text, places)?,
+        let mut made = match self.places(text.len()) {
+            Some(places) => self.encode_on(before.to_vec(), Known::default(), text, places)?,
             None => {
                 let tokens = self.engine.encode(text, false)?;
-                if before.is_empty() && after.is_empty() {
-                    return Some(Tokenized::whole(tokens));
-                }
-                Tokenized::whole([before, &tokens].concat())
+                let tokens = if before.is_empty() { tokens } else { [before, &tokens].concat() };
+                Tokenized::whole(tokens)
             }
         };
         if !after.is_empty() {
-            Arc::make_mut(&mut made.ids).extend_from_slice(after);
+            made.ids = made.ids.followed(made.ids.len(), after);
         }
         Some(made)
     }
 
     /// The same of a text without special tokens around it, of which so many bytes are the beginning of another one
     /// whose tokens are known.
-    pub(crate) fn encode_next(&self, text: &str, common: usize, known: &Tokenized) -> Option<Tokenized> {
-        let Some(places) = self.places(text) else { return self.encode(text, false) };
+    pub(crate) fn encode_next(&self, text: &Rope<u8>, common: usize, known: &Tokenized) -> Option<Tokenized> {
+        let Some(places) = self.places(text.len()) else {
+            return self.encode(&String::from_utf8(text.to_vec()).ok()?, false);
+        };
         // What begins at a cut has to be the same special token in both.
         let count = known.cuts.partition_point(|(at, _)| at + places.longest <= common);
         let cuts = &known.cuts[..count];
-        let tokens = cuts.last().map_or(0, |(_, tokens)| *tokens);
-        self.encode_on(&known.ids[..tokens], cuts, text, places)
+        let (from, tokens) = cuts.last().copied().unwrap_or_default();
+        let rest = String::from_utf8(text.after(from)).ok()?;
+        self.encode_on(Vec::new(), Known { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
     }
 
     /// Where a text is cut, if it is worth it.
-    fn places(&self, text: &str) -> Option<&Cuts> {
+    fn places(&self, length: usize) -> Option<&Cuts> {
         let is_quick = matches!(self.engine, Engine::Quick(_));
-        self.cuts.as_ref().filter(|_| !is_quick || text.len() >= QUICK_TEXT)
+        self.cuts.as_ref().filter(|_| !is_quick || length >= QUICK_TEXT)
     }
 
-    /// The tokens of a text, of which those before the last of these cuts are known.
-    fn encode_on(&self, before: &[u32], cuts: &[(usize, usize)], text: &str, places: &Cuts) -> Option<Tokenized> {
+    /// The tokens of a text, of which only `rest` is not known. `ids`: new ones before those of `rest`.
+    fn encode_on(&self, mut ids: Vec<u32>, known: Known<'_>, rest: &str, places: &Cuts) -> Option<Tokenized> {
         let is_quick = matches!(self.engine, Engine::Quick(_));
-        let from = cuts.last().map_or(0, |(at, _)| *at);
-        let mut ids = Vec::with_capacity(before.len() + (text.len() - from) / 3);
-        ids.extend_from_slice(before);
-        let mut cuts = cuts.to_vec();
-        let mut at = from;
-        for segment in places.segments(&text[from..]) {
-            if at > from {
-                cuts.push((at, ids.len()));
+        ids.reserve(rest.len() / 3);
+        let before = known.ids.map_or(0, |(_, count)| count);
+        let mut cuts = known.cuts.to_vec();
+        let mut at = known.from;
+        for segment in places.segments(rest) {
+            if at > known.from {
+                cuts.push((at, before + ids.len()));
             }
             at += segment.len();
             if is_quick && segment.len() < QUICK_PIECE {
@@ -159,8 +159,22 @@ impl Tokenizer {
                 self.segments.insert(segment, &made);
             }
         }
-        Some(Tokenized { ids: ids.into(), cuts })
+        let ids = match known.ids {
+            Some((known, count)) => known.followed_by(count, ids),
+            None => ids.into(),
+        };
+        Some(Tokenized { ids, cuts })
     }
+}
+
+/// What is known of the beginning of a text.
+#[derive(Default)]
+struct Known<'k> {
+    /// Tokens, and how many of them are the beginning's.
+    ids: Option<(&'k Rope<u32>, usize)>,
+    cuts: &'k [(usize, usize)],
+    /// Where it ends.
+    from: usize,
 }
 
 impl Engine {

@@ -10,9 +10,6 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Bytes from one hash to the next.
 pub(super) const STEP: usize = 4096;
 
-/// Bytes that are compared at once.
-const COMPARED: usize = 1024;
-
 /// Where the list of messages begins: after its bracket. None if nothing looks like one.
 pub(super) fn list(body: &[u8]) -> Option<usize> {
     const NAME: &[u8] = b"\"messages\"";
@@ -41,13 +38,6 @@ pub(super) fn keys(list: &[u8], seed: u64) -> Vec<u64> {
         before
     };
     list.chunks_exact(STEP).map(next).collect()
-}
-
-/// How many bytes two texts have in common from their beginning.
-pub(crate) fn common(left: &[u8], right: &[u8]) -> usize {
-    let pieces = left.chunks_exact(COMPARED).zip(right.chunks_exact(COMPARED));
-    let at = pieces.take_while(|(left, right)| left == right).count() * COMPARED;
-    at + left[at..].iter().zip(&right[at..]).take_while(|(left, right)| left == right).count()
 }
 
 /// The body without the first messages of the list that begins at `list`: those end at `end`. And where in the body what
@@ -107,8 +97,6 @@ mod tests {
         for at in [0, 1, 1023, 1024, 1025, 5000, 8999] {
             let mut other = text.clone();
             other[at] ^= 1;
-            assert_eq!(common(&text, &other), at);
-            assert_eq!(common(&text, &text[..at]), at);
             let (some, all) = (keys(&other, 1), keys(&text, 1));
             assert_eq!(some.iter().zip(&all).take_while(|(left, right)| left == right).count(), (at / STEP).min(2));
         }

@@ -14,13 +14,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::Value;
 
+use crate::chat::Around;
 use crate::endpoint::Endpoint;
 use crate::prompted::Prompted;
 use crate::prompter::Prompter;
 use crate::request::Request;
+use crate::rope::Rope;
 use crate::tokenizer::Tokenized;
 use crate::why_not::WhyNot;
-pub(crate) use body::common;
 use memory::Memory;
 
 /// The chats that were seen last. Threads share one.
@@ -38,24 +39,29 @@ pub(crate) struct Turn {
     pub(crate) prompter: u64,
     /// Whether contents of messages are lists of parts.
     pub(crate) as_parts: bool,
+    /// What else the template was given.
+    pub(crate) around: Around,
     /// The list of messages, from behind its bracket to the end of the last one.
-    list: Box<[u8]>,
+    list: Rope<u8>,
     /// Where each message ends in it.
     ends: Vec<usize>,
     /// As a template takes them.
     pub(crate) messages: Vec<Value>,
-    /// What a template made of them, and its tokens.
-    pub(crate) text: String,
+    /// What a template made of them, where each begins in it if that is known, and its tokens.
+    pub(crate) text: Rope<u8>,
+    pub(crate) begins: Vec<usize>,
     pub(crate) tokens: Tokenized,
 }
 
 /// What a prompter made of a chat, to be kept.
 pub(crate) struct Made {
     pub(crate) as_parts: bool,
+    pub(crate) around: Around,
     /// Where the messages that were not known end in the list that was parsed.
     pub(crate) ends: Vec<usize>,
     pub(crate) messages: Vec<Value>,
-    pub(crate) text: String,
+    pub(crate) text: Rope<u8>,
+    pub(crate) begins: Vec<usize>,
     pub(crate) tokens: Tokenized,
 }
 
@@ -106,7 +112,7 @@ impl Turns {
         recalled.keys = body::keys(list, self.seed);
         let found = self.memory.lock().unwrap_or_else(PoisonError::into_inner).get(&recalled.keys);
         recalled.known = found.and_then(|turn| {
-            let common = body::common(list, &turn.list);
+            let common = turn.list.common(0, list);
             let count = turn.ends.partition_point(|end| *end <= common);
             let end = at + *turn.ends.get(count.checked_sub(1)?)?;
             let (short, rest) = body::without(body, at, end)?;
@@ -143,13 +149,24 @@ impl Turns {
             };
             ends.extend(made.ends.iter().map(|end| end + offset));
             let whole = ends.last().map_or(0, |end| *end);
+            let all = &body[list..list + whole];
+            let kept = match known {
+                None => Rope::from(all.to_vec()),
+                Some(known) => {
+                    let Before { turn, count } = &known.before;
+                    let same = count.checked_sub(1).map_or(0, |last| turn.ends[last]);
+                    turn.list.followed(same, &all[same..])
+                }
+            };
             let turn = Turn {
                 prompter: prompter.id,
                 as_parts: made.as_parts,
-                list: body[list..list + whole].into(),
+                around: made.around,
+                list: kept,
                 ends,
                 messages: made.messages,
                 text: made.text,
+                begins: made.begins,
                 tokens: made.tokens,
             };
             let keys = keys.iter().copied().take(whole / body::STEP).collect();
@@ -164,7 +181,7 @@ impl Turns {
 impl Turn {
     /// Bytes that it takes. Messages have their text, and a little beside it.
     fn bytes(&self) -> usize {
-        2 * self.list.len() + 512 * self.ends.len() + self.text.capacity() + self.tokens.bytes()
+        2 * self.list.bytes() + 512 * self.ends.len() + self.text.bytes() + self.tokens.bytes()
     }
 }
 

@@ -116,7 +116,7 @@ struct Noted<S> {
 
 thread_local! {
     /// Where the beginnings of requests are read, to be looked at.
-    static LOOKED_AT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 16 << 10].into_boxed_slice());
+    static LOOKED_AT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 64 << 10].into_boxed_slice());
 }
 
 impl<S: Read + Unpin> Read for Noted<S> {

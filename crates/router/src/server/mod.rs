@@ -265,7 +265,9 @@ impl Thread {
     async fn serve(self: &Arc<Self>, stream: TcpStream, door: Door) {
         self.app.counts.connections_begun.fetch_add(1, Relaxed);
         let _ = stream.set_nodelay(true);
-        let handle = |request, until| dispatch::answer(self.app.clone(), self.number, door, request, until);
+        // In a place of its own: it is large, and gone when the head of the answer is here, while hyper keeps its place for
+        // as long as the connection is open.
+        let handle = |request, until| Box::pin(dispatch::answer(self.app.clone(), self.number, door, request, until));
         let stop = self.stop.clone();
         let Some(tls) = self.app.gate.tls().filter(|_| door == Door::Main) else {
             let Some(spoken) = sniff::protocol(&stream, self.limits.first_byte, stop.clone()).await else { return };

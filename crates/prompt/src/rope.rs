@@ -1,0 +1,190 @@
+//! A sequence in pieces that several sequences share: one that goes on from another costs what is new in it.
+
+use std::sync::Arc;
+
+/// More pieces are joined to one.
+const MOST: usize = 24;
+
+/// Items one after another, in pieces that never change. A clone shares them.
+#[derive(Debug, Clone)]
+pub(crate) struct Rope<T> {
+    pieces: Vec<Piece<T>>,
+    length: usize,
+}
+
+/// The beginning of items that are shared.
+#[derive(Debug, Clone)]
+struct Piece<T> {
+    items: Arc<Vec<T>>,
+    length: usize,
+}
+
+impl<T> Piece<T> {
+    fn get(&self) -> &[T] {
+        &self.items[..self.length]
+    }
+}
+
+impl<T> Default for Rope<T> {
+    fn default() -> Self {
+        Self { pieces: Vec::new(), length: 0 }
+    }
+}
+
+impl<T> From<Vec<T>> for Rope<T> {
+    fn from(items: Vec<T>) -> Self {
+        let length = items.len();
+        let pieces = if length == 0 { Vec::new() } else { vec![Piece { items: Arc::new(items), length }] };
+        Self { pieces, length }
+    }
+}
+
+impl<T: Copy + PartialEq> Rope<T> {
+    /// How many items there are.
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The pieces, in order.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = &[T]> {
+        self.pieces.iter().map(Piece::get)
+    }
+
+    /// All items in one place.
+    pub(crate) fn to_vec(&self) -> Vec<T> {
+        let mut all = Vec::with_capacity(self.length);
+        self.pieces().for_each(|piece| all.extend_from_slice(piece));
+        all
+    }
+
+    /// The items from this one on.
+    pub(crate) fn after(&self, from: usize) -> Vec<T> {
+        let mut all = Vec::with_capacity(self.length - from);
+        let mut skip = from;
+        for piece in self.pieces() {
+            let here = skip.min(piece.len());
+            skip -= here;
+            all.extend_from_slice(&piece[here..]);
+        }
+        all
+    }
+
+    /// The first `length` items of this one, and then these.
+    pub(crate) fn followed(&self, length: usize, by: &[T]) -> Self {
+        self.followed_by_vec(length, || by.to_vec(), by.len())
+    }
+
+    /// The same, of items that need no copy.
+    pub(crate) fn followed_by(&self, length: usize, by: Vec<T>) -> Self {
+        let count = by.len();
+        self.followed_by_vec(length, || by, count)
+    }
+
+    fn followed_by_vec(&self, length: usize, by: impl FnOnce() -> Vec<T>, count: usize) -> Self {
+        let mut made = Self { pieces: Vec::with_capacity(self.pieces.len() + 1), length: 0 };
+        for piece in &self.pieces {
+            let taken = piece.length.min(length - made.length);
+            if taken == 0 {
+                break;
+            }
+            // Of one that is mostly not used only that is kept which is.
+            let items = if taken * 2 < piece.items.len() {
+                Arc::new(piece.items[..taken].to_vec())
+            } else {
+                piece.items.clone()
+            };
+            made.pieces.push(Piece { items, length: taken });
+            made.length += taken;
+        }
+        if count > 0 {
+            made.pieces.push(Piece { items: Arc::new(by()), length: count });
+            made.length += count;
+        }
+        if made.pieces.len() > MOST {
+            made = made.to_vec().into();
+        }
+        made
+    }
+
+    /// How many of `items` are those from the item with this number on.
+    pub(crate) fn common(&self, from: usize, items: &[T]) -> usize {
+        let (mut skip, mut same) = (from, 0);
+        for piece in self.pieces() {
+            if skip >= piece.len() {
+                skip -= piece.len();
+                continue;
+            }
+            let piece = &piece[skip..];
+            skip = 0;
+            let here = piece.len().min(items.len() - same);
+            let equal = common(&piece[..here], &items[same..same + here]);
+            same += equal;
+            if equal < here || same == items.len() {
+                break;
+            }
+        }
+        same
+    }
+
+    /// Bytes that the pieces take, counted whole wherever they are shared.
+    pub(crate) fn bytes(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.items.capacity() * size_of::<T>() + size_of::<Piece<T>>()).sum()
+    }
+}
+
+/// How many items two slices have in common from their beginning.
+pub(crate) fn common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
+    /// Items that are compared at once.
+    const COMPARED: usize = 1024;
+    let pieces = left.chunks_exact(COMPARED).zip(right.chunks_exact(COMPARED));
+    let at = pieces.take_while(|(left, right)| left == right).count() * COMPARED;
+    at + left[at..].iter().zip(&right[at..]).take_while(|(left, right)| left == right).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_one_vector_would_be() {
+        let mut state = 1_u64;
+        let mut below = |most: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % most
+        };
+        let mut ropes: Vec<(Rope<u8>, Vec<u8>)> = vec![Default::default()];
+        for step in 0..3000 {
+            let (rope, right) = &ropes[below(ropes.len())];
+            let length = below(right.len() + 1);
+            let new: Vec<u8> = (0..below(60)).map(|_| below(3) as u8).collect();
+            let rope = if step % 2 == 0 { rope.followed(length, &new) } else { rope.followed_by(length, new.clone()) };
+            let right = [&right[..length], &new].concat();
+            assert_eq!((rope.len(), rope.to_vec()), (right.len(), right.clone()));
+            assert_eq!(rope.after(length), right[length..]);
+            assert!(rope.pieces.len() <= MOST && rope.bytes() >= rope.len());
+            assert!(rope.pieces.iter().all(|piece| piece.length > 0 && piece.length * 2 >= piece.items.len()));
+            let from = below(right.len() + 1);
+            let other: Vec<u8> = right[from..].iter().map(|byte| if below(40) == 0 { 9 } else { *byte }).collect();
+            let same = other.iter().zip(&right[from..]).take_while(|(a, b)| a == b).count();
+            assert_eq!(rope.common(from, &other), same);
+            assert_eq!(rope.common(from, &[&right[from..], &[1, 2]].concat()), right.len() - from);
+            if ropes.len() < 40 {
+                ropes.push((rope, right));
+            } else {
+                let at = below(40);
+                ropes[at] = (rope, right);
+            }
+        }
+    }
+
+    #[test]
+    fn beginnings() {
+        let text: Vec<u8> = (0..9000_u32).map(|at| (at * at) as u8).collect();
+        for at in [0, 1, 1023, 1024, 1025, 5000, 8999] {
+            let mut other = text.clone();
+            other[at] ^= 1;
+            assert_eq!(common(&text, &other), at);
+            assert_eq!(common(&text, &text[..at]), at);
+        }
+    }
+}
