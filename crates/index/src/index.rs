@@ -157,8 +157,8 @@ impl BlockIndex {
     ///
     /// The answer borrows the index and keeps what it refers to from being freed: use it soon, or turn it into an
     /// [`OwnedMatch`](crate::OwnedMatch). While others write, each depth lies between the smallest and the largest
-    /// that was true of that holder during the call; but of a holder that is announcing a block hash for another block
-    /// than before, it may be as of the moment when the old block is gone and the new one not yet there.
+    /// that was true of that holder during the call. One exception: if a holder announces a block hash for another
+    /// block than before, the old block may go before the new one counts.
     ///
     /// Waits for no writer. It looks again at what a writer has finished changing while it looked: at one run's levels,
     /// or at all if a worker came, went, or first offloaded.

@@ -193,8 +193,8 @@ impl BlockIndex {
     /// How many leading blocks of a prompt each worker holds.
     ///
     /// The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
-    /// depth lies between the smallest and the largest true depth of that worker during the call; of a worker that
-    /// is announcing a block hash for another block than before, the old block may be gone and the new one not yet there.
+    /// depth lies between the smallest and the largest true depth of that worker during the call. One exception: if a
+    /// worker announces a block hash for another block than before, the old block may go before the new one counts.
     ///
     /// Args:
     ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them. A trailing partial block is

@@ -361,4 +361,32 @@ mod tests {
         let body = |answer: &str| answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
         assert_eq!(body(&ask(&service, "GET", "/dump", "")), body(&whole));
     }
+
+    #[test]
+    fn under_a_key_it_is_asked_by_tokens_only() {
+        let config = r#"{ "http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" },
+                          "streams": { "keyed_identity": true } }"#;
+        let service = Service::start(Config::from_json(config).expect("a configuration")).expect("a free port");
+        assert!(ask(&service, "POST", "/register", ENGINE).starts_with("HTTP/1.1 201"));
+        let keyspace = service.fleet().keyspace("m", "default").expect("registered");
+        let words = keyspace.identity().words(&[1, 2, 3, 4, 5, 6, 7, 8], 4, None, Some("s"));
+        let names = [BlockHash(1), BlockHash(2)];
+        keyspace.index().store("there", 0, Tier::Gpu, None, &names, &words).expect("lists of one length");
+
+        let asked = r#"{ "model_name": "m", "token_ids": [1,2,3,4,5,6,7,8,9], "cache_salt": "s" }"#;
+        let answer = ask(&service, "POST", "/query", asked);
+        assert!(answer.contains(r#""there":{"longest_matched":8"#), "{answer}");
+        let others = asked.replace("\"s\"", "\"t\"");
+        assert!(!ask(&service, "POST", "/query", &others).contains("there"));
+        let queries = r#"{ "model_name": "m", "queries": [{ "token_ids": [1] }, { "content_hashes": [1] }] }"#;
+        for (method, path, body, words) in [
+            ("POST", "/query_by_hash", r#"{ "model_name": "m", "content_hashes": [1] }"#, "ask with token_ids"),
+            ("POST", "/query_batch", queries, "queries[1]: "),
+            ("GET", "/dump", "", "no dump"),
+        ] {
+            let answer = ask(&service, method, path, body);
+            assert!(answer.starts_with("HTTP/1.1 409") && answer.contains(r#""code":"keyed_identity""#), "{answer}");
+            assert!(answer.contains(words), "{answer}");
+        }
+    }
 }

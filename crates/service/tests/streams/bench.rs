@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use kvatlas_index::{View, hash};
+use kvatlas_index::View;
 use kvatlas_service::config::StreamConfig;
 use kvatlas_service::fleet::Fleet;
 use kvatlas_service::state::{Counters, Keyspace, Registration, State, Stream};
@@ -67,7 +67,7 @@ impl Bench {
 
     /// How many blocks of a life are known, of so many.
     pub(crate) fn depth(&self, life: u32, of: u64) -> u64 {
-        let prompt = hash::content_hashes(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
+        let prompt = self.keyspace.identity().words(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
         let found = self.keyspace.index().find(&prompt).to_owned();
         found
             .scores(View::Device)
@@ -78,7 +78,7 @@ impl Bench {
 
     /// How many workers hold anything of so many blocks of a life.
     pub(crate) fn holders(&self, life: u32, of: u64) -> usize {
-        let prompt = hash::content_hashes(&tokens(life, of), BLOCK_SIZE as usize, None, None);
+        let prompt = self.keyspace.identity().words(&tokens(life, of), BLOCK_SIZE as usize, None, None);
         self.keyspace.index().find(&prompt).to_owned().scores(View::Device).len()
     }
 

@@ -1,10 +1,15 @@
 //! Streams that begin: late, during a burst, before their engine.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use kvatlas_index::View;
+use kvatlas_index::hash::content_hashes;
 use kvatlas_service::config::StreamConfig;
+use kvatlas_wire::Identity;
 
 use crate::bench::{Bench, impatient, registration, with_blocks, with_engine};
+use crate::engine::{BLOCK_SIZE, tokens};
 
 #[test]
 fn a_late_joiner_knows_what_was_before() {
@@ -17,6 +22,21 @@ fn a_late_joiner_knows_what_was_before() {
         bench.whole(1, 600).await;
         assert!(bench.stream.status.lag().is_some_and(|lag| lag < Duration::from_secs(30)));
         bench.leaves_nothing(engine, 1, 600).await;
+    });
+}
+
+#[test]
+fn a_stream_under_a_key_is_known_by_nobody_elses_hashes() {
+    with_engine(10_000, async |engine| {
+        engine.publish(50);
+        let config = StreamConfig { identity: Arc::new(Identity::keyed()), ..impatient() };
+        let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
+        bench.whole(1, 50).await;
+        let keyspace = bench.fleet.workers().remove(0).keyspace;
+        let hashes = content_hashes(&tokens(1, 50), BLOCK_SIZE as usize, None, None);
+        assert_eq!(keyspace.index().find(&hashes).depth(View::AnyTier), 0);
+        assert_eq!((bench.count("stored_blocks"), bench.count("collisions")), (50, 0));
+        bench.leaves_nothing(engine, 1, 50).await;
     });
 }
 

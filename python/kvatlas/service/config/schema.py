@@ -317,8 +317,8 @@ class StreamConfig(Section):
         metadata=about(
             Choice("off", "on"),
             "--keyed-identity",
-            "Identify blocks under a secret key instead of by content hash, so that nobody can make up prompts that are "
-            "taken for others. Queries then need tokens.",
+            "Identify blocks under a secret key instead of by content hash, so that nobody can construct prompts that "
+            "match others. Queries then need tokens.",
         ),
     )
 
