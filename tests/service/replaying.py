@@ -12,6 +12,7 @@ import zmq
 
 from kvatlas._native import Cleared, Removed, Stored, encode_batch
 from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
+from kvatlas.types import Tier
 
 BLOCK = 4
 Event = Stored | Removed | Cleared
@@ -34,7 +35,7 @@ class Cache:
             return Cleared()
         if roll < 0.4 and self._held:
             names = self.random.sample(sorted(self._held), min(len(self._held), self.random.randint(1, 6)))
-            tier = "cpu" if self.random.random() < 0.2 else "gpu"
+            tier: Tier = "cpu" if self.random.random() < 0.2 else "gpu"
             if tier == "gpu":
                 for name in names:
                     del self._held[name]
@@ -52,7 +53,7 @@ class Cache:
         for at in range(start, len(names)):
             self._held[names[at]] = (names[at - 1] if at else None, salt)
         tokens = [token for block in prompt[start:] for token in range(block, block + BLOCK)]
-        tier = "cpu" if self.random.random() < 0.1 else "gpu"
+        tier: Tier = "cpu" if self.random.random() < 0.1 else "gpu"
         return Stored(names[start:], parent, tokens, BLOCK, tier=tier, salt=salt if start == 0 else None)
 
     def _prompt(self) -> list[int]:

@@ -130,13 +130,9 @@ def test_killed_at_random_moments_it_is_as_if_it_had_been_there(tmp_path: Path) 
             time.sleep(moments.uniform(0, 0.4))
             process.kill()
             process = Process(*snapshots)
-            kept = until(
-                lambda process=process: [it["snapshot"] for it in workers(process.address).values() if it["trusted"]],
-                "live",
-            )
-            assert all(it["from"] == "disk" for it in kept)
             equal(process.address, control.address, engines)
-            assert {it["snapshot"]["outcome"] for it in workers(process.address).values()} == {"kept"}
+            told = [it["snapshot"] for it in workers(process.address).values()]
+            assert {(it["from"], it["outcome"]) for it in told} == {("disk", "kept")}
         # An engine restarts while nobody is there; another's buffer turns over.
         process.saved()
         process.kill()
@@ -159,8 +155,8 @@ def test_killed_at_random_moments_it_is_as_if_it_had_been_there(tmp_path: Path) 
         until(
             lambda: all(it["seq"] == engines[name].last_seq for name, it in workers(control.address).items()), "through"
         )
-        told = json.loads(compare("--json", f"http://{process.address}", f"http://{control.address}").stdout)
-        assert {(it["worker"], it["only"][0], it["other_content"]) for it in told} <= {("w2", 0, 0)}
+        differing = json.loads(compare("--json", f"http://{process.address}", f"http://{control.address}").stdout)
+        assert {(it["worker"], it["only"][0], it["other_content"]) for it in differing} <= {("w2", 0, 0)}
 
 
 def test_a_new_replica_begins_with_a_running_one(tmp_path: Path) -> None:
@@ -181,7 +177,8 @@ def test_a_new_replica_begins_with_a_running_one(tmp_path: Path) -> None:
         files = [tmp_path / name for name in ("a", "b")]
         for file in files:
             with file.open("wb") as out:
-                assert fetch(f"http://{first.address}", None, DEADLINE, out) == file.stat().st_size
+                size = fetch(f"http://{first.address}", None, DEADLINE, out)
+            assert size == file.stat().st_size
             engines["w0"].publish(200)
             until(lambda: workers(first.address)["w0"]["seq"] >= engines["w0"].last_seq - 50, "read")
         different = compare(str(files[0]), str(files[1]))
@@ -230,8 +227,9 @@ def test_the_parts_are_of_one_snapshot() -> None:
         assert b"".join(part.content for part in parts) == whole.content
         assert parts[-1].headers["Content-Range"].endswith(f"-{size - 1}/{size}")
         gone = httpx.get(url, headers={"Range": "bytes=100-199", "If-Range": '"0123456789abcdef"'})
-        assert (gone.status_code, len(gone.content)) == (200, size)
-        beyond = httpx.get(url, headers={"Range": f"bytes={size}-"})
+        assert (gone.status_code, gone.headers.get("Content-Range")) == (200, None)
+        assert len(gone.content) == int(gone.headers["Content-Length"]) > 0
+        beyond = httpx.get(url, headers={"Range": "bytes=999999999-"})
         assert (beyond.status_code, beyond.json()["code"]) == (416, "range_not_satisfiable")
 
 
