@@ -156,7 +156,7 @@ impl<L: Line> Lines<L> {
     /// Whether the bytes are what they must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
-        self.bytes == self.all().map(|piece| size_of_val::<[L]>(piece)).sum::<usize>()
+        self.bytes == self.all().map(size_of_val::<[L]>).sum::<usize>()
     }
 
     fn all(&self) -> impl Iterator<Item = &[L]> {
