@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from kvatlas.errors import ConfigError
-from kvatlas.service import Config, DiscoveryConfig, Engine, HttpConfig, Stream, StreamConfig, read_config
+from kvatlas.service import (
+    Config,
+    DiscoveryConfig,
+    Engine,
+    HttpConfig,
+    SnapshotConfig,
+    Stream,
+    StreamConfig,
+    read_config,
+)
 from kvatlas.service.config import show_config
 from kvatlas.service.config.kinds import Number, Texts
 from kvatlas.service.config.read import LISTS, SECRETS
@@ -384,6 +393,10 @@ def test_settings_of_a_program_are_checked_too() -> None:
         (lambda: HttpConfig(threads=True), "http.threads must be an integer"),
         (lambda: HttpConfig(key="a\nb"), "http.key must hold one key"),
         (lambda: HttpConfig(key="a", key_file=Path("b")), "http.key and http.key_file are both given"),
+        (
+            lambda: Config(streams=StreamConfig(keyed_identity="on"), snapshot=SnapshotConfig(dir=Path("d"))),
+            "streams.keyed_identity and snapshot.dir are both set",
+        ),
         (lambda: Config(http=StreamConfig()), "http must be HttpConfig, got StreamConfig"),  # type: ignore[arg-type]
         (lambda: Config(engines=(3,)), "engine must be Engine, a string or a table, got int"),  # type: ignore[arg-type]
     ):

@@ -240,6 +240,13 @@ impl Config {
         let seeds: Vec<Arc<str>> = config.adopt.hash_seeds.iter().map(|seed| seed.as_str().into()).collect();
         config.streams.schemes = Scheme::candidates(&seeds).into();
         if config.streams.keyed_identity {
+            // Its words mean nothing to another process, nor to this one once it has restarted.
+            if config.snapshot.dir.is_some() || config.snapshot.from_peer {
+                return Err(Error::config(
+                    "streams.keyed_identity goes with no snapshot, as the key ends with the process: leave out \
+                     snapshot.dir and snapshot.from_peer",
+                ));
+            }
             config.streams.identity = Arc::new(Identity::keyed());
         }
         for (name, zero) in [

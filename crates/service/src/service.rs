@@ -363,6 +363,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_under_a_key_is_not_kept_for_another_process() {
+        for kept in [r#"{ "dir": "/d" }"#, r#"{ "from_peer": true }"#] {
+            let config = format!(r#"{{ "streams": {{ "keyed_identity": true }}, "snapshot": {kept} }}"#);
+            let error = Config::from_json(&config).expect_err("both").to_string();
+            assert!(error.contains("streams.keyed_identity goes with no snapshot"), "{error}");
+        }
+    }
+
+    #[test]
     fn under_a_key_it_is_asked_by_tokens_only() {
         let config = r#"{ "http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" },
                           "streams": { "keyed_identity": true } }"#;
@@ -383,6 +392,7 @@ mod tests {
             ("POST", "/query_by_hash", r#"{ "model_name": "m", "content_hashes": [1] }"#, "ask with token_ids"),
             ("POST", "/query_batch", queries, "queries[1]: "),
             ("GET", "/dump", "", "no dump"),
+            ("GET", "/snapshot", "", "no dump or snapshot"),
         ] {
             let answer = ask(&service, method, path, body);
             assert!(answer.starts_with("HTTP/1.1 409") && answer.contains(r#""code":"keyed_identity""#), "{answer}");

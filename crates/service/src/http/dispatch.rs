@@ -82,8 +82,10 @@ async fn dispatch(
         Route::Engines => Ok(json(StatusCode::OK, health::engines(&app.fleet).to_string())),
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
-        Route::Dump if app.fleet.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed()) => {
-            Err(Refusal::keyed_identity("there is no dump of it that others could use"))
+        Route::Dump | Route::Snapshot
+            if app.fleet.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed()) =>
+        {
+            Err(Refusal::keyed_identity("there is no dump or snapshot of it that others could use"))
         }
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
         Route::Snapshot => snapshot::snapshot(app, request.headers(), head).await,

@@ -584,6 +584,12 @@ class Config(Section):
         check_names(self.engines, self.static_streams)
         for stream in self.static_streams:
             stream.check(model=self.model, block_size=self.block_size)
+        kept = [f"snapshot.{name}" for name in ("dir", "peer") if getattr(self.snapshot, name) is not None]
+        if self.streams.keyed_identity == "on" and kept:
+            raise ConfigError(
+                f"streams.keyed_identity and {kept[0]} are both set: snapshots need content hashes, "
+                "because the key is lost when the service stops"
+            )
 
     @property
     def follows_events(self) -> bool:
