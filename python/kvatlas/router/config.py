@@ -94,7 +94,8 @@ class RouterHttpConfig(HttpConfig):
 class RouterSection(Section):
     """How requests are placed.
 
-    `index_key` and `peer_key` are the keys of the service at `index` and of the routers at `peers` themselves, for programs.
+    `index_key` and `peer_key` are the keys of the service at `index` and of the routers at `peers` themselves, for
+    programs.
     """
 
     section: ClassVar[str] = "router"
