@@ -82,16 +82,16 @@ build_profile: Final[str]
 class Match:
     """How much of a query each worker holds, at the time of the lookup.
 
-    Made by BlockIndex.find; later changes of the index do not change it. Workers that hold none of the query's blocks
-    from the first on are not in it. All depths count blocks in device memory; `any_tier` is the same answer with
-    offloaded blocks counted in, `within(tier)` with those down to a tier. A kvatlas.types.PrefixMatch.
+    Returned by BlockIndex.find; later changes to the index do not change it. It leaves out workers that do not hold
+    the query's first block. Depths count blocks in device memory. `any_tier` counts blocks of all tiers, and
+    `within(tier)` those of all tiers down to one. It is a kvatlas.types.PrefixMatch.
     """
     @property
     def depth(self) -> int:
         """int: The greatest depth of any worker, in blocks; 0 if no worker holds the first block."""
     @property
     def length(self) -> int:
-        """int: The number of blocks in the query, the maximum of a depth."""
+        """int: The number of blocks in the query. No depth is greater."""
     @property
     def unit(self) -> Literal["blocks"]:
         """str: What depths and length count: "blocks"."""
@@ -99,11 +99,11 @@ class Match:
     def any_tier(self) -> Match:
         """Match: The same answer, with blocks in any tier counted: within("external").
 
-        A worker's depth here is at least its device depth, unless one of its block hashes means another block elsewhere
-        than on the device.
+        A worker's depth here is at least its device depth, unless it uses one block hash for different blocks on the
+        device and on another tier.
         """
     def within(self, tier: Tier) -> Match:
-        """The same answer, with the blocks in all tiers down to one counted.
+        """The same answer, counting the blocks of all tiers down to the given one.
 
         Args:
             tier: The last tier that counts: "gpu", "cpu", "disk" or "external".
@@ -139,10 +139,10 @@ class Match:
 
         Args:
             top_k: How many, at least 0.
-            among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+            among: Consider only these workers, an iterable of str; None for all. Names not in the match are ignored.
 
         Returns:
-            list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
+            list of (worker, depth in blocks), at most top_k, deepest first; equal depths in no particular order.
 
         Raises:
             InvalidTypeError: top_k is not an int, or among is not an iterable of str.
@@ -189,11 +189,11 @@ class BlockIndex:
         lora: str | None = None,
         salt: str | None = None,
     ) -> None:
-        """A worker has cached consecutive blocks of one chain.
+        """Records that a worker has cached consecutive blocks of one chain.
 
-        The first block continues `parent`, each other the one before it. Exactly one of content_hashes and tokens
-        gives the contents of the blocks. A block the worker already holds under the same name with other content or
-        another parent is replaced. A store of no blocks does nothing.
+        The first block follows `parent`, every other block the one before it. Exactly one of content_hashes and tokens
+        gives the contents of the blocks. If the worker already holds a block under the same name with other content or
+        another parent, that block is replaced. A store of no blocks does nothing.
 
         Args:
             worker: The worker's name. The first store registers it.
@@ -221,7 +221,7 @@ class BlockIndex:
         rank: SupportsIndex = 0,
         tier: Tier = "gpu",
     ) -> None:
-        """A worker has evicted blocks: one copy of each.
+        """Records that a worker has evicted one copy of each of these blocks.
 
         A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
 
@@ -236,7 +236,7 @@ class BlockIndex:
             InvalidArgumentError: A rank out of range or an unknown tier.
         """
     def clear(self, worker: str, *, rank: SupportsIndex | None = None, tier: Tier | None = None) -> None:
-        """A worker has lost all blocks, or those of one rank, one tier or both. An unknown worker changes nothing.
+        """Removes all blocks of a worker, or those of one rank, one tier or both. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -248,7 +248,7 @@ class BlockIndex:
             InvalidArgumentError: A rank out of range or an unknown tier.
         """
     def drop(self, worker: str) -> None:
-        """A worker is gone. Its next store registers it again; an unknown worker changes nothing.
+        """Removes a worker and its blocks. Its next store registers it again. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -290,21 +290,21 @@ class BlockIndex:
         """Statistics of the contents, the memory and the events so far.
 
         Returns:
-            dict of str to int; "bytes" is in bytes, everything else counts.
+            dict of str to int; "bytes" is in bytes, everything else is a count.
         """
     def workers(self) -> dict[str, int]:
         """The registered workers.
 
         Returns:
-            dict of worker to blocks held, over all its ranks, by name. A block that is both in
+            dict of worker to the number of blocks held over all its ranks, sorted by name. A block that is both in
             device memory and offloaded counts twice.
         """
     def dump(self) -> list[Store]:
         """The contents as events.
 
         Returns:
-            list of kvatlas.events.Store. Applied to an empty index they make an equal one. Block hashes are ints
-            from 0 to 2**64 - 1: the canonical form of the engine's names, which the restored index still answers to.
+            list of kvatlas.events.Store. Applied to an empty index, they make an equal one. Block hashes are ints
+            from 0 to 2**64 - 1, a uniform form of the engine's names. The new index still accepts the engine's own.
         """
     @overload
     def apply(self, events: Iterable[Event], batch: None = None, /, *, rank: None = None) -> None:
@@ -312,9 +312,9 @@ class BlockIndex:
 
         apply(events) applies the events in order; all are checked before the first is applied. It returns None.
 
-        apply(worker, batch) applies what decode_batch() gave. State that spans the batches of a rank
-        (salts that continue a chain, kinds of cache groups) is kept with the index, and forgotten with clear() and
-        drop(). Events that cannot be applied are left out and counted. It returns a Tally.
+        apply(worker, batch) applies a batch that decode_batch() returned. What is needed for later batches of the rank
+        (salts of chains, kinds of cache groups) is kept with the index until clear() or drop(). Events that cannot be
+        applied are left out and counted. It returns a Tally.
 
         Args:
             events: An iterable of Store, Remove, Clear and Drop of kvatlas.events; or the worker's name.
@@ -326,23 +326,23 @@ class BlockIndex:
             None, or kvatlas.wire.Tally.
 
         Raises:
-            InvalidTypeError: Something else among the events, or an argument or field of the wrong type.
+            InvalidTypeError: An item of events is not an event, or an argument or field has the wrong type.
             InvalidArgumentError: A field that store, remove or clear would refuse, or a rank without a batch.
             IndexFullError: The index cannot number any more workers or blocks; the events before that are applied.
         """
     @overload
     def apply(self, worker: str, batch: Batch, /, *, rank: SupportsIndex | None = None) -> Tally: ...
     def snapshot(self) -> bytes:
-        """The contents, the settings and the counts as bytes, for from_snapshot(). Index and events go on meanwhile.
+        """The contents, the settings and the counts as bytes, for from_snapshot(). The index can be used meanwhile.
 
-        What apply(worker, batch) remembers between the batches of a stream is not in it.
+        What apply(worker, batch) keeps between the batches of a rank is not included.
         """
     @classmethod
     def from_snapshot(cls, snapshot: Buffer) -> BlockIndex:
         """Restores an index from a snapshot.
 
         Args:
-            snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
+            snapshot: What snapshot() returned: bytes, or any contiguous buffer with the same bytes.
 
         Returns:
             A new BlockIndex.
@@ -392,15 +392,15 @@ class Stored:
         medium: What the engine calls the tier; None for the usual name.
         lora: The name of the LoRA adapter.
         salt: The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
-        extra_keys: For each block a sequence of what else belongs to its contents, or None. (identifier, offset) is an
-            image or the like, bytes are a digest of prompt embeddings, a str is something that is not known, and a
-            tuple of one bytes is the MessagePack of anything else.
+        extra_keys: For each block None, or a sequence of keys: what its contents have besides tokens. A key is
+            (identifier, offset) for an image or the like, bytes for a digest of prompt embeddings, a str of unknown
+            meaning, or a tuple of one bytes with the MessagePack of anything else.
         group_idx: The number of the KV cache group, as vLLM calls it.
         kind: What kind of attention the group is for.
         window: The window of a sliding-window group, in tokens.
         session_id: Whose request stored the blocks.
-        lora_id: The engine's own number of the adapter.
-        locality: "LOCAL" or "REMOTE", of an offloaded block. What is remote is external.
+        lora_id: The engine's own number for the adapter.
+        locality: "LOCAL" or "REMOTE", of an offloaded block. Remote blocks have the tier "external".
         ownership: Which secondary offload tier has the block.
         lookahead: For each block the tokens after it, where the engine's names depend on them.
 
@@ -454,13 +454,13 @@ class Stored:
         """str or None: The name of the LoRA adapter."""
     @property
     def lora_id(self) -> int | None:
-        """int or None: The engine's own number of the adapter."""
+        """int or None: The engine's own number for the adapter."""
     @property
     def salt(self) -> str | None:
         """str or None: The cache salt, where the event shows it."""
     @property
     def extra_keys(self) -> tuple[tuple[tuple[str, int] | bytes | str | tuple[bytes], ...] | None, ...] | None:
-        """tuple or None: For each block a tuple of what else belongs to its contents, or None."""
+        """tuple or None: For each block None, or a tuple of keys: what its contents have besides tokens."""
     @property
     def group_idx(self) -> int | None:
         """int or None: The number of the KV cache group, as vLLM calls it."""
@@ -598,18 +598,18 @@ class Tally:
         """dict of str to int: Events left out, by reason; those that could not be decoded among them."""
     @property
     def upper_bound(self) -> bool:
-        """bool: Whether answers about this stream are an upper bound only: it is of a hybrid model, or of speculative
-        decoding that looks ahead.
+        """bool: Whether depths of this stream are only upper bounds: the model is hybrid, or its speculative decoding
+        looks ahead.
         """
 
 def decode_batch(payload: Buffer) -> Batch:
     """Decodes a payload: the third frame of an engine's message.
 
-    Takes what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the older arrays. An event that cannot
+    Accepts what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the older arrays. An event that cannot
     be decoded is left out, and listed in the batch's `refused`.
 
     Args:
-        payload: bytes, or anything that has them in one piece: a bytearray, a memoryview, a zmq.Frame.
+        payload: bytes, or any contiguous buffer: a bytearray, a memoryview, a zmq.Frame.
 
     Returns:
         Batch
@@ -628,20 +628,20 @@ def encode_batch(
 ) -> bytes:
     """The payload of a batch of events, byte for byte as an engine writes it.
 
-    Fields that the engine's format has no place for are left out, as it would: SGLang has no groups, and vLLM shows a
-    salt on the first block of a prompt only.
+    Fields that the engine's format does not have are left out, as the engine does: SGLang has no groups, and vLLM
+    shows a salt on the first block of a prompt only.
 
     Args:
         events: An iterable of Stored, Removed and Cleared.
         timestamp: The engine's clock in seconds.
         rank: Data-parallel rank; None for none.
-        dialect: "vllm" or "sglang" as they are now, "vllm-arrays" or "sglang-arrays" as they were.
+        dialect: "vllm" or "sglang" for the present format, "vllm-arrays" or "sglang-arrays" for the older one.
 
     Returns:
         bytes
 
     Raises:
-        InvalidTypeError: Something else among the events, or an argument of the wrong type.
+        InvalidTypeError: An item of events is not an event, or an argument has the wrong type.
         InvalidArgumentError: An unknown dialect, or a rank out of range.
     """
 
@@ -652,7 +652,7 @@ def keyed_content_hashes(
     lora: str | None = None,
     salt: str | None = None,
 ) -> NDArray[np.uint64]:
-    """The content hash of each full block of tokens, of which some have extra keys: images, prompt embeddings.
+    """The content hash of each full block of tokens, where some blocks have extra keys: images, prompt embeddings.
 
     A block without keys has the hash that content_hashes() gives. The keys of a block follow its tokens as one
     little-endian uint64 each: for an identifier of 64 hexadecimal digits the first 16 of them as a number, for anything
@@ -678,7 +678,7 @@ def keyed_content_hashes(
 class RouterServer:
     """The router in this process, as kvatlas.router.Router uses it: settings, engines and answers are JSON.
 
-    What concerns events is done by the service that it embeds, if it does. Calls release the GIL while they wait.
+    If it embeds a service, that service handles the events. Calls release the GIL while they wait.
 
     Args:
         settings_json: The settings, a JSON object.
@@ -686,7 +686,7 @@ class RouterServer:
 
     Raises:
         ServiceError: A setting is invalid, or the router cannot be started.
-        PolicyError: There is no such policy, or it has no such option.
+        PolicyError: The policy is unknown, or it has no such option.
     """
     def __new__(cls, settings_json: str, policy: object | None = None) -> RouterServer: ...
     @property
@@ -697,18 +697,18 @@ class RouterServer:
         """str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else."""
     @property
     def follows(self) -> bool:
-        """bool: Whether it follows events itself."""
+        """bool: Whether this router follows events itself."""
     def set_engine(self, engine_json: str) -> None:
-        """Takes an engine in, in the place of the one of its name if there is one.
+        """Adds an engine. It replaces an engine of the same name.
 
         Args:
             engine_json: The body of POST /engines.
 
         Raises:
-            ServiceError: It cannot be used.
+            ServiceError: The engine cannot be used.
         """
     def remove_engine(self, name: str) -> None:
-        """Takes an engine out; what runs there goes on.
+        """Removes an engine. Requests that run there go on.
 
         Args:
             name: The engine's name.
@@ -717,26 +717,26 @@ class RouterServer:
             ServiceError: There is no such engine.
         """
     def drain_engine(self, name: str, drained: bool) -> None:
-        """Sends an engine nothing new from now on, or again.
+        """Stops sending new requests to an engine, or resumes.
 
         Args:
             name: The engine's name.
-            drained: Whether it is to get nothing new.
+            drained: True to stop, False to resume.
 
         Raises:
             ServiceError: There is no such engine.
         """
     def state(self) -> str:
-        """The engines, and how they do.
+        """The engines and their state.
 
         Returns:
             str: The answer of the router's GET /workers, JSON.
         """
     def decisions(self, limit: SupportsIndex) -> str:
-        """The last decisions, the newest first.
+        """The last decisions, newest first.
 
         Args:
-            limit: How many at most.
+            limit: The maximum number of decisions.
 
         Returns:
             str: The answer of GET /decisions, JSON.
@@ -762,7 +762,7 @@ class RouterServer:
             announced_by: Host name or address of the engine that announced it.
 
         Raises:
-            ServiceError: It may not, or is not an endpoint.
+            ServiceError: It is not allowed, or is not an endpoint.
         """
     def unregister(self, worker: str, rank: SupportsIndex | None = None) -> int:
         """Ends the streams of a worker, and drops what it holds.
@@ -827,7 +827,7 @@ class RouterServer:
             hold: The reason's name.
 
         Returns:
-            bool: Whether it was waited for.
+            bool: Whether the router waited for it.
         """
     def leave(self) -> None:
         """Reports not ready from now on, while requests are still answered."""
@@ -902,7 +902,7 @@ class Service:
             announced_by: Host name or address of the engine that announced it.
 
         Raises:
-            ServiceError: It may not, or is not an endpoint.
+            ServiceError: It is not allowed, or is not an endpoint.
         """
     def reload(self) -> None:
         """Reads the keys and the certificate from their files again.
@@ -1007,8 +1007,8 @@ def prefix_hashes(
 ) -> NDArray[np.uint64]:
     """The prefix hash of each block of a chain that starts at the beginning of a prompt.
 
-    It names a block together with all before it: the first is the content hash itself, each other is XXH3-64 with
-    seed 1337 of the one before and the block's content hash, 16 bytes, little-endian.
+    It identifies a block together with all blocks before it. The first is the content hash itself. Every other one
+    is the XXH3-64 with seed 1337 of the prefix hash before it and the block's content hash, 16 bytes, little-endian.
 
     Args:
         content_hashes: Content hashes of blocks 0 to n - 1, shape (n,): a uint64 array or a list of ints.
@@ -1025,10 +1025,10 @@ def prefix_hashes(
 class Plan:
     """What happens to an index, and when: lookups, stores, removals and clears at given moments.
 
-    Equal columns make equal plans, equal files and equal digests. Columns are copied.
+    Plans with equal columns are equal, and have equal files and digests. Columns are copied.
 
     Args:
-        times: When each operation is due, in ns from the start, never falling: a uint64 array, shape (n,).
+        times: When each operation is due, in ns from the start, never decreasing: a uint64 array, shape (n,).
         kinds: 0 lookup, 1 store from the start of a prompt, 2 store after parents[i], 3 remove, 4 clear: uint8, (n,).
         workers: Whose operation it is, from 0 to worker_count - 1: uint32, (n,).
         starts: Where its blocks begin: in contents (lookup), in names and contents alike (stores), in removed (remove);
@@ -1044,7 +1044,7 @@ class Plan:
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
-        InvalidArgumentError: A column is not as it must be; the message names it and the operation.
+        InvalidArgumentError: A column is invalid; the message names it and the operation.
     """
     def __new__(
         cls,
@@ -1087,7 +1087,7 @@ class Plan:
         """
     @property
     def digest(self) -> str:
-        """str: 32 hexadecimal digits; plans have the same only if all their columns are equal."""
+        """str: 32 hexadecimal digits, the same for two plans only if all their columns are equal."""
     @property
     def meta(self) -> str:
         """str: What the plan was made from, a JSON object."""
@@ -1104,9 +1104,9 @@ def probe(plan: Plan, index: str, options_json: str, *, build_seconds: float, lo
     """Builds a rung from a plan's events, then times the plan's lookups one by one, with no other load.
 
     Args:
-        plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
-        index: A rung of the ladder by its name.
-        options_json: As for run_plan(); what is about time in it has no say here.
+        plan: Events and lookups. Each lookup's worker must hold all blocks that are looked up.
+        index: The name of a rung of the ladder.
+        options_json: As for run_plan(); options about time have no effect here.
         build_seconds: How long building may take. If it takes longer, nothing is looked up.
         lookup_seconds: How long looking up may take. If it takes longer, some lookups are left out.
 
@@ -1125,11 +1125,11 @@ def run_plan(plan: Plan, index: object, options_json: str) -> str:
 
     Args:
         plan: What happens, and when.
-        index: A rung of the ladder by its name, or any object with the methods store(worker, parent, block_hashes,
+        index: The name of a rung of the ladder, or any object with the methods store(worker, parent, block_hashes,
             content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which returns a dict
             of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One thread calls the
-            first three, each query thread find. If it has a method holdings(), pairs of worker and block hash, these
-            are compared too. Errors that it raises are counted and reported in the result, which is then not ok.
+            first three, each query thread find. If it has a method holdings() that returns pairs of worker and block
+            hash, these are compared too. Errors that it raises are counted and reported; the result is then not ok.
         options_json: Options as a JSON object; window_ns or rate is needed.
 
     Returns:
@@ -1144,15 +1144,15 @@ def run_plan(plan: Plan, index: object, options_json: str) -> str:
 class RungMatch:
     """How much of a query each worker holds, according to the events applied at the time of the lookup.
 
-    Made by Rung.find; later changes do not change it. Workers that hold none of the query's blocks are not in it. A
-    kvatlas.types.PrefixMatch.
+    Returned by Rung.find; later changes do not change it. It leaves out workers that hold none of the query's blocks.
+    It is a kvatlas.types.PrefixMatch.
     """
     @property
     def depth(self) -> int:
         """int: The greatest depth of any worker, in blocks; 0 if no worker holds the first block."""
     @property
     def length(self) -> int:
-        """int: The number of blocks in the query, the maximum of a depth."""
+        """int: The number of blocks in the query. No depth is greater."""
     @property
     def unit(self) -> Literal["blocks"]:
         """str: What depths and length count: "blocks"."""
@@ -1173,10 +1173,10 @@ class RungMatch:
 
         Args:
             top_k: How many, at least 0.
-            among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+            among: Consider only these workers, an iterable of str; None for all. Names not in the match are ignored.
 
         Returns:
-            list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
+            list of (worker, depth in blocks), at most top_k, deepest first; equal depths in no particular order.
 
         Raises:
             InvalidTypeError: top_k is not an int, or among is not an iterable of str.
@@ -1185,7 +1185,7 @@ class RungMatch:
 
 @final
 class TreeMatch:
-    """The tenant with the longest prefix, and its length. Made by the matches of StringTree and TokenTree.
+    """The tenant with the longest prefix, and its length. Returned by the matches of StringTree and TokenTree.
 
     Lengths count the characters of a text (Unicode scalar values) or tokens.
     """
@@ -1212,16 +1212,17 @@ class TreeMatch:
 
 @final
 class TreeDepths:
-    """How much of a prompt each tenant has. Made by StringTree.find and TokenTree.find; a kvatlas.types.PrefixMatch.
+    """How much of a prompt each tenant has. Returned by StringTree.find and TokenTree.find.
 
-    Lengths count the characters of a text (Unicode scalar values) or tokens, these in whole pages; `unit` says which.
+    Lengths count characters (Unicode scalar values), or tokens in whole pages; `unit` says which. It is a
+    kvatlas.types.PrefixMatch.
     """
     @property
     def depth(self) -> int:
         """int: The greatest depth of any tenant; 0 if no tenant has any of it."""
     @property
     def length(self) -> int:
-        """int: The length of the prompt in whole pages, the maximum of a depth."""
+        """int: The length of the prompt in whole pages. No depth is greater."""
     @property
     def unit(self) -> Literal["characters", "tokens"]:
         """str: What depths and length count: "characters" of a StringTree, "tokens" of a TokenTree."""
@@ -1235,17 +1236,17 @@ class TreeDepths:
         """The depth of every tenant that has anything.
 
         Returns:
-            dict of tenant to depth, deepest first, equals by name.
+            dict of tenant to depth, deepest first, equal depths by name.
         """
     def best(self, top_k: SupportsIndex = 1, among: Iterable[str] | None = None) -> list[tuple[str, int]]:
         """The deepest tenants.
 
         Args:
             top_k: How many, at least 0.
-            among: Only these tenants, an iterable of str; None for all. Names that are not in the answer are ignored.
+            among: Consider only these tenants, an iterable of str; None for all. Names not in the answer are ignored.
 
         Returns:
-            list of (tenant, depth), at most top_k, deepest first, equals by name.
+            list of (tenant, depth), at most top_k, deepest first, equal depths by name.
 
         Raises:
             InvalidTypeError: top_k is not an int, or among is not an iterable of str.
@@ -1258,19 +1259,18 @@ class Rung:
 
     Changes go through the rung's own queue and threads, as they would in a router: store(), remove(), clear() and
     drop() return at once, and find() answers according to what has been applied by then. flush() waits for all
-    that was handed over before. One worker's changes are applied in the order in which one thread hands them over.
+    earlier changes. Changes of one worker that one thread makes are applied in their order.
 
-    An invalid argument raises an error at once, and nothing has changed then. What the design itself refuses
-    when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
-    stats()["refused"].
+    An invalid argument raises an error at once, and changes nothing. What the design itself refuses later, such as
+    a store with an unknown parent in a design that cannot keep it, is counted in stats()["refused"].
 
-    Made by kvatlas.lab.designs.open_rung, which says what there is and what each option means.
+    Created by kvatlas.lab.designs.open_rung, which lists the rungs and explains each option.
 
     Args:
-        name: The rung. With "-strict" behind it, strict.
+        name: The name of the rung. With "-strict" appended, it is strict.
         strict: Whether known errors are corrected where possible.
-        event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
-        jump_size: How far the positional rungs jump, in blocks, at least 1.
+        event_threads: Threads that apply events, for rungs with a pool; 1 to 1,024.
+        jump_size: How far the positional rungs jump, in blocks; at least 1.
         shards: Actors of "radix-sharded"; 1 to 1,024.
         group_size: Workers in a group of "grouped", at least 1.
         block_size: Tokens in a block, for tokens=, at least 1.
@@ -1314,7 +1314,7 @@ class Rung:
         lora: str | None = None,
         salt: str | None = None,
     ) -> None:
-        """A worker has cached consecutive blocks of one chain: see BlockIndex.store.
+        """Records that a worker has cached consecutive blocks of one chain: see BlockIndex.store.
 
         A block announced twice is held once.
 
@@ -1336,7 +1336,7 @@ class Rung:
     def remove(
         self, worker: str, *, block_hashes: Sequence[SupportsIndex | bytes] | NDArray[np.integer[Any]] | Buffer
     ) -> None:
-        """A worker has evicted blocks.
+        """Records that a worker has evicted blocks.
 
         A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
 
@@ -1348,7 +1348,7 @@ class Rung:
             InvalidTypeError: An argument is of the wrong type.
         """
     def clear(self, worker: str) -> None:
-        """A worker has lost all blocks. An unknown worker changes nothing.
+        """Removes all blocks of a worker. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -1357,7 +1357,7 @@ class Rung:
             InvalidTypeError: worker is not a str.
         """
     def drop(self, worker: str) -> None:
-        """A worker is gone. Its next store registers it again; an unknown worker changes nothing.
+        """Removes a worker and its blocks. Its next store registers it again. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -1404,7 +1404,7 @@ class Rung:
         """Statistics of the contents and of the changes so far. Flushes.
 
         Returns:
-            dict of str to int: "workers" known, "blocks" held by them all, "entries" of the design's own kind (keys,
+            dict of str to int: known "workers", "blocks" held by all of them, "entries" of the design's own kind (keys,
             nodes, positions, runs), stores "refused", "unknown_removals", and "messages" between the parts of a
             design that has several.
 
@@ -1425,14 +1425,14 @@ class Rung:
 class PositionalIndexer:
     """The positional index: a map from (position, content hash) to holders, searched in jumps.
 
-    Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
-    error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
-    is described in kvatlas.lab.designs.RUNGS["positional"].
+    Rung 6 of the ladder by itself, without a queue: when a call returns, its change is applied; a refused change
+    raises an error. Any number of threads may call at once. kvatlas.lab.designs.RUNGS["positional"] describes what it
+    gets wrong without strict, and what it gets wrong even with it.
 
     Args:
-        jump_size: Blocks that the search leaps, at least 1.
-        search: What to do when a leap fails: "jump" looks at each place of it, "bisect" halves it.
-        layout: "map" by position and content hash, or "arrays" by position of maps by content hash.
+        jump_size: Blocks that the search jumps over, at least 1.
+        search: What to do when a jump fails: "jump" checks each position in it, "bisect" halves it.
+        layout: "map" (by position and content hash) or "arrays" (by position, of maps by content hash).
         strict: Always compare prefix hashes, and check for holes.
 
     Raises:
@@ -1448,7 +1448,7 @@ class PositionalIndexer:
         blocks: Iterable[tuple[SupportsIndex | bytes, SupportsIndex]],
         parent: SupportsIndex | bytes | None = None,
     ) -> None:
-        """A worker has cached consecutive blocks of one chain.
+        """Records that a worker has cached consecutive blocks of one chain.
 
         Args:
             worker: The worker's name.
@@ -1458,12 +1458,12 @@ class PositionalIndexer:
         Raises:
             InvalidTypeError: An argument is of the wrong type.
             InvalidArgumentError: A content hash out of range.
-            UnknownParentError: The worker does not hold the parent; nothing has changed then.
+            UnknownParentError: The worker does not hold the parent. Nothing has changed.
         """
     def apply_removed(
         self, worker: str, block_hashes: Sequence[SupportsIndex | bytes] | NDArray[np.integer[Any]] | Buffer
     ) -> None:
-        """A worker has evicted blocks. Those that are not held are counted in stats()["unknown_removals"].
+        """Records that a worker has evicted blocks. Blocks not held are counted in stats()["unknown_removals"].
 
         Args:
             worker: The worker's name.
@@ -1474,7 +1474,7 @@ class PositionalIndexer:
             InvalidTypeError: An argument is of the wrong type.
         """
     def apply_cleared(self, worker: str) -> None:
-        """A worker has lost all blocks. An unknown worker changes nothing.
+        """Removes all blocks of a worker. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -1483,7 +1483,7 @@ class PositionalIndexer:
             InvalidTypeError: worker is not a str.
         """
     def remove_worker(self, worker: str) -> None:
-        """A worker is gone. An unknown worker changes nothing.
+        """Removes a worker and its blocks. An unknown worker changes nothing.
 
         Args:
             worker: The worker's name.
@@ -1517,18 +1517,18 @@ def rungs() -> list[tuple[str, str, list[str], list[str] | None]]:
     """The registry of the rungs in Rust, lowest first.
 
     Returns:
-        list of (name, what it is, what it gets wrong, what it still gets wrong if strict or None if it cannot be).
+        list of (name, description, known errors, errors left if strict or None if it cannot be strict).
     """
 
 @final
 class StringEntries:
-    """The nodes of a tree, made by iter_entries(). May be shared by threads: each node goes to one of them."""
+    """The nodes of a tree, returned by iter_entries(). Threads may share it: each node goes to one of them."""
     def __iter__(self) -> StringEntries: ...
     def __next__(self) -> tuple[str, list[tuple[str, int]]]: ...
 
 @final
 class TokenEntries:
-    """The nodes of a tree, made by iter_entries(). May be shared by threads: each node goes to one of them."""
+    """The nodes of a tree, returned by iter_entries(). Threads may share it: each node goes to one of them."""
     def __iter__(self) -> TokenEntries: ...
     def __next__(self) -> tuple[list[int], list[tuple[str, int]]]: ...
 
@@ -1555,8 +1555,8 @@ class StringTree:
         """str: The order in which leaves are evicted."""
     @property
     def budget_bytes(self) -> int | None:
-        """int or None: The bytes that the tree may take, enforced at the end of every insert. Setting it evicts at
-        once what is too much, over all tenants by the policy; then an insert evicts when there is too much.
+        """int or None: The memory limit of the tree in bytes, enforced at the end of every insert. Setting it
+        evicts at once what exceeds it, from all tenants in the order of the policy.
         """
     @budget_bytes.setter
     def budget_bytes(self, budget_bytes: SupportsIndex | None, /) -> None: ...
@@ -1565,27 +1565,27 @@ class StringTree:
         """int: The sum of the sizes of all tenants."""
     @property
     def node_count(self) -> int:
-        """int: The nodes of the tree, without the root."""
+        """int: The number of nodes of the tree, without the root."""
     @property
     def bytes(self) -> int:
-        """int: The memory that the tree takes, in bytes."""
+        """int: The memory of the tree in bytes."""
     def insert_text(self, text: str, tenant: str, *, priority: SupportsIndex = 0) -> None:
-        """A tenant has been sent this prompt, and so has what it begins with. What it has already is not counted again.
+        """Records that a prompt was sent to a tenant. Prefixes that the tenant has already are not counted again.
 
         An empty key, or one shorter than a page, changes nothing.
 
         Args:
             text: The prompt.
             tenant: The tenant's name. The first insert makes it known.
-            priority: What it is worth: of the policy "priority", lower ones are evicted first. A node keeps the
-                greatest of the inserts of its tenant that went through it.
+            priority: With the policy "priority", nodes of lower priority are evicted first. A node keeps the
+                greatest priority of its tenant's inserts that went through it.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a number out of range.
         """
     def insert(self, key: str, tenant: str, *, priority: SupportsIndex = 0) -> None:
-        """The same under the name that both trees have."""
+        """The same, under the name that both trees have."""
     def find(self, *, text: str) -> TreeDepths:
         """How much every tenant has of a prompt. It changes nothing, not even times of last use.
 
@@ -1603,7 +1603,7 @@ class StringTree:
         """find(...).scores(): how much every tenant has of a prompt.
 
         Returns:
-            dict of tenant to depth, deepest first, equals by name; only tenants that have anything.
+            dict of tenant to depth, deepest first, equal depths by name; only tenants that have anything.
 
         Raises:
             InvalidTypeError: The key is of the wrong type.
@@ -1631,20 +1631,20 @@ class StringTree:
 
         Args:
             text: The prompt.
-            tenant: For whom to insert.
+            tenant: The tenant to insert for.
 
         Returns:
-            TreeMatch: The match as of before the insert.
+            TreeMatch: The match before the insert.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_and_insert_with(self, text: str, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
-        """match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
+        """match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
 
-        `select` is called once, with no lock held: it and other threads may use the tree meanwhile. What it
-        raises is passed on, and nothing is inserted; the match still counts as a use by its tenant.
+        `select` is called once, with no lock held: it and other threads may use the tree meanwhile. If it
+        raises an error, that is raised here and nothing is inserted; the match still counts as a use.
 
         Args:
             text: The prompt.
@@ -1654,14 +1654,14 @@ class StringTree:
             TreeMatch: The match that `select` was given.
 
         Raises:
-            InvalidTypeError: An argument is of the wrong type, or what `select` returned.
+            InvalidTypeError: An argument, or what `select` returned, is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def prefix_match_legacy(self, text: str) -> tuple[str, str | None]:
         """The longest prefix as text, and its tenant: an older form of match_prefix_with_counts().
 
         Returns:
-            (what matched, the tenant or None)
+            (the text that matched, the tenant or None)
 
         Raises:
             InvalidTypeError: text is not a str.
@@ -1671,16 +1671,16 @@ class StringTree:
         """The longest prefix that this tenant has. This counts as a use by that tenant.
 
         Returns:
-            str: What it has of the text; "" if nothing.
+            str: The part of the text that it has; "" if nothing.
 
         Raises:
             InvalidTypeError: An argument is not a str.
             InvalidArgumentError: A str with a lone surrogate in it.
         """
     def evict_by_tenant(self, tenant: str, max_size: SupportsIndex) -> int:
-        """evict_tenant() under the name that the original gave it."""
+        """evict_tenant(), under the name that it has in the original."""
     def tenant_char_size(self, tenant: str) -> int:
-        """The size of a tenant: the sum of the edges that it is on. 0 for one that is not known.
+        """The size of a tenant: the total length of the edges that it is on. 0 for an unknown tenant.
 
         Returns:
             int, in characters of a StringTree, in tokens of a TokenTree.
@@ -1689,20 +1689,20 @@ class StringTree:
             InvalidTypeError: tenant is not a str.
         """
     def tenant_size(self, tenant: str) -> int:
-        """The same under the name that both trees have."""
+        """The same, under the name that both trees have."""
     def get_tenant_char_count(self) -> dict[str, int]:
-        """The size of every tenant, as kept up to date.
+        """The size of every tenant, from running counts.
 
         Returns:
-            dict of tenant to size, by name.
+            dict of tenant to size, sorted by name.
         """
     def tenant_sizes(self) -> dict[str, int]:
-        """The same under the name that both trees have."""
+        """The same, under the name that both trees have."""
     def get_used_size_per_tenant(self) -> dict[str, int]:
-        """The size of every tenant, counted anew by a walk of the whole tree. Equal to what is kept up to date.
+        """The size of every tenant, counted by a walk of the whole tree. Equal to the running counts.
 
         Returns:
-            dict of tenant to size, by name.
+            dict of tenant to size, sorted by name.
         """
     def stats(self) -> TreeStats:
         """Statistics of the contents.
@@ -1719,10 +1719,10 @@ class StringTree:
     def evict_tenant(self, tenant: str, max_size: SupportsIndex) -> int:
         """Evicts leaves of a tenant, in the order of the policy, until it is no larger than this.
 
-        A leaf goes whole: a node of the tenant below which it has no other. O(log n) for each.
+        Leaves are evicted whole. A leaf is a node of the tenant below which it has no other. O(log n) for each.
 
         Args:
-            tenant: Whose. One that is not known has nothing to evict.
+            tenant: The tenant. An unknown one has nothing to evict.
             max_size: In characters of a StringTree, in tokens of a TokenTree.
 
         Returns:
@@ -1759,10 +1759,10 @@ class StringTree:
             InvalidArgumentError: max_size is negative.
         """
     def evict_to_bytes(self, max_bytes: SupportsIndex) -> int:
-        """Evicts leaves of all tenants, in the order of the policy, until the tree takes no more than these bytes.
+        """Evicts leaves of all tenants, in the order of the policy, until the tree takes no more bytes than this.
 
         Args:
-            max_bytes: What bytes may be afterwards.
+            max_bytes: The largest allowed size in bytes.
 
         Returns:
             int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
@@ -1772,11 +1772,11 @@ class StringTree:
             InvalidArgumentError: max_bytes is negative.
         """
     def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int:
-        """Evicts the node whose whole path has this hash, and everything below it: what another router says by
-        eight bytes. A path that ends inside an edge is not a node and has no hash.
+        """Evicts the node whose whole path has this hash, and everything below it. So another router can name a
+        node in eight bytes. A path that ends inside an edge is not a node and has no hash.
 
         Args:
-            path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
+            path_hash: From hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
             tenant: For this tenant only; None for all.
 
         Returns:
@@ -1798,23 +1798,23 @@ class StringTree:
     def clear(self) -> None:
         """Removes everything."""
     def iter_entries(self) -> StringEntries:
-        """Every node, those above before those below and siblings in the order of their first character or page.
+        """Every node: parents before children, siblings in the order of their first character or page.
 
         Nodes are produced one by one, not as a snapshot: changes made meanwhile may or may not appear.
 
         Returns:
             iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
-            a counter of this tree's.
+            values of the tree's own counter.
         """
     def snapshot(self) -> _Bytes:
-        """The tree as bytes: the same tree makes the same bytes. The budget is not in them."""
+        """The tree as bytes. The same tree gives the same bytes. The budget is not included."""
     @classmethod
     def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> StringTree:
         """Restores a tree from a snapshot, with its policy and times.
 
         Args:
-            snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
-            budget_bytes: As of the constructor.
+            snapshot: What snapshot() returned: bytes, or any contiguous buffer with the same bytes.
+            budget_bytes: As in the constructor.
 
         Returns:
             A new tree.
@@ -1854,8 +1854,8 @@ class TokenTree:
         """str: The order in which leaves are evicted."""
     @property
     def budget_bytes(self) -> int | None:
-        """int or None: The bytes that the tree may take, enforced at the end of every insert. Setting it evicts at
-        once what is too much, over all tenants by the policy; then an insert evicts when there is too much.
+        """int or None: The memory limit of the tree in bytes, enforced at the end of every insert. Setting it
+        evicts at once what exceeds it, from all tenants in the order of the policy.
         """
     @budget_bytes.setter
     def budget_bytes(self, budget_bytes: SupportsIndex | None, /) -> None: ...
@@ -1864,27 +1864,27 @@ class TokenTree:
         """int: The sum of the sizes of all tenants."""
     @property
     def node_count(self) -> int:
-        """int: The nodes of the tree, without the root."""
+        """int: The number of nodes of the tree, without the root."""
     @property
     def bytes(self) -> int:
-        """int: The memory that the tree takes, in bytes."""
+        """int: The memory of the tree in bytes."""
     def insert_tokens(self, tokens: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None:
-        """A tenant has been sent this prompt, and so has what it begins with. What it has already is not counted again.
+        """Records that a prompt was sent to a tenant. Prefixes that the tenant has already are not counted again.
 
         An empty key, or one shorter than a page, changes nothing.
 
         Args:
             tokens: The prompt, shape (n,), as content_hashes() takes tokens.
             tenant: The tenant's name. The first insert makes it known.
-            priority: What it is worth: of the policy "priority", lower ones are evicted first. A node keeps the
-                greatest of the inserts of its tenant that went through it.
+            priority: With the policy "priority", nodes of lower priority are evicted first. A node keeps the
+                greatest priority of its tenant's inserts that went through it.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a number out of range.
         """
     def insert(self, key: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None:
-        """The same under the name that both trees have."""
+        """The same, under the name that both trees have."""
     def find(self, *, tokens: _FlatTokens) -> TreeDepths:
         """How much every tenant has of a prompt. It changes nothing, not even times of last use.
 
@@ -1902,7 +1902,7 @@ class TokenTree:
         """find(...).scores(): how much every tenant has of a prompt.
 
         Returns:
-            dict of tenant to depth, deepest first, equals by name; only tenants that have anything.
+            dict of tenant to depth, deepest first, equal depths by name; only tenants that have anything.
 
         Raises:
             InvalidTypeError: The key is of the wrong type.
@@ -1930,20 +1930,20 @@ class TokenTree:
 
         Args:
             tokens: The prompt, shape (n,), as content_hashes() takes tokens.
-            tenant: For whom to insert.
+            tenant: The tenant to insert for.
 
         Returns:
-            TreeMatch: The match as of before the insert.
+            TreeMatch: The match before the insert.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_and_insert_with(self, tokens: _FlatTokens, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
-        """match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
+        """match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
 
-        `select` is called once, with no lock held: it and other threads may use the tree meanwhile. What it
-        raises is passed on, and nothing is inserted; the match still counts as a use by its tenant.
+        `select` is called once, with no lock held: it and other threads may use the tree meanwhile. If it
+        raises an error, that is raised here and nothing is inserted; the match still counts as a use.
 
         Args:
             tokens: The prompt, shape (n,), as content_hashes() takes tokens.
@@ -1953,7 +1953,7 @@ class TokenTree:
             TreeMatch: The match that `select` was given.
 
         Raises:
-            InvalidTypeError: An argument is of the wrong type, or what `select` returned.
+            InvalidTypeError: An argument, or what `select` returned, is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def prefix_match_legacy(self, tokens: _FlatTokens) -> tuple[list[int], str | None]:
@@ -1977,7 +1977,7 @@ class TokenTree:
             InvalidArgumentError: A token out of range, or an array of more than one dimension.
         """
     def tenant_token_size(self, tenant: str) -> int:
-        """The size of a tenant: the sum of the edges that it is on. 0 for one that is not known.
+        """The size of a tenant: the total length of the edges that it is on. 0 for an unknown tenant.
 
         Returns:
             int, in characters of a StringTree, in tokens of a TokenTree.
@@ -1986,20 +1986,20 @@ class TokenTree:
             InvalidTypeError: tenant is not a str.
         """
     def tenant_size(self, tenant: str) -> int:
-        """The same under the name that both trees have."""
+        """The same, under the name that both trees have."""
     def get_tenant_token_counts(self) -> dict[str, int]:
-        """The size of every tenant, as kept up to date.
+        """The size of every tenant, from running counts.
 
         Returns:
-            dict of tenant to size, by name.
+            dict of tenant to size, sorted by name.
         """
     def tenant_sizes(self) -> dict[str, int]:
-        """The same under the name that both trees have."""
+        """The same, under the name that both trees have."""
     def get_used_size_per_tenant(self) -> dict[str, int]:
-        """The size of every tenant, counted anew by a walk of the whole tree. Equal to what is kept up to date.
+        """The size of every tenant, counted by a walk of the whole tree. Equal to the running counts.
 
         Returns:
-            dict of tenant to size, by name.
+            dict of tenant to size, sorted by name.
         """
     def stats(self) -> TreeStats:
         """Statistics of the contents.
@@ -2016,10 +2016,10 @@ class TokenTree:
     def evict_tenant(self, tenant: str, max_size: SupportsIndex) -> int:
         """Evicts leaves of a tenant, in the order of the policy, until it is no larger than this.
 
-        A leaf goes whole: a node of the tenant below which it has no other. O(log n) for each.
+        Leaves are evicted whole. A leaf is a node of the tenant below which it has no other. O(log n) for each.
 
         Args:
-            tenant: Whose. One that is not known has nothing to evict.
+            tenant: The tenant. An unknown one has nothing to evict.
             max_size: In characters of a StringTree, in tokens of a TokenTree.
 
         Returns:
@@ -2056,10 +2056,10 @@ class TokenTree:
             InvalidArgumentError: max_size is negative.
         """
     def evict_to_bytes(self, max_bytes: SupportsIndex) -> int:
-        """Evicts leaves of all tenants, in the order of the policy, until the tree takes no more than these bytes.
+        """Evicts leaves of all tenants, in the order of the policy, until the tree takes no more bytes than this.
 
         Args:
-            max_bytes: What bytes may be afterwards.
+            max_bytes: The largest allowed size in bytes.
 
         Returns:
             int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
@@ -2069,11 +2069,11 @@ class TokenTree:
             InvalidArgumentError: max_bytes is negative.
         """
     def evict_by_path_hash(self, path_hash: SupportsIndex, tenant: str | None = None) -> int:
-        """Evicts the node whose whole path has this hash, and everything below it: what another router says by
-        eight bytes. A path that ends inside an edge is not a node and has no hash.
+        """Evicts the node whose whole path has this hash, and everything below it. So another router can name a
+        node in eight bytes. A path that ends inside an edge is not a node and has no hash.
 
         Args:
-            path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
+            path_hash: From hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
             tenant: For this tenant only; None for all.
 
         Returns:
@@ -2095,23 +2095,23 @@ class TokenTree:
     def clear(self) -> None:
         """Removes everything."""
     def iter_entries(self) -> TokenEntries:
-        """Every node, those above before those below and siblings in the order of their first character or page.
+        """Every node: parents before children, siblings in the order of their first character or page.
 
         Nodes are produced one by one, not as a snapshot: changes made meanwhile may or may not appear.
 
         Returns:
             iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
-            a counter of this tree's.
+            values of the tree's own counter.
         """
     def snapshot(self) -> _Bytes:
-        """The tree as bytes: the same tree makes the same bytes. The budget is not in them."""
+        """The tree as bytes. The same tree gives the same bytes. The budget is not included."""
     @classmethod
     def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> TokenTree:
         """Restores a tree from a snapshot, with its policy and times.
 
         Args:
-            snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
-            budget_bytes: As of the constructor.
+            snapshot: What snapshot() returned: bytes, or any contiguous buffer with the same bytes.
+            budget_bytes: As in the constructor.
 
         Returns:
             A new tree.
@@ -2159,28 +2159,28 @@ _Blocks: TypeAlias = Iterable[Any]
 class TrieNode:
     """The end of a cached sequence of tokens, in one RadixTrie.
 
-    A node is made by the trie. It keeps meaning this end when the trie splits what leads to it. When the end itself
-    is evicted the node is refused everywhere (InvalidArgumentError, code "evicted_node"), and never means another.
-    Two nodes are equal if they mean the same end of the same trie.
+    Nodes are created by the trie. A node stands for the same end even after the trie has split the path to it. Once the
+    end itself is evicted, every call refuses the node (InvalidArgumentError, code "evicted_node"); it never stands for
+    another end. Two nodes are equal if they stand for the same end in the same trie.
     """
     @property
     def tokens(self) -> list[Any]:
-        """list: The tokens of the node itself, without those above; none of the root."""
+        """list: The tokens of the node itself, without those above it. The root has none."""
     @property
     def blocks(self) -> list[Any]:
         """list: The blocks of the node itself, one for each page."""
     @property
     def parent(self) -> TrieNode | None:
-        """TrieNode | None: The node above; None of the root."""
+        """TrieNode | None: The node above; None for the root."""
     @property
     def children(self) -> dict[tuple[Any, ...], TrieNode]:
-        """dict[tuple, TrieNode]: The nodes right below by their first page, in the order of insertion."""
+        """dict[tuple, TrieNode]: The nodes directly below, by their first page, in the order of insertion."""
     @property
     def active_seqs(self) -> set[int]:
         """set[int]: The sequences that use the node."""
     @property
     def evicted(self) -> bool:
-        """bool: Whether the end that the node meant has been evicted. Never raises."""
+        """bool: Whether the end that the node stood for has been evicted. Never raises."""
     def is_root(self) -> bool:
         """Whether this is the root."""
     def is_leaf(self) -> bool:
@@ -2199,8 +2199,8 @@ class RadixTrie:
     """Which cached pages a prompt can use, for an allocator of paged attention inside an engine.
 
     A radix trie over whole pages of tokens with one block for each page. Blocks are whatever the caller gives (slot
-    numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays; the rest is
-    evicted when blocks are wanted, least recently made or released first, from the tail, children before parents.
+    numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays. The rest is
+    evicted when blocks are needed: least recently created or released first, from the tail, children before parents.
     Matching does not make anything more recent.
 
     Any number of threads may use a trie at once. A refused call changes nothing.
@@ -2222,8 +2222,8 @@ class RadixTrie:
     def insert(self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None) -> TrieNode:
         """Keeps a block for each page of tokens.
 
-        Pages that are there already keep the blocks they have; the caller's blocks for those pages are not taken
-        (insert_with_count says how many). A new leaf is evictable until it is marked. O(tokens).
+        Pages that exist already keep their blocks; the caller's blocks for those pages are not taken
+        (insert_with_count says how many). A new leaf can be evicted until it is marked. O(tokens).
 
         Args:
             tokens: Tokens of whole pages, shape (n * page_size,): an integer array, read in place, or a list of ints or
@@ -2236,13 +2236,13 @@ class RadixTrie:
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: Tokens that are not whole pages, not one block for each, or none; a node that was
-                evicted or is another trie's.
+            InvalidArgumentError: No tokens, tokens that are not whole pages, not one block for each page, or a node
+                that was evicted or belongs to another trie.
         """
     def insert_with_count(
         self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None
     ) -> tuple[TrieNode, int]:
-        """Like insert, and returns how many of the pages existed already.
+        """Like insert, but also returns how many of the pages existed already.
 
         Args:
             tokens: As insert() takes them.
@@ -2250,8 +2250,8 @@ class RadixTrie:
             node: As insert() takes it.
 
         Returns:
-            tuple[TrieNode, int]: The end of the sequence, and how many of the given blocks, the first ones, were not
-            taken and are still the caller's.
+            tuple[TrieNode, int]: The end of the sequence, and the number n of pages that existed already. The first n
+            of the given blocks were not taken and still belong to the caller.
 
         Raises:
             InvalidTypeError: As insert().
@@ -2264,7 +2264,7 @@ class RadixTrie:
         more recently used. O(tokens).
 
         Args:
-            tokens: Tokens, at least one; a partial page at the end is not looked at.
+            tokens: Tokens, at least one. A partial page at the end is ignored.
             node: The node whose end the tokens follow; None is the root.
 
         Returns:
@@ -2273,12 +2273,12 @@ class RadixTrie:
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: No tokens; a node that was evicted or is another trie's.
+            InvalidArgumentError: No tokens, or a node that was evicted or belongs to another trie.
         """
     def mark_in_use_by(self, node: TrieNode, seq_id: SupportsIndex) -> None:
-        """A sequence uses a node and all above it: nothing of that is evicted until it is released.
+        """Marks a node and all nodes above it as used by a sequence. They are not evicted until it releases them.
 
-        Mark the deepest node as the sequence grows. Marking twice is marking once; marking the root does nothing.
+        Mark the deepest node as the sequence grows. Marking a node again, or the root, changes nothing.
         O(nodes up to the root).
 
         Args:
@@ -2287,10 +2287,10 @@ class RadixTrie:
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: A node that was evicted or is another trie's; a number out of range.
+            InvalidArgumentError: A node that was evicted or belongs to another trie, or a number out of range.
         """
     def mark_not_in_use_by(self, node: TrieNode, seq_id: SupportsIndex) -> None:
-        """A sequence no longer uses a node and what is above it: all of that is now the most recently used.
+        """Releases a node and all nodes above it from a sequence. They become the most recently used ones.
 
         Release once, from the deepest marked node. O(nodes up to the root).
 
@@ -2300,22 +2300,22 @@ class RadixTrie:
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: The sequence does not use the node; a node that was evicted or is another trie's; a
-                number out of range.
+            InvalidArgumentError: The sequence does not use the node, the node was evicted or belongs to another trie,
+                or a number is out of range.
         """
     def evict_blocks(self, desired_num_evicted: SupportsIndex) -> list[Any]:
         """Removes blocks from the trie and returns them to the caller.
 
-        The least recently made or released leaf not in use goes first, from its tail; then the next, and parents
-        once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
-        its old end are refused from then on. O(evicted * log leaves).
+        The least recently created or released leaf not in use is evicted first, from its tail; then the next, and
+        parents once their children are gone. If only the tail of a leaf was needed, the rest of the leaf stays, and
+        nodes that stood for its old end are refused from then on. O(evicted * log leaves).
 
         Args:
-            desired_num_evicted: How many; 0 or less is none.
+            desired_num_evicted: How many blocks to evict; 0 or less means none.
 
         Returns:
-            list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the
-            rest is in use.
+            list: The blocks, leaf by leaf, those of each leaf in the order of their tokens. Fewer than desired if
+            the rest is in use.
 
         Raises:
             InvalidTypeError: desired_num_evicted is not an int.
@@ -2324,7 +2324,7 @@ class RadixTrie:
         """All blocks in the trie. O(blocks).
 
         Returns:
-            set: A new one.
+            set: A new set.
 
         Raises:
             TypeError: A block cannot be hashed.
@@ -2333,7 +2333,7 @@ class RadixTrie:
         """The blocks that evict_blocks() could return now. O(nodes).
 
         Returns:
-            set: A new one.
+            set: A new set.
 
         Raises:
             TypeError: A block cannot be hashed.
@@ -2342,16 +2342,16 @@ class RadixTrie:
         """The trie as text: a line for each node, depth first, children in the order of insertion.
 
         Args:
-            print_blocks: Whether the blocks stand behind the tokens.
+            print_blocks: Whether to show the blocks after the tokens.
 
         Returns:
-            list[str]: Two dashes for each level, the tokens, and with blocks " : " and them.
+            list[str]: Two dashes for each level, then the tokens; with print_blocks also " : " and the blocks.
         """
     def pretty_print(self, print_blocks: bool = True) -> None:
-        """Prints what pretty_format() gives.
+        """Prints what pretty_format() returns.
 
         Args:
-            print_blocks: Whether the blocks stand behind the tokens.
+            print_blocks: Whether to show the blocks after the tokens.
         """
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
@@ -2388,14 +2388,14 @@ class _Cleared(Protocol):
 class SyncPrefixHashTable:
     """How much of a prompt each pod holds, by chained hashes of its blocks.
 
-    A context for each model and LoRA adapter; in it, for each prefix hash, the pods that hold the prefix. Fed with
-    engines' events and with the router's own decisions. Prefix hashes are XXH64, with the table's seed, of the hash
-    before (8 little-endian bytes; the seed before the first) and a block's bytes; blocks have block_size bytes, and a
-    token is 4 big-endian bytes.
+    There is a context for each model and LoRA adapter. It maps each prefix hash to the pods that hold the prefix. The
+    table learns from engines' events and from the router's own decisions. A prefix hash is the XXH64, with the table's
+    seed, of the prefix hash before it (8 little-endian bytes; the seed if there is none) and the bytes of a block.
+    Blocks have block_size bytes, and a token is 4 big-endian bytes.
 
-    Limits hold at the end of every call: the least recently used context goes, and the longest unseen prefixes go, of
-    those seen together the deepest first. Prefixes not used for eviction_duration are evicted by a
-    thread, which ends with close() or with the table.
+    Limits are enforced at the end of every call: the least recently used context is evicted, and the prefixes not seen
+    for longest, the deepest first if they were last seen together. A thread evicts prefixes that were not used for
+    eviction_duration. It ends with close() or with the table.
 
     Any number of threads may use a table at once. A refused call changes nothing.
 
@@ -2456,7 +2456,7 @@ class SyncPrefixHashTable:
             numpy.ndarray of uint64, shape (bytes // block_size,). A part of a block at the end has no hash.
 
         Raises:
-            InvalidTypeError: tokens are something else.
+            InvalidTypeError: tokens are of another type.
             InvalidArgumentError: A token is not from 0 to 2**32 - 1.
         """
     def match_prefix(
@@ -2499,9 +2499,9 @@ class SyncPrefixHashTable:
     def add_prefix(
         self, model: str, lora_id: SupportsIndex, pod: str, prefix_hashes: Sequence[SupportsIndex] | NDArray[np.uint64]
     ) -> None:
-        """The router sent a prompt to a pod, and expects that the pod holds its prefixes from now on.
+        """Records that the router sent a prompt to a pod, which is expected to hold its prefixes from now on.
 
-        That ends when the pod's engine removes them, and with their age.
+        They are removed when the pod's engine removes them, or when they expire.
 
         Args:
             model: The model's name.
@@ -2526,17 +2526,17 @@ class SyncPrefixHashTable:
             InvalidArgumentError: lora_id is out of range.
         """
     def process_block_stored(self, event: _Stored) -> int:
-        """A pod's engine has cached blocks, each after the one before it, the first after the event's parent.
+        """Records that a pod's engine has cached consecutive blocks, the first of them after the event's parent.
 
-        A name that the pod has announced and not removed is one copy more if it means the same, and means the new
-        content if not.
+        If the pod announces a name again that it has not removed, this is one more copy if the content is the same.
+        Otherwise, the name stands for the new content from now on.
 
         Args:
             event: A BlockStored, or anything with its fields.
 
         Returns:
-            int: How many of the blocks are now known: none if the pod does not hold the parent, fewer than all if one
-            event has more prefixes than a context may.
+            int: How many of the blocks are now known: none if the pod does not hold the parent, and not all if one
+            event has more prefixes than a context may have.
 
         Raises:
             InvalidTypeError: A field is of the wrong type.
@@ -2544,9 +2544,9 @@ class SyncPrefixHashTable:
                 block_size bytes, or a number out of range.
         """
     def process_block_removed(self, event: _Removed) -> None:
-        """A pod's engine has evicted blocks: one copy of each. Other pods keep theirs.
+        """Records that a pod's engine has evicted one copy of each of these blocks. Other pods keep theirs.
 
-        What the pod does not hold is counted in stats()["unknown_removals"] and changes nothing.
+        Blocks that the pod does not hold are counted in stats()["unknown_removals"] and change nothing.
 
         Args:
             event: A BlockRemoved, or anything with its fields.
@@ -2556,7 +2556,7 @@ class SyncPrefixHashTable:
             InvalidArgumentError: A number out of range.
         """
     def process_all_blocks_cleared(self, event: _Cleared) -> None:
-        """A pod's engine has dropped its whole cache. O(prefixes of the contexts).
+        """Records that a pod's engine has dropped its whole cache. O(prefixes of the contexts).
 
         Args:
             event: An AllBlocksCleared, or anything with its fields. A model_name of None means every context.
@@ -2576,8 +2576,8 @@ class SyncPrefixHashTable:
 
         Returns:
             dict[str, int]: "contexts"; "prefixes" (entries: prefix hashes that a pod holds); "other_names" (names of a
-            prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once a context); "bytes" (what all of
-            it takes); and since the table was made: "unknown_parents" (stored events without effect),
+            prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once per context); "bytes" (memory of
+            all of it); and since the table was created: "unknown_parents" (stored events without effect),
             "unknown_removals" (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
         """
     def close(self) -> None:
@@ -2590,92 +2590,92 @@ class SyncPrefixHashTable:
 
 @final
 class Candidates:
-    """The workers that may take a request: an array for each thing known, with an item for each worker and rank.
+    """The workers that may take a request. Each property is an array with one item for each worker and rank.
 
-    Arrays are made when asked for, and cannot be written to. What is not known is NaN in arrays of float64, and 0 in
-    others.
+    Arrays are created when you read them, and are read-only. An unknown value is NaN in arrays of float64, and 0 in
+    other arrays.
     """
     @property
     def workers(self) -> list[tuple[str, int]]:
-        """list of (str, int): The name and rank of each."""
+        """list of (str, int): The worker's name and the rank, for each item."""
     @property
     def trusted(self) -> NDArray[np.bool_]:
-        """numpy.ndarray of bool: Whether what the index says of it can be trusted right now."""
+        """numpy.ndarray of bool: Whether what the index says about the worker can be trusted at present."""
     def __len__(self) -> int: ...
     @property
     def depth(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent
-        there is computed.
+        """numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds, or will hold once it has
+        computed the prompts that were just sent to it.
         """
     @property
     def device_blocks(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Leading blocks that it holds on the device, by the events so far."""
+        """numpy.ndarray of uint32: Leading blocks that the worker holds on the device, according to events so far."""
     @property
     def host_blocks(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: The same, with the host's memory."""
+        """numpy.ndarray of uint32: Leading blocks that it holds on the device or in host memory."""
     @property
     def any_blocks(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: The same, with every tier."""
+        """numpy.ndarray of uint32: Leading blocks that it holds on any tier."""
     @property
     def requests(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Requests sent there and not finished."""
+        """numpy.ndarray of uint32: Requests that were sent to the worker and have not finished."""
     @property
     def waiting(self) -> NDArray[np.uint32]:
-        """numpy.ndarray of uint32: Of those, the ones without a first token."""
+        """numpy.ndarray of uint32: Requests sent to the worker that have no first token yet."""
     @property
     def queued_tokens(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Prompt tokens of requests without a first token, less those expected cached."""
+        """numpy.ndarray of float64: Prompt tokens of requests without a first token, minus those expected in cache."""
     @property
     def queued_prompt_tokens(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Prompt tokens of requests without a first token, cached or not."""
+        """numpy.ndarray of float64: All prompt tokens of requests without a first token, cached ones included."""
     @property
     def head_tokens(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Of queued_tokens, those of the prompt whose turn it is."""
+        """numpy.ndarray of float64: The part of queued_tokens that belongs to the prompt being computed."""
     @property
     def head_elapsed(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds since its turn came."""
+        """numpy.ndarray of float64: Seconds since that prompt's turn came."""
     @property
     def context_tokens(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Tokens of all requests there, prompts and what they have generated."""
+        """numpy.ndarray of float64: Tokens of all requests at the worker: prompts and generated tokens."""
     @property
     def output_tokens_left(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Tokens that requests there are expected to generate still."""
+        """numpy.ndarray of float64: Tokens that requests at the worker are still expected to generate."""
     @property
     def reported_waiting(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Requests that the engine says are waiting in its queue."""
+        """numpy.ndarray of float64: Requests waiting in the engine's queue, as reported by the engine."""
     @property
     def reported_running(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Requests that the engine says are running."""
+        """numpy.ndarray of float64: Requests running at the engine, as reported by the engine."""
     @property
     def reported_kv_usage(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Share of its KV cache that the engine says is in use, 0 to 1."""
+        """numpy.ndarray of float64: Share of the KV cache in use, 0 to 1, as reported by the engine."""
     @property
     def reported_age(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds since the engine said so."""
+        """numpy.ndarray of float64: Seconds since the engine's last such report."""
     @property
     def prefill_rate(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Prompt tokens that it computes a second, as learnt."""
+        """numpy.ndarray of float64: Prompt tokens that the worker computes per second, as measured so far."""
     @property
     def step_time(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds between two tokens of one request, as learnt."""
+        """numpy.ndarray of float64: Seconds between two tokens of one request, as measured so far."""
     @property
     def age(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Seconds since it joined."""
+        """numpy.ndarray of float64: Seconds since the worker joined."""
     @property
     def sent(self) -> NDArray[np.uint64]:
-        """numpy.ndarray of uint64: Requests sent there since it joined."""
+        """numpy.ndarray of uint64: Requests sent to the worker since it joined."""
     @property
     def last_cold(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: When it last took a request that nobody held anything of; -inf if never."""
+        """numpy.ndarray of float64: When it last took a request of which no worker held a block; -inf if never."""
     @property
     def held_blocks(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Blocks that the index says it holds."""
+        """numpy.ndarray of float64: Blocks that the worker holds, according to the index."""
     @property
     def capacity_blocks(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Blocks that its cache has room for."""
+        """numpy.ndarray of float64: Blocks that the worker's cache has room for."""
     @property
     def weight(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: Its share of the work beside others: 1 unless the user says otherwise."""
+        """numpy.ndarray of float64: The worker's share of the work relative to others; 1 unless set otherwise."""
 
 @final
 class RoutedRequest:
@@ -2685,7 +2685,7 @@ class RoutedRequest:
         """int: Tokens of the prompt."""
     @property
     def block_size(self) -> int:
-        """int: Tokens of a block."""
+        """int: Tokens in a block."""
     @property
     def content_hashes(self) -> NDArray[np.uint64]:
         """numpy.ndarray of uint64: Content hashes of the prompt's full blocks."""
@@ -2694,21 +2694,21 @@ class RoutedRequest:
         """int or None: A hash of the session's name."""
     @property
     def max_tokens(self) -> int | None:
-        """int or None: The most tokens that it may generate."""
+        """int or None: The maximum number of tokens that it may generate."""
     @property
     def priority(self) -> int:
-        """int: Higher goes first where requests wait."""
+        """int: Waiting requests of higher priority are placed first."""
     @property
     def answers(self) -> int:
-        """int: How many answers it wants."""
+        """int: How many answers it asks for."""
     @property
     def number(self) -> int:
-        """int: Tells requests apart."""
+        """int: The request's number, which no other request has."""
     def uncached(self, depth: int) -> int:
-        """Tokens to compute on a worker that holds the first blocks: at least one.
+        """The prompt tokens left to compute on a worker that holds some leading blocks: at least one.
 
         Args:
-            depth: How many, an int from 0.
+            depth: The number of leading blocks held, an int of at least 0.
 
         Returns:
             int
@@ -2716,9 +2716,10 @@ class RoutedRequest:
 
 @final
 class Decision:
-    """Where a request goes. Made by Router.choose, which has reserved it there: say what becomes of it.
+    """Where a request goes. Returned by Router.choose, which counts the request at that worker from then on.
 
-    A request that waits in the router (waits is True) has no worker yet; it gets one in a later Router.bind.
+    Report what becomes of the request with the methods below. A request that waits in the router (waits is True) has
+    no worker yet; a later Router.bind gives it one.
     """
     @property
     def number(self) -> int:
@@ -2737,58 +2738,58 @@ class Decision:
         """int: Prompt tokens that the worker is expected to compute."""
     @property
     def predicted_tokens(self) -> int:
-        """int: Of cached_tokens, those that the index does not know of yet: what was just sent there."""
+        """int: The part of cached_tokens that the index does not show yet, because it was just sent there."""
     @property
     def waits(self) -> bool:
-        """bool: Whether it waits in the router."""
+        """bool: Whether the request waits in the router."""
     @property
     def refused(self) -> str | None:
         """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout", "displaced"; else None."""
     @property
     def why(self) -> str:
-        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or
-        "waits", or why it was refused.
+        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; "waits"
+        if it waits; or the reason in refused.
         """
     def terms(self) -> dict[tuple[str, int], dict[str, float]] | None:
-        """What the policy weighed, if Router.choose was asked to explain.
+        """The values that the policy compared, if Router.choose was called with explain=True.
 
         Returns:
-            dict of (worker, rank) to dict of term to value, with "cached_tokens" among them; None if it was not asked.
+            dict of (worker, rank) to dict of term to value, including "cached_tokens"; None without explain=True.
         """
     def first_token(self, now: float | None = None) -> None:
-        """The first token has come: the prompt is computed.
+        """Reports that the first token has come, so the prompt is computed.
 
         Args:
             now: The time in seconds; None for the router's clock.
         """
     def progress(self, tokens: int, now: float | None = None) -> None:
-        """More tokens have come, of all answers together, beyond the first.
+        """Reports more tokens after the first, of all answers together.
 
         Args:
-            tokens: How many since the last call.
+            tokens: How many tokens came since the last call.
             now: The time in seconds; None for the router's clock.
         """
     def finish(
         self, cached_tokens: int | None = None, output_tokens: int | None = None, now: float | None = None
     ) -> bool:
-        """The request is over, and well. Ending it again does nothing.
+        """Reports that the request has finished. Ending it again does nothing.
 
         Args:
-            cached_tokens: Prompt tokens that were in the worker's cache, as the engine says; None if it does not.
-            output_tokens: Tokens generated, as the engine says.
+            cached_tokens: Prompt tokens that the engine reports as cached; None if it does not report them.
+            output_tokens: Tokens that the engine reports as generated; None if it does not report them.
             now: The time in seconds; None for the router's clock.
 
         Returns:
-            bool: False if it was over already.
+            bool: False if it had ended already.
         """
     def failed(self, now: float | None = None) -> bool:
-        """The request is over, and not well, or does not wait any longer. Ending it again does nothing.
+        """Reports that the request has failed, or has stopped waiting. Ending it again does nothing.
 
         Args:
             now: The time in seconds; None for the router's clock.
 
         Returns:
-            bool: False if it was over already.
+            bool: False if it had ended already.
         """
 
 class _Scores(Protocol):
@@ -2801,27 +2802,28 @@ class _Policy(Protocol):
 
 @disjoint_base
 class Router:
-    """Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each one is.
+    """Chooses a worker for each request, and keeps track of what each worker was sent, what it runs and how fast it is.
 
-    choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It
-    fails open: without an index, without tokens, with nobody to trust there is an answer, and its why says so.
+    choose() selects a worker and counts the request there, in one step. Report what becomes of the request with the
+    methods of the Decision. Without an index, without tokens or without trusted workers, the policy still chooses, but
+    without knowing who holds what; the decision's why says so.
 
     Any number of threads may use one router at once.
 
     Args:
-        policy: A policy's name, of policy_names(), or an object with choose(request, candidates) -> row.
-        workers: Names of the workers, or (name, rank) of each.
-        block_size: Tokens of a block.
-        seed: Seed of everything left to chance, from 0 to 2**64 - 1.
+        policy: A policy's name, one of policy_names(), or an object with choose(request, candidates) -> row.
+        workers: Names of the workers, or a pair (name, rank) for each.
+        block_size: Tokens in a block.
+        seed: Seed of all random choices, from 0 to 2**64 - 1.
         options: Options of the policy: dict of str to number, bool or str.
         settings: Settings of the router: dict with any of first_token_timeout, idle_timeout, announced_within,
             session_ttl, session_limit, warm_seconds, warm_share, prefill_rate, step_time, output_tokens, queue_limit,
             queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit.
-        clock: Gives the time in seconds where a call does not; None for time.monotonic.
+        clock: Returns the time in seconds, for calls without `now`; None for time.monotonic.
 
     Raises:
-        PolicyError: There is no such policy, or it has no such option.
-        ConfigError: There is no such setting, or it is out of range.
+        PolicyError: The policy is unknown, or it has no such option.
+        ConfigError: A setting is unknown or out of range.
         InvalidTypeError: An argument is of the wrong type.
     """
     def __new__(
@@ -2840,19 +2842,19 @@ class Router:
         """str: The policy's name."""
     @property
     def uses_index(self) -> bool:
-        """bool: Whether the policy weighs what an index says; if not, nobody needs to look up prompts."""
+        """bool: Whether the policy uses an index. If not, prompts need not be looked up."""
     @property
     def block_size(self) -> int:
-        """int: Tokens of a block."""
+        """int: Tokens in a block."""
     @property
     def workers(self) -> list[tuple[str, int]]:
         """list of (str, int): The workers and ranks that take requests."""
     @property
     def waiting(self) -> int:
-        """int: Requests that wait in the router."""
+        """int: The number of requests that wait in the router."""
     @property
     def in_flight(self) -> int:
-        """int: Requests that are with workers."""
+        """int: The number of requests at workers."""
     def choose(
         self,
         *,
@@ -2871,25 +2873,25 @@ class Router:
         explain: bool = False,
         now: float | None = None,
     ) -> Decision:
-        """Chooses a worker for a request, and reserves it there.
+        """Chooses a worker for a request, and counts the request there from now on.
 
-        The prompt is given by tokens or content_hashes; with neither, prompt_tokens alone says how long it is.
+        The prompt is given by tokens or content_hashes. Without them, prompt_tokens gives its length.
 
         Args:
             tokens: Token ids of the prompt, as kvatlas.content_hashes() takes them.
             content_hashes: Content hashes of the prompt's full blocks, shape (n,): a uint64 array or a list of ints.
-            prompt_tokens: Tokens of the prompt; None for what tokens or content_hashes say.
-            match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or of
-                (worker, rank), to depth in blocks; None if nobody looked.
+            prompt_tokens: The length of the prompt in tokens; None for the length of tokens or content_hashes.
+            match: What workers hold of the prompt: a kvatlas.Match, anything with scores(), or a dict of worker, or
+                of (worker, rank), to depth in blocks; None if it was not looked up.
             lora: Name of the LoRA adapter, with tokens only.
             salt: Cache salt, with tokens only.
-            session: Name or number of the session that it belongs to.
-            max_tokens: The most tokens that it may generate.
-            priority: Higher goes first where requests wait.
-            answers: How many answers it wants.
+            session: Name or number of the session that the request belongs to.
+            max_tokens: The maximum number of tokens that it may generate.
+            priority: Waiting requests of higher priority are placed first.
+            answers: How many answers it asks for.
             text: The prompt as text, for policies that work on characters.
-            allowed: Names of the workers that may take it, or (name, rank) of them; None for all.
-            explain: Whether Decision.terms() is to say what was weighed.
+            allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
+            explain: Whether to keep the values that the policy compared, for Decision.terms().
             now: The time in seconds; None for the clock.
 
         Returns:
@@ -2897,50 +2899,51 @@ class Router:
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
-            InvalidArgumentError: Both tokens and content_hashes, or a prompt without length.
+            InvalidArgumentError: Both tokens and content_hashes are given, or the prompt's length is unknown.
             PolicyError: A policy in Python failed.
         """
     def bind(
         self, find: Callable[[NDArray[np.uint64]], _Found] | None = None, now: float | None = None
     ) -> list[Decision]:
-        """Places requests that wait, as far as there is room, and refuses those that have waited too long.
+        """Places waiting requests as far as there is room, and refuses those that have waited too long.
 
-        Call this after a first token, an end, a worker that joins; and every few hundredths of a second while any wait.
+        Call this after a first token, after a request's end, when a worker joins, and every few hundredths of a second
+        while any request waits.
 
         Args:
-            find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None
-                to go by what was found when it came.
+            find: Looks up a prompt again: called with its content hashes, it returns what choose() takes as match.
+                None to use the match that was given to choose().
             now: The time in seconds; None for the clock.
 
         Returns:
-            list of Decision: Those that do not wait any more: the objects that choose() returned.
+            list of Decision: Those that no longer wait: the same objects that choose() returned.
 
         Raises:
             PolicyError: A policy in Python failed.
         """
     def expire(self, now: float | None = None) -> int:
-        """Gives up what was not heard of for too long.
+        """Gives up requests of which nothing was reported for too long.
 
         Args:
             now: The time in seconds; None for the clock.
 
         Returns:
-            int: How many requests.
+            int: How many requests were given up.
         """
     def add_worker(self, worker: str, rank: int = 0, weight: float = 1.0, now: float | None = None) -> None:
-        """A worker takes requests from now on, also one that was drained.
+        """Adds a worker, or takes back one that was drained.
 
         Args:
-            worker: Its name.
+            worker: The worker's name.
             rank: Data-parallel rank.
-            weight: Its share of the work beside others', above 0.
+            weight: The worker's share of the work relative to others, above 0.
             now: The time in seconds; None for the clock.
         """
     def remove_worker(self, worker: str, rank: int | None = None, now: float | None = None) -> int:
-        """A worker is gone, with all its ranks or one, and with it what it was doing.
+        """Removes a worker or one of its ranks, with the requests that it had.
 
         Args:
-            worker: Its name.
+            worker: The worker's name.
             rank: Data-parallel rank; None for all.
             now: The time in seconds; None for the clock.
 
@@ -2948,21 +2951,21 @@ class Router:
             int: How many requests it had.
         """
     def drain_worker(self, worker: str, rank: int = 0) -> None:
-        """A worker takes nothing new from now on, but ends what it has; add_worker() takes it back.
+        """Stops sending new requests to a worker. Its requests go on. add_worker() takes it back.
 
         Args:
-            worker: Its name.
+            worker: The worker's name.
             rank: Data-parallel rank.
 
         Raises:
             InvalidArgumentError: There is no such worker.
         """
     def set_trusted(self, worker: str, trusted: bool, rank: int = 0) -> None:
-        """What the index says of a worker can be trusted, or not.
+        """Sets whether the router trusts what the index says about a worker.
 
         Args:
-            worker: Its name.
-            trusted: Whether.
+            worker: The worker's name.
+            trusted: Whether to trust it.
             rank: Data-parallel rank.
 
         Raises:
@@ -2980,15 +2983,15 @@ class Router:
         rank: int = 0,
         now: float | None = None,
     ) -> None:
-        """What an engine says of itself. What is None is not known.
+        """Reports an engine's own figures. None means unknown.
 
         Args:
-            worker: Its name.
+            worker: The worker's name.
             waiting: Requests in its queue.
             running: Requests that it runs.
             kv_usage: Share of its KV cache in use, 0 to 1.
             capacity_blocks: Blocks that its cache has room for.
-            held_blocks: Blocks that it holds, as the index says.
+            held_blocks: Blocks that it holds, according to the index.
             rank: Data-parallel rank.
             now: The time in seconds; None for the clock.
 
@@ -2996,7 +2999,7 @@ class Router:
             InvalidArgumentError: There is no such worker.
         """
     def candidates(self, now: float | None = None) -> Candidates:
-        """The workers as they are now: one item for each number, drained and removed ones among them.
+        """The workers as they are now, drained and removed ones included: one item for each number.
 
         Args:
             now: The time in seconds; None for the clock.
@@ -3005,12 +3008,12 @@ class Router:
             Candidates
         """
     def counts(self) -> dict[str, int]:
-        """Counts since the router was made.
+        """Counts since the router was created.
 
         Returns:
             dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
-            "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the
-            words of Decision, "predicted_blocks" and "sessions" (kept in mind now).
+            "reported_cached" (prompt tokens of finished requests whose engine reported them), "refused_" and "why_"
+            followed by the words of Decision, and "predicted_blocks" and "sessions" (remembered at present).
         """
 
 def policy_names() -> list[str]:

@@ -138,7 +138,7 @@ def test_the_own_name_of_a_model_comes_first(service: Service, engine: Callable[
 def test_a_name_of_several_models(service: Service) -> None:
     assert register(service, "v", model_name="second", aliases=["alias"], adapters=["sql"]).status == 201
     for name, words in (
-        ("alias", f'model "alias" is another name of "{MODEL}", "second": ask for one of these'),
+        ("alias", f'model "alias" is another name of "{MODEL}", "second": give one of these names instead'),
         ("sql", f'"{MODEL}" with adapter "sql", "second" with adapter "sql"'),
     ):
         refused = asked(service, name)

@@ -221,9 +221,9 @@ impl Late {
     #[must_use]
     pub fn why_not(&self) -> Option<&'static str> {
         if self.grouped {
-            Some("several cache groups, or names that depend on the tokens after a block")
+            Some("the engine has several cache groups, or its block hashes depend on the tokens after a block")
         } else if self.is_foreign() {
-            Some("names of blocks that cannot be computed")
+            Some("the engine's block hashes cannot be computed from tokens")
         } else {
             None
         }

@@ -36,7 +36,7 @@ impl Files {
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let tokenizer = if path.is_dir() { path.join(TOKENIZER) } else { path.to_owned() };
         if !tokenizer.is_file() {
-            let message = format!("there is no such file: a tokenizer is a {TOKENIZER}, or a directory that has one");
+            let message = format!("there is no such file: give a {TOKENIZER}, or a directory that has one");
             return Err(Error::File { path: tokenizer, message });
         }
         let directory = tokenizer.parent().unwrap_or(Path::new("."));

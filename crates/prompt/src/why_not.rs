@@ -8,10 +8,10 @@ pub enum WhyNot {
     #[error("the body is not a JSON object")]
     NotJson,
     /// The body has no prompt, or one of a shape that no engine takes.
-    #[error("the body has no prompt of a known shape")]
+    #[error("the body has no prompt of a known form")]
     NoPrompt,
     /// The messages are not what an engine takes: no role, a content that is neither a string nor parts, ….
-    #[error("the messages are not of a known shape")]
+    #[error("the messages are not of a known form")]
     BadMessages,
     /// There is no tokenizer for this model here.
     #[error("there is no tokenizer")]
@@ -26,28 +26,28 @@ pub enum WhyNot {
     #[error("the request has a chat template of its own")]
     OwnTemplate,
     /// Part of the prompt is an image, and the tokens end before the first of them.
-    #[error("the prompt has an image: tokens end there")]
+    #[error("the prompt has an image: it is tokenized up to there")]
     Image,
     /// Part of the prompt is sound, and the tokens end before the first of it.
-    #[error("the prompt has audio: tokens end there")]
+    #[error("the prompt has audio: it is tokenized up to there")]
     Audio,
     /// Part of the prompt is a video, and the tokens end before the first of them.
-    #[error("the prompt has a video: tokens end there")]
+    #[error("the prompt has a video: it is tokenized up to there")]
     Video,
     /// Part of the prompt is a file or another kind that is not text, and the tokens end before the first of it.
-    #[error("the prompt has a part that is not text: tokens end there")]
+    #[error("the prompt has a part that is not text: it is tokenized up to there")]
     OtherPart,
     /// The prompt is given as embeddings.
     #[error("the prompt is given as embeddings")]
     Embeds,
     /// The prompt goes on from an answer that the engine keeps (`previous_response_id`, `conversation`).
-    #[error("the prompt goes on from an answer that an engine keeps")]
+    #[error("the prompt continues an answer that an engine keeps")]
     Stored,
     /// It has items of a kind whose text is not known here.
-    #[error("the prompt has items of a kind whose text is not known here")]
+    #[error("the prompt has items that the router cannot turn into text")]
     OtherItem,
     /// The prompt is longer than the option allows to be turned into tokens here.
-    #[error("the prompt is too long to be turned into tokens here")]
+    #[error("the prompt is longer than the router tokenizes")]
     TooLong,
 }
 

@@ -50,8 +50,8 @@ pub(crate) fn content_hashes<'py>(
 
 /// The prefix hash of each block of a chain that starts at the beginning of a prompt.
 ///
-/// It names a block together with all before it: the first is the content hash itself, each other is XXH3-64 with
-/// seed 1337 of the one before and the block's content hash, 16 bytes, little-endian.
+/// It identifies a block together with all blocks before it. The first is the content hash itself. Every other one
+/// is the XXH3-64 with seed 1337 of the prefix hash before it and the block's content hash, 16 bytes, little-endian.
 ///
 /// Args:
 ///     content_hashes: Content hashes of blocks 0 to n - 1, shape (n,): a uint64 array or a list of ints.

@@ -65,11 +65,11 @@ impl BlockIndex {
         self.core.config().count_copies
     }
 
-    /// A worker has cached consecutive blocks of one chain.
+    /// Records that a worker has cached consecutive blocks of one chain.
     ///
-    /// The first block continues `parent`, each other the one before it. Exactly one of content_hashes and tokens
-    /// gives the contents of the blocks. A block the worker already holds under the same name with other content or
-    /// another parent is replaced. A store of no blocks does nothing.
+    /// The first block follows `parent`, every other block the one before it. Exactly one of content_hashes and tokens
+    /// gives the contents of the blocks. If the worker already holds a block under the same name with other content or
+    /// another parent, that block is replaced. A store of no blocks does nothing.
     ///
     /// Args:
     ///     worker: The worker's name. The first store registers it.
@@ -118,7 +118,7 @@ impl BlockIndex {
         stored.map_err(|error| errors::index(&error))
     }
 
-    /// A worker has evicted blocks: one copy of each.
+    /// Records that a worker has evicted one copy of each of these blocks.
     ///
     /// A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
     ///
@@ -147,7 +147,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// A worker has lost all blocks, or those of one rank, one tier or both. An unknown worker changes nothing.
+    /// Removes all blocks of a worker, or those of one rank, one tier or both. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -174,7 +174,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// A worker is gone. Its next store registers it again; an unknown worker changes nothing.
+    /// Removes a worker and its blocks. Its next store registers it again. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -232,7 +232,7 @@ impl BlockIndex {
     /// Statistics of the contents, the memory and the events so far.
     ///
     /// Returns:
-    ///     dict of str to int; "bytes" is in bytes, everything else counts.
+    ///     dict of str to int; "bytes" is in bytes, everything else is a count.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.writers.write(py, true, || self.core.stats());
         counts::index(py, &stats)
@@ -241,7 +241,7 @@ impl BlockIndex {
     /// The registered workers.
     ///
     /// Returns:
-    ///     dict of worker to blocks held, over all its ranks, by name. A block that is both in
+    ///     dict of worker to the number of blocks held over all its ranks, sorted by name. A block that is both in
     ///     device memory and offloaded counts twice.
     fn workers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let workers = PyDict::new(py);
@@ -254,8 +254,8 @@ impl BlockIndex {
     /// The contents as events.
     ///
     /// Returns:
-    ///     list of kvatlas.events.Store. Applied to an empty index they make an equal one. Block hashes are ints
-    ///     from 0 to 2**64 - 1: the canonical form of the engine's names, which the restored index still answers to.
+    ///     list of kvatlas.events.Store. Applied to an empty index, they make an equal one. Block hashes are ints
+    ///     from 0 to 2**64 - 1, a uniform form of the engine's names. The new index still accepts the engine's own.
     fn dump<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let dump = self.writers.write(py, true, || self.core.dump());
         let list = PyList::empty(py);
@@ -269,9 +269,9 @@ impl BlockIndex {
     ///
     /// apply(events) applies the events in order; all are checked before the first is applied. It returns None.
     ///
-    /// apply(worker, batch) applies what decode_batch() gave. State that spans the batches of a rank
-    /// (salts that continue a chain, kinds of cache groups) is kept with the index, and forgotten with clear() and
-    /// drop(). Events that cannot be applied are left out and counted. It returns a Tally.
+    /// apply(worker, batch) applies a batch that decode_batch() returned. What is needed for later batches of the rank
+    /// (salts of chains, kinds of cache groups) is kept with the index until clear() or drop(). Events that cannot be
+    /// applied are left out and counted. It returns a Tally.
     ///
     /// Args:
     ///     events: An iterable of Store, Remove, Clear and Drop of kvatlas.events; or the worker's name.
@@ -283,7 +283,7 @@ impl BlockIndex {
     ///     None, or kvatlas.wire.Tally.
     ///
     /// Raises:
-    ///     InvalidTypeError: Something else among the events, or an argument or field of the wrong type.
+    ///     InvalidTypeError: An item of events is not an event, or an argument or field has the wrong type.
     ///     InvalidArgumentError: A field that store, remove or clear would refuse, or a rank without a batch.
     ///     IndexFullError: The index cannot number any more workers or blocks; the events before that are applied.
     #[pyo3(signature = (events, batch=None, /, *, rank=None))]
@@ -313,9 +313,9 @@ impl BlockIndex {
         Ok(Bound::new(py, tally)?.into_any())
     }
 
-    /// The contents, the settings and the counts as bytes, for from_snapshot(). Index and events go on meanwhile.
+    /// The contents, the settings and the counts as bytes, for from_snapshot(). The index can be used meanwhile.
     ///
-    /// What apply(worker, batch) remembers between the batches of a stream is not in it.
+    /// What apply(worker, batch) keeps between the batches of a rank is not included.
     fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let bytes = self.writers.write(py, true, || self.core.snapshot());
         PyBytes::new(py, &bytes)
@@ -324,7 +324,7 @@ impl BlockIndex {
     /// Restores an index from a snapshot.
     ///
     /// Args:
-    ///     snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
+    ///     snapshot: What snapshot() returned: bytes, or any contiguous buffer with the same bytes.
     ///
     /// Returns:
     ///     A new BlockIndex.

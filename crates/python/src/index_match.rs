@@ -12,9 +12,9 @@ use crate::scalars::{TierName, TopK};
 
 /// How much of a query each worker holds, at the time of the lookup.
 ///
-/// Made by BlockIndex.find; later changes of the index do not change it. Workers that hold none of the query's blocks
-/// from the first on are not in it. All depths count blocks in device memory; `any_tier` is the same answer with
-/// offloaded blocks counted in, `within(tier)` with those down to a tier. A kvatlas.types.PrefixMatch.
+/// Returned by BlockIndex.find; later changes to the index do not change it. It leaves out workers that do not hold
+/// the query's first block. Depths count blocks in device memory. `any_tier` counts blocks of all tiers, and
+/// `within(tier)` those of all tiers down to one. It is a kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Match {
     answer: Answer,
@@ -58,7 +58,7 @@ impl Match {
         self.found().depth(self.view)
     }
 
-    /// int: The number of blocks in the query, the maximum of a depth.
+    /// int: The number of blocks in the query. No depth is greater.
     #[getter]
     fn length(&self) -> usize {
         self.length
@@ -72,14 +72,14 @@ impl Match {
 
     /// Match: The same answer, with blocks in any tier counted: within("external").
     ///
-    /// A worker's depth here is at least its device depth, unless one of its block hashes means another block elsewhere
-    /// than on the device.
+    /// A worker's depth here is at least its device depth, unless it uses one block hash for different blocks on the
+    /// device and on another tier.
     #[getter]
     fn any_tier(slf: &Bound<'_, Self>) -> Self {
         Self::seen(slf, View::AnyTier)
     }
 
-    /// The same answer, with the blocks in all tiers down to one counted.
+    /// The same answer, counting the blocks of all tiers down to the given one.
     ///
     /// Args:
     ///     tier: The last tier that counts: "gpu", "cpu", "disk" or "external".
@@ -133,10 +133,10 @@ impl Match {
     ///
     /// Args:
     ///     top_k: How many, at least 0.
-    ///     among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+    ///     among: Consider only these workers, an iterable of str; None for all. Names not in the match are ignored.
     ///
     /// Returns:
-    ///     list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
+    ///     list of (worker, depth in blocks), at most top_k, deepest first; equal depths in no particular order.
     ///
     /// Raises:
     ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.

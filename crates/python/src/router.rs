@@ -13,7 +13,7 @@ use crate::routing::Names;
 
 /// The router in this process, as kvatlas.router.Router uses it: settings, engines and answers are JSON.
 ///
-/// What concerns events is done by the service that it embeds, if it does. Calls release the GIL while they wait.
+/// If it embeds a service, that service handles the events. Calls release the GIL while they wait.
 ///
 /// Args:
 ///     settings_json: The settings, a JSON object.
@@ -21,7 +21,7 @@ use crate::routing::Names;
 ///
 /// Raises:
 ///     ServiceError: A setting is invalid, or the router cannot be started.
-///     PolicyError: There is no such policy, or it has no such option.
+///     PolicyError: The policy is unknown, or it has no such option.
 #[pyclass(module = "kvatlas._native", frozen)]
 pub(crate) struct RouterServer {
     inner: Inner,
@@ -34,7 +34,7 @@ impl RouterServer {
     }
 
     fn service(&self) -> PyResult<&Service> {
-        let none = || errors::router(&kvatlas_router::Error::config("this router follows no events itself"));
+        let none = || errors::router(&kvatlas_router::Error::config("this router does not follow events itself"));
         self.inner.service().ok_or_else(none)
     }
 }
@@ -68,25 +68,25 @@ impl RouterServer {
         self.inner.admin_address().map(|address| address.to_string())
     }
 
-    /// bool: Whether it follows events itself.
+    /// bool: Whether this router follows events itself.
     #[getter]
     fn follows(&self) -> bool {
         self.inner.service().is_some()
     }
 
-    /// Takes an engine in, in the place of the one of its name if there is one.
+    /// Adds an engine. It replaces an engine of the same name.
     ///
     /// Args:
     ///     engine_json: The body of POST /engines.
     ///
     /// Raises:
-    ///     ServiceError: It cannot be used.
+    ///     ServiceError: The engine cannot be used.
     fn set_engine(&self, py: Python<'_>, engine_json: &str) -> PyResult<()> {
         let set = || self.inner.set_engine(engine_json).map(|()| self.learn());
         py.detach(set).map_err(|error| errors::router(&error))
     }
 
-    /// Takes an engine out; what runs there goes on.
+    /// Removes an engine. Requests that run there go on.
     ///
     /// Args:
     ///     name: The engine's name.
@@ -97,11 +97,11 @@ impl RouterServer {
         py.detach(|| self.inner.remove_engine(name)).map_err(|error| errors::router(&error))
     }
 
-    /// Sends an engine nothing new from now on, or again.
+    /// Stops sending new requests to an engine, or resumes.
     ///
     /// Args:
     ///     name: The engine's name.
-    ///     drained: Whether it is to get nothing new.
+    ///     drained: True to stop, False to resume.
     ///
     /// Raises:
     ///     ServiceError: There is no such engine.
@@ -109,7 +109,7 @@ impl RouterServer {
         py.detach(|| self.inner.drain_engine(name, drained)).map_err(|error| errors::router(&error))
     }
 
-    /// The engines, and how they do.
+    /// The engines and their state.
     ///
     /// Returns:
     ///     str: The answer of the router's GET /workers, JSON.
@@ -117,10 +117,10 @@ impl RouterServer {
         py.detach(|| self.inner.workers().to_string())
     }
 
-    /// The last decisions, the newest first.
+    /// The last decisions, newest first.
     ///
     /// Args:
-    ///     limit: How many at most.
+    ///     limit: The maximum number of decisions.
     ///
     /// Returns:
     ///     str: The answer of GET /decisions, JSON.
@@ -152,7 +152,7 @@ impl RouterServer {
     ///     announced_by: Host name or address of the engine that announced it.
     ///
     /// Raises:
-    ///     ServiceError: It may not, or is not an endpoint.
+    ///     ServiceError: It is not allowed, or is not an endpoint.
     fn check_allowed(&self, endpoint: &str, announced_by: &str) -> PyResult<()> {
         self.service()?.check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
     }
@@ -244,7 +244,7 @@ impl RouterServer {
     ///     hold: The reason's name.
     ///
     /// Returns:
-    ///     bool: Whether it was waited for.
+    ///     bool: Whether the router waited for it.
     fn release(&self, hold: &str) -> bool {
         self.inner.service().is_some_and(|service| service.fleet().release(hold))
     }

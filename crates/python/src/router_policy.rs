@@ -32,7 +32,7 @@ impl GuardedPolicy {
         let words = error.to_string();
         if self.told.len() < MOST_TOLD && self.told.insert(words.clone()) {
             let message =
-                format!("policy {}: {words}; the engine with the least to compute is taken", self.policy.name());
+                format!("policy {}: {words}; the engine with the least to compute was chosen", self.policy.name());
             Python::attach(|py| {
                 if let Err(error) = log(py, &message) {
                     error.print(py);

@@ -64,7 +64,7 @@ impl Service {
     ///     announced_by: Host name or address of the engine that announced it.
     ///
     /// Raises:
-    ///     ServiceError: It may not, or is not an endpoint.
+    ///     ServiceError: It is not allowed, or is not an endpoint.
     fn check_allowed(&self, endpoint: &str, announced_by: &str) -> PyResult<()> {
         self.inner.check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
     }

@@ -38,7 +38,7 @@ pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> 
     let Value::Array(all) = state::models(app)["data"].take() else { return Err(unknown_path()) };
     let found = all.into_iter().find(|card| card["id"] == name);
     let card = found.ok_or_else(|| {
-        let message = "no engine serves a model of that name; GET /v1/models lists those that there are";
+        let message = "no engine serves a model of that name; GET /v1/models lists the models";
         Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message)
     })?;
     Ok(answer(StatusCode::OK, card.to_string()))

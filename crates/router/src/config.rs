@@ -405,7 +405,9 @@ impl Config {
             }
         }
         if config.service.is_some() && config.index.is_some() {
-            return Err(Error::config("service and index cannot both be given: one of them says what engines hold"));
+            return Err(Error::config(
+                "give either service or index, not both: each tells the router what engines hold",
+            ));
         }
         Ok(config)
     }

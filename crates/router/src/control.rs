@@ -40,7 +40,7 @@ pub(crate) async fn run(app: Arc<App>) {
             if engine.health.set_silent(silent) {
                 tracing::warn!(
                     engine = &*engine.name,
-                    "it has requests and says nothing: it is left out until it does"
+                    "the engine has requests but sends nothing: it is left out until it does"
                 );
             }
         }
@@ -105,7 +105,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         };
         if !health.interval.is_zero() && engine.health.asked(well) {
             let standing = engine.health.standing().name();
-            tracing::info!(engine = &*engine.name, standing, "an engine has changed");
+            tracing::info!(engine = &*engine.name, standing, "the engine's state has changed");
             app.tokens.forget(&engine);
             if well {
                 app.places.is_back();
@@ -118,7 +118,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             {
                 if engine.models.load().names != models.names {
                     let names: Vec<_> = models.names.iter().map(|model| &*model.name).collect();
-                    tracing::info!(engine = &*engine.name, models = names.join(", "), "an engine's models");
+                    tracing::info!(engine = &*engine.name, models = names.join(", "), "models of the engine");
                     engine.models.store(Arc::new(models));
                 }
                 knows_models = true;

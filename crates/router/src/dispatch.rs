@@ -36,22 +36,22 @@ pub(crate) enum Door {
 const WELCOME: &str = "\
 kvatlas: a router in front of inference engines
 
-/v1/…                        as engines have it: chat/completions, completions, responses, embeddings, messages, …
+/v1/…                        forwarded to an engine: chat/completions, completions, responses, embeddings, messages, …
 GET    /v1/models            the models of all engines
-GET    /workers              engines, and how they do
-GET    /ui                   a page to look at: engines and decisions, live
-GET    /router               the router itself
+GET    /workers              engines and their state
+GET    /ui                   a web page that shows engines and decisions live
+GET    /router               the router's own state
 GET    /streams              the engines' event streams, if they are followed here
 GET    /decisions            the last decisions; ?limit=N
-POST   /explain              how the engines look for a prompt, a body of chat/completions or completions; nothing is sent
-POST   /engines              take an engine in: {\"url\": \"http://host:port\", …}
-DELETE /engines/NAME         take an engine out
-POST   /engines/NAME/drain   send an engine nothing new; /engines/NAME/undrain takes that back
-POST   /peers/work           what another router has at the engines
+POST   /explain              how each engine compares for a prompt (a body of chat/completions or completions); nothing is sent
+POST   /engines              add an engine: {\"url\": \"http://host:port\", …}
+DELETE /engines/NAME         remove an engine
+POST   /engines/NAME/drain   send an engine no new requests; /engines/NAME/undrain ends that
+POST   /peers/work           for other routers: report their requests at the engines
 GET    /health               200 while the router's threads are running
-GET    /ready                200 while requests should come here
+GET    /ready                200 while the router should get requests
 GET    /metrics              metrics for Prometheus
-GET    /version              which version this is
+GET    /version              the version of the router
 ";
 
 /// Paths of engines without a prompt that are passed on. What changes an engine for all its clients is not among them.
@@ -94,7 +94,7 @@ pub(crate) async fn answer(
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| answering.as_mut().poll(context)));
         polled.unwrap_or_else(|_| {
             app.counts.panics.fetch_add(1, Relaxed);
-            tracing::error!("a request caused a panic");
+            tracing::error!("internal error while a request was being answered");
             let message = "internal error; the router's log has the details";
             Poll::Ready(Err(Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)))
         })
@@ -215,7 +215,8 @@ fn metrics(app: &Arc<App>) -> Result<Response<Answer>, Refusal> {
 }
 
 pub(crate) fn unknown_path() -> Refusal {
-    let message = "there is no such path here; GET / lists those of the router, and `forward` adds those of engines";
+    let message =
+        "there is no such path; GET / lists the router's own, and the setting `forward` adds paths of engines";
     Refusal::new(StatusCode::NOT_FOUND, "unknown_path", message)
 }
 

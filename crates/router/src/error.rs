@@ -16,13 +16,13 @@ pub enum Error {
         message: String,
     },
     /// There is no such engine.
-    #[error("no engine is called {name:?}")]
+    #[error("there is no engine of the name {name:?}")]
     Unknown {
         /// The name that was asked for.
         name: String,
     },
     /// The router has ended.
-    #[error("the router has ended")]
+    #[error("the router is closed")]
     Closed,
 }
 

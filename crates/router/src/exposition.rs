@@ -56,54 +56,74 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let counts = &self.0.counts;
-        counter(encoder, "requests", "Requests that came", counts.all_requests.load(Relaxed))?;
-        let help = "Requests that the router refused itself";
+        counter(encoder, "requests", "Requests received, on any path", counts.all_requests.load(Relaxed))?;
+        let help = "Requests that the router itself refused, by class of status";
         let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
         for (class, count) in ["4xx", "5xx"].iter().zip(&counts.refused) {
             one(&mut family, &[("status", *class)], count.load(Relaxed))?;
         }
-        let mut family = describe(encoder, "retries", "Requests sent again", MetricType::Counter)?;
+        let mut family = describe(
+            encoder,
+            "retries",
+            "Requests tried again, by the reason for which they had failed",
+            MetricType::Counter,
+        )?;
         for (reason, count) in FAULTS.iter().zip(&counts.retries) {
             one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
         }
-        let help = "Requests taken apart: prefill came first, meanwhile, or not at all";
+        let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, at the same time, or not at all";
         let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
         for (how, count) in PREPARED.iter().zip(&counts.handovers) {
             one(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
         }
-        let help = "Completions, where token ids are forwarded: as ids, or as text and why";
+        let help = "With forward_tokens, completions by what the engine got: tokens, or the text and for what reason";
         let mut family = describe(encoder, "forwarded_completions", help, MetricType::Counter)?;
         for (result, count) in RESULTS.iter().zip(&self.0.tokens.counts) {
             one(&mut family, &[("as", *result)], count.load(Relaxed))?;
         }
-        let help = "Requests for an answer that an engine keeps, or going on from one: whether the engine is known";
+        let help = "Requests that continue, read or cancel an answer of /v1/responses: whether the engine that keeps it is known";
         let mut family = describe(encoder, "stored_answer_requests", help, MetricType::Counter)?;
         for (found, count) in FOUND.iter().zip(&self.0.stored.asked) {
             one(&mut family, &[("engine", *found)], count.load(Relaxed))?;
         }
-        let help = "Answers of which is known which engine keeps them";
+        let help = "Answers of /v1/responses whose engine is known";
         gauge(encoder, "stored_answers", help, self.0.stored.len() as u64)?;
         if !self.0.config.peers.is_empty() {
-            let help =
-                "What this router told other routers, and heard of them: messages told and not taken, rows heard";
+            let help = "Reports to other routers (told, not_taken), and engines in reports from other routers (heard, unknown_engine)";
             let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
             for (result, count) in peers::RESULTS.iter().zip(&self.0.peers.counts) {
                 one(&mut family, &[("result", *result)], count.load(Relaxed))?;
             }
-            gauge(encoder, "peers", "Other routers whose work counts now", self.0.places.summary().peers as u64)?;
+            gauge(
+                encoder,
+                "peers",
+                "Other routers whose reports count at present",
+                self.0.places.summary().peers as u64,
+            )?;
         }
         if let Some(remote) = &self.0.remote {
-            let mut family = describe(encoder, "index_questions", "Questions to the index", MetricType::Counter)?;
+            let mut family =
+                describe(encoder, "index_questions", "Queries to the service at router.index", MetricType::Counter)?;
             for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
                 one(&mut family, &[("result", result)], count.load(Relaxed))?;
             }
         }
-        counter(encoder, "panics", "Requests that met an internal error: a bug", counts.panics.load(Relaxed))?;
+        counter(
+            encoder,
+            "panics",
+            "Requests that met an internal error. This is a bug; the log has the details",
+            counts.panics.load(Relaxed),
+        )?;
         gauge(encoder, "connections", "Open connections of clients", counts.connections())?;
-        let help = "Seconds from a request's arrival to the first piece of its answer's body";
+        let help = "Seconds from a request's arrival to the first piece of its streamed answer";
         histogram(encoder, "first_byte_seconds", help, &counts.first_byte)?;
-        histogram(encoder, "decision_seconds", "Seconds that a decision took", &counts.decision)?;
-        let help = "Prompts that were not turned into tokens, or not all of them";
+        histogram(
+            encoder,
+            "decision_seconds",
+            "Seconds that a decision took, including waiting in the router",
+            &counts.decision,
+        )?;
+        let help = "Prompts that could not be tokenized, or only in part, by reason";
         let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
         for (why, count) in WhyNot::ALL.iter().zip(&self.0.prompts.why_not) {
             one(&mut family, &[("reason", why.word())], count.load(Relaxed))?;
@@ -118,26 +138,37 @@ impl Scrape {
         for (why, count) in Why::ALL.iter().zip(summary.counts.why) {
             one(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
         }
-        let mut family = describe(encoder, "decisions_refused", "Requests placed nowhere", MetricType::Counter)?;
+        let mut family =
+            describe(encoder, "decisions_refused", "Requests that were not placed, by reason", MetricType::Counter)?;
         for (why, count) in Refusal::ALL.iter().zip(summary.counts.refused) {
             one(&mut family, &[("reason", why.as_str())], count)?;
         }
-        counter(encoder, "decisions_waited", "Requests that waited in the router first", summary.counts.waited)?;
-        counter(encoder, "requests_expired", "Requests given up as nothing was heard of them", summary.counts.expired)?;
+        counter(
+            encoder,
+            "decisions_waited",
+            "Requests that waited in the router before they were placed",
+            summary.counts.waited,
+        )?;
+        counter(
+            encoder,
+            "requests_expired",
+            "Requests given up because nothing more was heard of them",
+            summary.counts.expired,
+        )?;
         counter(
             encoder,
             "expected_cached_tokens",
-            "Prompt tokens expected in caches, where engines said how many were",
+            "Prompt tokens that the router expected in caches, over requests whose engine reported how many were",
             summary.counts.expected_cached,
         )?;
         counter(
             encoder,
             "reported_cached_tokens",
-            "Prompt tokens that were in caches, of the same requests",
+            "Prompt tokens that engines reported as cached, over the requests of expected_cached_tokens",
             summary.counts.reported_cached,
         )?;
         if let Some(recorder) = &places.recorder {
-            let help = "Decisions written to the record, dropped because too many waited, or lost to a file's errors";
+            let help = "Decisions for the record: written, dropped because too many were waiting, or failed because the file could not be written";
             let mut family = describe(encoder, "recorded_decisions", help, MetricType::Counter)?;
             let counts = recorder.counts();
             for (result, count) in
@@ -150,11 +181,11 @@ impl Scrape {
         gauge(
             encoder,
             "predicted_blocks",
-            "Blocks of prompts on their way that are kept in mind",
+            "Blocks that are expected at engines because a prompt was sent there",
             summary.predicted_blocks as u64,
         )?;
-        gauge(encoder, "sessions", "Sessions that are kept in mind", summary.sessions as u64)?;
-        let help = "Tokens by which what an engine had cached differs from what was expected";
+        gauge(encoder, "sessions", "Sessions that are remembered", summary.sessions as u64)?;
+        let help = "Difference in tokens between what an engine had cached and what was expected";
         let mut family = describe(encoder, "cached_tokens_off", help, MetricType::Histogram)?;
         for (reason, counts) in OFF_WHY.iter().zip(&places.off) {
             let bounds = OFF_BY.iter().map(|bound| f64::from(*bound)).chain([f64::INFINITY]);
@@ -169,20 +200,26 @@ impl Scrape {
 
     fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let engines = self.0.fleet.engines();
-        let mut family = describe(encoder, "engine_answers", "Answers of engines", MetricType::Counter)?;
+        let mut family =
+            describe(encoder, "engine_answers", "Answers of an engine, by class of status", MetricType::Counter)?;
         for engine in engines.iter() {
             for (class, count) in CLASSES.iter().zip(&engine.counts.answers) {
                 one(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
             }
         }
-        let help = "Requests to which an engine gave no answer, or not all of it";
+        let help = "Requests that an engine did not answer, or not completely, by reason";
         let mut family = describe(encoder, "engine_faults", help, MetricType::Counter)?;
         for engine in engines.iter() {
             for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
                 one(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
             }
         }
-        let mut family = describe(encoder, "engine_standing", "1 for how an engine stands", MetricType::Gauge)?;
+        let mut family = describe(
+            encoder,
+            "engine_standing",
+            "1 for the state that an engine is in, 0 for the others",
+            MetricType::Gauge,
+        )?;
         for engine in engines.iter() {
             let now = engine.health.standing();
             for standing in STANDINGS {
@@ -195,9 +232,11 @@ impl Scrape {
             ("engine_requests_in_flight", "Requests at an engine", |engine| {
                 engine.counts.in_flight.load(Relaxed) as u64
             }),
-            ("engine_requests_waiting", "Of those, the ones without a byte of an answer's body", |engine| {
-                engine.counts.waiting.load(Relaxed) as u64
-            }),
+            (
+                "engine_requests_waiting",
+                "Requests at an engine for which no part of the answer's body has come yet",
+                |engine| engine.counts.waiting.load(Relaxed) as u64,
+            ),
         ];
         for (name, help, read) in gauges {
             let mut family = describe(encoder, name, help, MetricType::Gauge)?;
@@ -207,18 +246,24 @@ impl Scrape {
             }
         }
         let counters: [(&str, &str, Read); 7] = [
-            ("engine_broken_answers", "Answers that broke off", |engine| engine.counts.broken.load(Relaxed)),
-            ("engine_cancelled", "Requests that clients gave up", |engine| engine.counts.cancelled.load(Relaxed)),
-            ("engine_connections", "Connections made to an engine", |engine| engine.counts.connections.load(Relaxed)),
-            ("engine_left_alone", "How often an engine was left alone for its failures", |engine| {
+            (
+                "engine_broken_answers",
+                "Answers that broke off after part of them had been sent to the client",
+                |engine| engine.counts.broken.load(Relaxed),
+            ),
+            ("engine_cancelled", "Requests that clients cancelled", |engine| engine.counts.cancelled.load(Relaxed)),
+            ("engine_connections", "Connections opened to an engine", |engine| engine.counts.connections.load(Relaxed)),
+            ("engine_left_alone", "How often an engine was left out because of failures", |engine| {
                 engine.counts.opened.load(Relaxed)
             }),
-            ("engine_cached_tokens", "Prompt tokens that an engine says it had cached", |engine| {
+            ("engine_cached_tokens", "Prompt tokens that an engine reported as cached", |engine| {
                 engine.counts.cached_tokens.load(Relaxed)
             }),
-            ("engine_prompt_tokens", "Prompt tokens of the requests of which an engine said that", |engine| {
-                engine.counts.prompt_tokens.load(Relaxed)
-            }),
+            (
+                "engine_prompt_tokens",
+                "Prompt tokens of the requests for which an engine reported its cached tokens",
+                |engine| engine.counts.prompt_tokens.load(Relaxed),
+            ),
             ("engine_output_tokens", "Tokens that an engine has generated", |engine| {
                 engine.counts.output_tokens.load(Relaxed)
             }),

@@ -122,7 +122,7 @@ fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
     let path = ca.or_else(|| SYSTEM.iter().map(Path::new).find(|path| path.exists()));
     if let Some(path) = path {
         let failed = |why: &dyn std::fmt::Display| {
-            Error::start(format!("upstream.ca: the authorities in {} cannot be read: {why}", path.display()))
+            Error::start(format!("upstream.ca: the certificates in {} cannot be read: {why}", path.display()))
         };
         for root in CertificateDer::pem_file_iter(path).map_err(|error| failed(&error))? {
             let added = roots.add(root.map_err(|error| failed(&error))?);

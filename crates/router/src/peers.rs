@@ -169,14 +169,16 @@ pub(crate) async fn hear(app: &App, request: Request<Incoming>, until: Instant) 
     let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
     let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
     let told: Told = serde_json::from_slice(&body)
-        .map_err(|error| Refusal::bad("invalid_work", format!("not a router's work: {error}")))?;
+        .map_err(|error| Refusal::bad("invalid_work", format!("the body is not a report of a router: {error}")))?;
     if !(0.0..=MOST_SECONDS).contains(&told.seconds) {
         let message = format!("seconds must be from 0 to {MOST_SECONDS}, got {}", told.seconds);
         return Err(Refusal::bad("invalid_work", message));
     }
     if let Some(row) = told.engines.iter().find(|row| !row.work().is_sound()) {
-        let message =
-            format!("engine {}, rank {}: counts must fit each other, amounts be from 0 to 1e12", row.engine, row.rank);
+        let message = format!(
+            "engine {}, rank {}: counts must agree with each other, and amounts must be from 0 to 1e12",
+            row.engine, row.rank
+        );
         return Err(Refusal::bad("invalid_work", message));
     }
     // Two names for one router: it hears itself.

@@ -205,7 +205,7 @@ impl Router {
         if let Some(service) = &self.app.service {
             service.drain(END, Duration::ZERO);
         }
-        tracing::info!(in_time, "ended");
+        tracing::info!(in_time, "stopped");
         in_time
     }
 }
@@ -237,7 +237,7 @@ impl App {
         let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
         engine.health.set_draining(drain);
         self.places.drain(&engine, drain);
-        tracing::info!(engine = name, drain, "an operator drains an engine, or ends that");
+        tracing::info!(engine = name, drain, "an engine was drained, or taken back");
         Ok(engine)
     }
 }

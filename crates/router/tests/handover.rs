@@ -65,5 +65,5 @@ fn sglang_engines_meet_in_a_room() {
     decode.set(Manner::Hangs);
     let answer = client.post("/v1/completions", &completion(json!({})));
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("engine_failed")));
-    assert!(answer.text().contains("computed the prompt"), "{}", answer.text());
+    assert!(answer.text().contains("the prefill engine failed"), "{}", answer.text());
 }

@@ -1,62 +1,62 @@
-//! The workers that may take a request, one row for each worker and rank, a column for each thing known.
+//! The workers that may take a request: one row for each worker and rank, one column for each property.
 
-/// What is known of each candidate for one request. All columns have the same length; rows are in order of `worker`.
+/// The candidates for one request. All columns have the same length; rows are in order of `worker`.
 ///
 /// Only workers that may take the request have a row: those that serve its model, are up and not drained.
-/// What is not known is `NAN` in columns of `f64`, and 0 in columns of counts unless the column says otherwise.
+/// An unknown value is `NAN` in columns of `f64`, and 0 in columns of counts, unless the column says otherwise.
 #[derive(Debug, Clone, Default)]
 pub struct Candidates {
     /// A number for the worker and rank that stays the same as long as it is there.
     pub worker: Vec<u32>,
-    /// Leading blocks of the prompt that it holds on the device, by the events so far (the index).
+    /// Leading blocks of the prompt that the worker holds on the device, according to the index.
     pub device_blocks: Vec<u32>,
-    /// The same counting the host's memory too: at least `device_blocks`.
+    /// Leading blocks that it holds on the device or in host memory: at least `device_blocks`.
     pub host_blocks: Vec<u32>,
-    /// The same counting every tier: at least `host_blocks`.
+    /// Leading blocks that it holds on any tier: at least `host_blocks`.
     pub any_blocks: Vec<u32>,
-    /// Leading blocks that it will hold once what was just sent there is computed: at least `device_blocks`.
+    /// Leading blocks that it will hold once it has computed the prompts just sent to it: at least `device_blocks`.
     pub predicted_blocks: Vec<u32>,
-    /// Whether what the index says of it can be trusted right now.
+    /// Whether what the index says about the worker can be trusted at present.
     pub trusted: Vec<bool>,
-    /// Requests sent there and not finished.
+    /// Requests that were sent to the worker and have not finished.
     pub requests: Vec<u32>,
-    /// Of those, the ones without a first token.
+    /// Requests sent to the worker that have no first token yet.
     pub waiting: Vec<u32>,
-    /// Prompt tokens of requests without a first token, less those expected in its cache.
+    /// Prompt tokens of requests without a first token, minus those expected in its cache.
     pub queued_tokens: Vec<f64>,
-    /// Prompt tokens of requests without a first token, cached or not.
+    /// All prompt tokens of requests without a first token, cached ones included.
     pub queued_prompt_tokens: Vec<f64>,
-    /// Of `queued_tokens`, those of the prompt whose turn it is: the one sent first.
+    /// The part of `queued_tokens` that belongs to the prompt whose turn it is: the one sent first.
     pub head_tokens: Vec<f64>,
-    /// Seconds since its turn came, as far as can be told: since the first token before it, or since it was sent.
+    /// Seconds since that prompt's turn came, estimated: since the first token before it, or since it was sent.
     pub head_elapsed: Vec<f64>,
-    /// Tokens of all requests there, prompts and what they have generated so far.
+    /// Tokens of all requests at the worker: prompts and tokens generated so far.
     pub context_tokens: Vec<f64>,
-    /// Tokens that requests there may still generate, where they say so (or as past ones did).
+    /// Tokens that requests at the worker may still generate, by their own limits or as past requests did.
     pub output_tokens_left: Vec<f64>,
-    /// Requests that the engine itself says are waiting in its queue.
+    /// Requests waiting in the engine's queue, as reported by the engine.
     pub reported_waiting: Vec<f64>,
-    /// Requests that the engine itself says are running.
+    /// Requests running at the engine, as reported by the engine.
     pub reported_running: Vec<f64>,
-    /// Share of its KV cache that the engine says is in use, 0 to 1.
+    /// Share of the KV cache in use, 0 to 1, as reported by the engine.
     pub reported_kv_usage: Vec<f64>,
-    /// Seconds since the engine said so.
+    /// Seconds since the engine's last such report.
     pub reported_age: Vec<f64>,
-    /// Prompt tokens that it computes a second, as learnt.
+    /// Prompt tokens that the worker computes per second, as measured so far.
     pub prefill_rate: Vec<f64>,
-    /// Seconds between two tokens of one request when nothing else is computed, as learnt.
+    /// Seconds between two tokens of one request when nothing else is computed, as measured so far.
     pub step_time: Vec<f64>,
-    /// Seconds since it joined.
+    /// Seconds since the worker joined.
     pub age: Vec<f64>,
-    /// Requests sent there since it joined.
+    /// Requests sent to the worker since it joined.
     pub sent: Vec<u64>,
-    /// When it last took a request of which nobody held anything, in the caller's seconds; `-inf` if never.
+    /// When it last took a request of which no worker held a block, in the caller's seconds; `-inf` if never.
     pub last_cold: Vec<f64>,
-    /// Blocks that the index says it holds.
+    /// Blocks that the worker holds, according to the index.
     pub held_blocks: Vec<f64>,
-    /// Blocks that its cache has room for.
+    /// Blocks that the worker's cache has room for.
     pub capacity_blocks: Vec<f64>,
-    /// Its share of the work beside others: 1 unless the user says otherwise.
+    /// The worker's share of the work relative to others; 1 unless set otherwise.
     pub weight: Vec<f64>,
 }
 
@@ -105,13 +105,13 @@ macro_rules! push {
 }
 
 impl Candidates {
-    /// How many there are.
+    /// The number of candidates.
     #[must_use]
     pub fn len(&self) -> usize {
         self.worker.len()
     }
 
-    /// Whether nobody may take the request.
+    /// Whether no worker may take the request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.worker.is_empty()

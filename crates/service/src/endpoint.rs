@@ -58,7 +58,7 @@ impl FromStr for Endpoint {
             };
         }
         if address.starts_with("inproc://") {
-            return Err(bad("inproc is inside the engine's process and cannot be reached"));
+            return Err(bad("inproc works only inside the engine's own process and cannot be reached from here"));
         }
         let Some(rest) = address.strip_prefix("tcp://") else { return Err(bad("the transport is missing or unknown")) };
         let Some((host, port)) = rest.rsplit_once(':') else { return Err(bad("the port is missing")) };
@@ -69,10 +69,10 @@ impl FromStr for Endpoint {
         if !host.starts_with('[')
             && host.chars().any(|c| c.is_ascii_punctuation() && !matches!(c, '-' | '.' | '_' | '*'))
         {
-            return Err(bad("the host has characters that no name has"));
+            return Err(bad("the host has characters that are not allowed in a host name"));
         }
         if matches!(host, "*" | "[::]" | "0.0.0.0") {
-            return Err(bad("that is where an engine listens, not where it is; name its host"));
+            return Err(bad("this is an address to listen at, not to connect to; give the engine's host"));
         }
         if port.parse::<u16>().map_or(true, |port| port == 0) {
             return Err(bad("the port is not a number from 1 to 65535"));

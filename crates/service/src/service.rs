@@ -43,7 +43,7 @@ impl Drop for Adopting {
     fn drop(&mut self) {
         self.desk.close();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("the thread that adopts has failed");
+            tracing::error!("the thread that learns blocks announced earlier has failed");
         }
     }
 }
@@ -146,9 +146,9 @@ impl Service {
     /// [`Error::Start`] if one of them cannot be used: all stays as it was.
     pub fn reload(&self) -> Result<(), Error> {
         self.app.trust.reload().inspect_err(
-            |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay"),
+            |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay in use"),
         )?;
-        tracing::info!("keys and certificates are read again");
+        tracing::info!("keys and certificates were read again");
         Ok(())
     }
 
@@ -209,7 +209,7 @@ impl Service {
         server.end();
         drop(adopt);
         ingest.shutdown_timeout(END);
-        tracing::info!(in_time, "ended");
+        tracing::info!(in_time, "stopped");
         in_time
     }
 

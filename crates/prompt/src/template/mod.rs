@@ -91,6 +91,6 @@ impl ChatTemplate {
         let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
         let mut output = Output::after(earlier);
         template.render_captured_to(context, &mut output).map_err(|error| error.to_string())?;
-        output.text().ok_or_else(|| "a template wrote what is no text".to_owned())
+        output.text().ok_or_else(|| "a template wrote something that is not text".to_owned())
     }
 }

@@ -181,7 +181,7 @@ fn plain(library: &tokenizers::Tokenizer, text: &str, add_special_tokens: bool) 
 fn quick(file: &Path, common: &tokenizers::Tokenizer) -> Result<fastokens::Tokenizer, String> {
     let added = common.get_added_tokens_decoder();
     if normalizes(common) && added.values().any(|token| token.normalized) {
-        return Err("it has added tokens that are found in normalized text".to_owned());
+        return Err("it has added tokens that match normalized text".to_owned());
     }
     let mut quick = fastokens::Tokenizer::from_file(file).map_err(|error| error.to_string())?;
     quick.set_truncation(None);

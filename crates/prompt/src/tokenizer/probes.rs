@@ -38,11 +38,11 @@ pub(super) fn agree(common: &tokenizers::Tokenizer, quick: &fastokens::Tokenizer
     whole.push_str(&between);
     for text in TEXTS.iter().copied().chain([between.as_str(), whole.as_str()]) {
         for special in [false, true] {
-            let right = plain(common, text, special).ok_or("the common library fails")?;
+            let right = plain(common, text, special).ok_or("the common library fails to tokenize a probe")?;
             let got = quick.encode_with_special_tokens(text, special).map_err(|error| error.to_string())?;
             if right != got {
                 let start: String = text.chars().take(40).collect();
-                return Err(format!("the quick one disagrees on {start:?}"));
+                return Err(format!("the fast tokenizer gives other tokens for {start:?}"));
             }
         }
     }

@@ -28,11 +28,11 @@ const SIGNALS: Duration = Duration::from_millis(50);
 ///
 /// Args:
 ///     plan: What happens, and when.
-///     index: A rung of the ladder by its name, or any object with the methods store(worker, parent, block_hashes,
+///     index: The name of a rung of the ladder, or any object with the methods store(worker, parent, block_hashes,
 ///         content_hashes), remove(worker, block_hashes), clear(worker) and find(content_hashes), which returns a dict
 ///         of depths by worker. Workers are ints, hashes lists of ints, parent an int or None. One thread calls the
-///         first three, each query thread find. If it has a method holdings(), pairs of worker and block hash, these
-///         are compared too. Errors that it raises are counted and reported in the result, which is then not ok.
+///         first three, each query thread find. If it has a method holdings() that returns pairs of worker and block
+///         hash, these are compared too. Errors that it raises are counted and reported; the result is then not ok.
 ///     options_json: Options as a JSON object; window_ns or rate is needed.
 ///
 /// Returns:
@@ -73,9 +73,9 @@ fn run_plan(
 /// Builds a rung from a plan's events, then times the plan's lookups one by one, with no other load.
 ///
 /// Args:
-///     plan: Events and lookups. Each lookup's worker must hold what is asked for to its last block.
-///     index: A rung of the ladder by its name.
-///     options_json: As for run_plan(); what is about time in it has no say here.
+///     plan: Events and lookups. Each lookup's worker must hold all blocks that are looked up.
+///     index: The name of a rung of the ladder.
+///     options_json: As for run_plan(); options about time have no effect here.
 ///     build_seconds: How long building may take. If it takes longer, nothing is looked up.
 ///     lookup_seconds: How long looking up may take. If it takes longer, some lookups are left out.
 ///

@@ -15,10 +15,10 @@ use crate::scalars::{describe, int, string};
 
 /// What happens to an index, and when: lookups, stores, removals and clears at given moments.
 ///
-/// Equal columns make equal plans, equal files and equal digests. Columns are copied.
+/// Plans with equal columns are equal, and have equal files and digests. Columns are copied.
 ///
 /// Args:
-///     times: When each operation is due, in ns from the start, never falling: a uint64 array, shape (n,).
+///     times: When each operation is due, in ns from the start, never decreasing: a uint64 array, shape (n,).
 ///     kinds: 0 lookup, 1 store from the start of a prompt, 2 store after parents[i], 3 remove, 4 clear: uint8, (n,).
 ///     workers: Whose operation it is, from 0 to worker_count - 1: uint32, (n,).
 ///     starts: Where its blocks begin: in contents (lookup), in names and contents alike (stores), in removed (remove);
@@ -34,7 +34,7 @@ use crate::scalars::{describe, int, string};
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
-///     InvalidArgumentError: A column is not as it must be; the message names it and the operation.
+///     InvalidArgumentError: A column is invalid; the message names it and the operation.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Plan {
     pub(super) core: Arc<Core>,
@@ -109,7 +109,7 @@ impl Plan {
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// str: 32 hexadecimal digits; plans have the same only if all their columns are equal.
+    /// str: 32 hexadecimal digits, the same for two plans only if all their columns are equal.
     #[getter]
     fn digest(&self, py: Python<'_>) -> String {
         py.detach(|| self.core.digest())

@@ -21,7 +21,7 @@ type Row = (&'static str, &'static str, Vec<&'static str>, Option<Vec<&'static s
 /// The registry of the rungs in Rust, lowest first.
 ///
 /// Returns:
-///     list of (name, what it is, what it gets wrong, what it still gets wrong if strict or None if it cannot be).
+///     list of (name, description, known errors, errors left if strict or None if it cannot be strict).
 #[pyfunction]
 fn rungs() -> Vec<Row> {
     let names = |deviations: &[kvatlas_designs::Deviation]| deviations.iter().map(|one| one.name()).collect();

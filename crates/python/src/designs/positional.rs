@@ -14,14 +14,14 @@ use crate::stats::design;
 
 /// The positional index: a map from (position, content hash) to holders, searched in jumps.
 ///
-/// Rung 6 of the ladder by itself, without a queue: a change is applied when its call returns, and refused by an
-/// error. Any number of threads may call at once. What it gets wrong without strict, and what a strict one still does,
-/// is described in kvatlas.lab.designs.RUNGS["positional"].
+/// Rung 6 of the ladder by itself, without a queue: when a call returns, its change is applied; a refused change
+/// raises an error. Any number of threads may call at once. kvatlas.lab.designs.RUNGS["positional"] describes what it
+/// gets wrong without strict, and what it gets wrong even with it.
 ///
 /// Args:
-///     jump_size: Blocks that the search leaps, at least 1.
-///     search: What to do when a leap fails: "jump" looks at each place of it, "bisect" halves it.
-///     layout: "map" by position and content hash, or "arrays" by position of maps by content hash.
+///     jump_size: Blocks that the search jumps over, at least 1.
+///     search: What to do when a jump fails: "jump" checks each position in it, "bisect" halves it.
+///     layout: "map" (by position and content hash) or "arrays" (by position, of maps by content hash).
 ///     strict: Always compare prefix hashes, and check for holes.
 ///
 /// Raises:
@@ -65,7 +65,7 @@ impl PositionalIndexer {
         Ok(Self { core: Core::new(options).map_err(refused)?, workers: Names::default() })
     }
 
-    /// A worker has cached consecutive blocks of one chain.
+    /// Records that a worker has cached consecutive blocks of one chain.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -75,7 +75,7 @@ impl PositionalIndexer {
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
     ///     InvalidArgumentError: A content hash out of range.
-    ///     UnknownParentError: The worker does not hold the parent; nothing has changed then.
+    ///     UnknownParentError: The worker does not hold the parent. Nothing has changed.
     #[pyo3(signature = (worker, blocks, parent=None))]
     fn apply_stored(
         &self,
@@ -97,7 +97,7 @@ impl PositionalIndexer {
         })
     }
 
-    /// A worker has evicted blocks. Those that are not held are counted in stats()["unknown_removals"].
+    /// Records that a worker has evicted blocks. Blocks not held are counted in stats()["unknown_removals"].
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -119,7 +119,7 @@ impl PositionalIndexer {
         Ok(())
     }
 
-    /// A worker has lost all blocks. An unknown worker changes nothing.
+    /// Removes all blocks of a worker. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -133,7 +133,7 @@ impl PositionalIndexer {
         Ok(())
     }
 
-    /// A worker is gone. An unknown worker changes nothing.
+    /// Removes a worker and its blocks. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.

@@ -20,19 +20,18 @@ use crate::stats::design;
 ///
 /// Changes go through the rung's own queue and threads, as they would in a router: store(), remove(), clear() and
 /// drop() return at once, and find() answers according to what has been applied by then. flush() waits for all
-/// that was handed over before. One worker's changes are applied in the order in which one thread hands them over.
+/// earlier changes. Changes of one worker that one thread makes are applied in their order.
 ///
-/// An invalid argument raises an error at once, and nothing has changed then. What the design itself refuses
-/// when it applies it, such as a store whose parent is not known to a design without a place for it, is counted in
-/// stats()["refused"].
+/// An invalid argument raises an error at once, and changes nothing. What the design itself refuses later, such as
+/// a store with an unknown parent in a design that cannot keep it, is counted in stats()["refused"].
 ///
-/// Made by kvatlas.lab.designs.open_rung, which says what there is and what each option means.
+/// Created by kvatlas.lab.designs.open_rung, which lists the rungs and explains each option.
 ///
 /// Args:
-///     name: The rung. With "-strict" behind it, strict.
+///     name: The name of the rung. With "-strict" appended, it is strict.
 ///     strict: Whether known errors are corrected where possible.
-///     event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
-///     jump_size: How far the positional rungs jump, in blocks, at least 1.
+///     event_threads: Threads that apply events, for rungs with a pool; 1 to 1,024.
+///     jump_size: How far the positional rungs jump, in blocks; at least 1.
 ///     shards: Actors of "radix-sharded"; 1 to 1,024.
 ///     group_size: Workers in a group of "grouped", at least 1.
 ///     block_size: Tokens in a block, for tokens=, at least 1.
@@ -108,7 +107,7 @@ impl Rung {
         self.feed.applied()
     }
 
-    /// A worker has cached consecutive blocks of one chain: see BlockIndex.store.
+    /// Records that a worker has cached consecutive blocks of one chain: see BlockIndex.store.
     ///
     /// A block announced twice is held once.
     ///
@@ -155,7 +154,7 @@ impl Rung {
         Ok(())
     }
 
-    /// A worker has evicted blocks.
+    /// Records that a worker has evicted blocks.
     ///
     /// A block that is not held is counted in stats()["unknown_removals"] and changes nothing else.
     ///
@@ -173,7 +172,7 @@ impl Rung {
         Ok(())
     }
 
-    /// A worker has lost all blocks. An unknown worker changes nothing.
+    /// Removes all blocks of a worker. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -187,7 +186,7 @@ impl Rung {
         Ok(())
     }
 
-    /// A worker is gone. Its next store registers it again; an unknown worker changes nothing.
+    /// Removes a worker and its blocks. Its next store registers it again. An unknown worker changes nothing.
     ///
     /// Args:
     ///     worker: The worker's name.
@@ -257,7 +256,7 @@ impl Rung {
     /// Statistics of the contents and of the changes so far. Flushes.
     ///
     /// Returns:
-    ///     dict of str to int: "workers" known, "blocks" held by them all, "entries" of the design's own kind (keys,
+    ///     dict of str to int: known "workers", "blocks" held by all of them, "entries" of the design's own kind (keys,
     ///     nodes, positions, runs), stores "refused", "unknown_removals", and "messages" between the parts of a
     ///     design that has several.
     ///

@@ -11,8 +11,8 @@ use crate::scalars::TopK;
 
 /// How much of a query each worker holds, according to the events applied at the time of the lookup.
 ///
-/// Made by Rung.find; later changes do not change it. Workers that hold none of the query's blocks are not in it. A
-/// kvatlas.types.PrefixMatch.
+/// Returned by Rung.find; later changes do not change it. It leaves out workers that hold none of the query's blocks.
+/// It is a kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct RungMatch {
     ranked: Ranked,
@@ -33,7 +33,7 @@ impl RungMatch {
         self.ranked.depth()
     }
 
-    /// int: The number of blocks in the query, the maximum of a depth.
+    /// int: The number of blocks in the query. No depth is greater.
     #[getter]
     fn length(&self) -> usize {
         self.length
@@ -65,10 +65,10 @@ impl RungMatch {
     ///
     /// Args:
     ///     top_k: How many, at least 0.
-    ///     among: Only these workers, an iterable of str; None for all. Names that are not in the match are ignored.
+    ///     among: Consider only these workers, an iterable of str; None for all. Names not in the match are ignored.
     ///
     /// Returns:
-    ///     list of (worker, depth in blocks), at most top_k, deepest first; equals in no particular order.
+    ///     list of (worker, depth in blocks), at most top_k, deepest first; equal depths in no particular order.
     ///
     /// Raises:
     ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.

@@ -7,10 +7,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
-/// The workers that may take a request: an array for each thing known, with an item for each worker and rank.
+/// The workers that may take a request. Each property is an array with one item for each worker and rank.
 ///
-/// Arrays are made when asked for, and cannot be written to. What is not known is NaN in arrays of float64, and 0 in
-/// others.
+/// Arrays are created when you read them, and are read-only. An unknown value is NaN in arrays of float64, and 0 in
+/// other arrays.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Candidates {
     core: Core,
@@ -36,13 +36,13 @@ macro_rules! columns {
     ($($(#[$doc:meta])* $name:ident: $column:ident, $dtype:literal;)*) => {
         #[pymethods]
         impl Candidates {
-            /// list of (str, int): The name and rank of each.
+            /// list of (str, int): The worker's name and the rank, for each item.
             #[getter]
             fn workers(&self, py: Python<'_>) -> Py<PyAny> {
                 self.workers.clone_ref(py)
             }
 
-            /// numpy.ndarray of bool: Whether what the index says of it can be trusted right now.
+            /// numpy.ndarray of bool: Whether what the index says about the worker can be trusted at present.
             #[getter]
             fn trusted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 let trusted: Vec<u8> = self.core.trusted.iter().map(|trusted| u8::from(*trusted)).collect();
@@ -63,53 +63,53 @@ macro_rules! columns {
 }
 
 columns! {
-    /// numpy.ndarray of uint32: Leading blocks of the prompt that it holds, or will hold once what was just sent
-    /// there is computed.
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that the worker holds, or will hold once it has
+    /// computed the prompts that were just sent to it.
     depth: predicted_blocks, "uint32";
-    /// numpy.ndarray of uint32: Leading blocks that it holds on the device, by the events so far.
+    /// numpy.ndarray of uint32: Leading blocks that the worker holds on the device, according to events so far.
     device_blocks: device_blocks, "uint32";
-    /// numpy.ndarray of uint32: The same, with the host's memory.
+    /// numpy.ndarray of uint32: Leading blocks that it holds on the device or in host memory.
     host_blocks: host_blocks, "uint32";
-    /// numpy.ndarray of uint32: The same, with every tier.
+    /// numpy.ndarray of uint32: Leading blocks that it holds on any tier.
     any_blocks: any_blocks, "uint32";
-    /// numpy.ndarray of uint32: Requests sent there and not finished.
+    /// numpy.ndarray of uint32: Requests that were sent to the worker and have not finished.
     requests: requests, "uint32";
-    /// numpy.ndarray of uint32: Of those, the ones without a first token.
+    /// numpy.ndarray of uint32: Requests sent to the worker that have no first token yet.
     waiting: waiting, "uint32";
-    /// numpy.ndarray of float64: Prompt tokens of requests without a first token, less those expected cached.
+    /// numpy.ndarray of float64: Prompt tokens of requests without a first token, minus those expected in cache.
     queued_tokens: queued_tokens, "float64";
-    /// numpy.ndarray of float64: Prompt tokens of requests without a first token, cached or not.
+    /// numpy.ndarray of float64: All prompt tokens of requests without a first token, cached ones included.
     queued_prompt_tokens: queued_prompt_tokens, "float64";
-    /// numpy.ndarray of float64: Of queued_tokens, those of the prompt whose turn it is.
+    /// numpy.ndarray of float64: The part of queued_tokens that belongs to the prompt being computed.
     head_tokens: head_tokens, "float64";
-    /// numpy.ndarray of float64: Seconds since its turn came.
+    /// numpy.ndarray of float64: Seconds since that prompt's turn came.
     head_elapsed: head_elapsed, "float64";
-    /// numpy.ndarray of float64: Tokens of all requests there, prompts and what they have generated.
+    /// numpy.ndarray of float64: Tokens of all requests at the worker: prompts and generated tokens.
     context_tokens: context_tokens, "float64";
-    /// numpy.ndarray of float64: Tokens that requests there are expected to generate still.
+    /// numpy.ndarray of float64: Tokens that requests at the worker are still expected to generate.
     output_tokens_left: output_tokens_left, "float64";
-    /// numpy.ndarray of float64: Requests that the engine says are waiting in its queue.
+    /// numpy.ndarray of float64: Requests waiting in the engine's queue, as reported by the engine.
     reported_waiting: reported_waiting, "float64";
-    /// numpy.ndarray of float64: Requests that the engine says are running.
+    /// numpy.ndarray of float64: Requests running at the engine, as reported by the engine.
     reported_running: reported_running, "float64";
-    /// numpy.ndarray of float64: Share of its KV cache that the engine says is in use, 0 to 1.
+    /// numpy.ndarray of float64: Share of the KV cache in use, 0 to 1, as reported by the engine.
     reported_kv_usage: reported_kv_usage, "float64";
-    /// numpy.ndarray of float64: Seconds since the engine said so.
+    /// numpy.ndarray of float64: Seconds since the engine's last such report.
     reported_age: reported_age, "float64";
-    /// numpy.ndarray of float64: Prompt tokens that it computes a second, as learnt.
+    /// numpy.ndarray of float64: Prompt tokens that the worker computes per second, as measured so far.
     prefill_rate: prefill_rate, "float64";
-    /// numpy.ndarray of float64: Seconds between two tokens of one request, as learnt.
+    /// numpy.ndarray of float64: Seconds between two tokens of one request, as measured so far.
     step_time: step_time, "float64";
-    /// numpy.ndarray of float64: Seconds since it joined.
+    /// numpy.ndarray of float64: Seconds since the worker joined.
     age: age, "float64";
-    /// numpy.ndarray of uint64: Requests sent there since it joined.
+    /// numpy.ndarray of uint64: Requests sent to the worker since it joined.
     sent: sent, "uint64";
-    /// numpy.ndarray of float64: When it last took a request that nobody held anything of; -inf if never.
+    /// numpy.ndarray of float64: When it last took a request of which no worker held a block; -inf if never.
     last_cold: last_cold, "float64";
-    /// numpy.ndarray of float64: Blocks that the index says it holds.
+    /// numpy.ndarray of float64: Blocks that the worker holds, according to the index.
     held_blocks: held_blocks, "float64";
-    /// numpy.ndarray of float64: Blocks that its cache has room for.
+    /// numpy.ndarray of float64: Blocks that the worker's cache has room for.
     capacity_blocks: capacity_blocks, "float64";
-    /// numpy.ndarray of float64: Its share of the work beside others: 1 unless the user says otherwise.
+    /// numpy.ndarray of float64: The worker's share of the work relative to others; 1 unless set otherwise.
     weight: weight, "float64";
 }

@@ -8,9 +8,10 @@ use pyo3::types::PyDict;
 
 use super::router::Router;
 
-/// Where a request goes. Made by Router.choose, which has reserved it there: say what becomes of it.
+/// Where a request goes. Returned by Router.choose, which counts the request at that worker from then on.
 ///
-/// A request that waits in the router (waits is True) has no worker yet; it gets one in a later Router.bind.
+/// Report what becomes of the request with the methods below. A request that waits in the router (waits is True) has
+/// no worker yet; a later Router.bind gives it one.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Decision {
     router: Py<Router>,
@@ -97,13 +98,13 @@ impl Decision {
         self.placed(|decision| decision.uncached_tokens).unwrap_or(0)
     }
 
-    /// int: Of cached_tokens, those that the index does not know of yet: what was just sent there.
+    /// int: The part of cached_tokens that the index does not show yet, because it was just sent there.
     #[getter]
     fn predicted_tokens(&self) -> u32 {
         self.placed(|decision| decision.predicted_tokens).unwrap_or(0)
     }
 
-    /// bool: Whether it waits in the router.
+    /// bool: Whether the request waits in the router.
     #[getter]
     fn waits(&self) -> bool {
         matches!(&*self.state(), State::Waits)
@@ -118,8 +119,8 @@ impl Decision {
         }
     }
 
-    /// str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; or
-    /// "waits", or why it was refused.
+    /// str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; "waits"
+    /// if it waits; or the reason in refused.
     #[getter]
     fn why(&self) -> &'static str {
         match &*self.state() {
@@ -129,10 +130,10 @@ impl Decision {
         }
     }
 
-    /// What the policy weighed, if Router.choose was asked to explain.
+    /// The values that the policy compared, if Router.choose was called with explain=True.
     ///
     /// Returns:
-    ///     dict of (worker, rank) to dict of term to value, with "cached_tokens" among them; None if it was not asked.
+    ///     dict of (worker, rank) to dict of term to value, including "cached_tokens"; None without explain=True.
     fn terms<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(Explained { workers, why }) = &self.terms else { return Ok(None) };
         let rows = PyDict::new(py);
@@ -150,7 +151,7 @@ impl Decision {
         Ok(Some(rows))
     }
 
-    /// The first token has come: the prompt is computed.
+    /// Reports that the first token has come, so the prompt is computed.
     ///
     /// Args:
     ///     now: The time in seconds; None for the router's clock.
@@ -159,25 +160,25 @@ impl Decision {
         self.router.get().with(py, now, |router, now| router.first_token(self.id, now))
     }
 
-    /// More tokens have come, of all answers together, beyond the first.
+    /// Reports more tokens after the first, of all answers together.
     ///
     /// Args:
-    ///     tokens: How many since the last call.
+    ///     tokens: How many tokens came since the last call.
     ///     now: The time in seconds; None for the router's clock.
     #[pyo3(signature = (tokens, now=None))]
     fn progress(&self, py: Python<'_>, tokens: u32, now: Option<f64>) -> PyResult<()> {
         self.router.get().with(py, now, |router, now| router.progress(self.id, tokens, now))
     }
 
-    /// The request is over, and well. Ending it again does nothing.
+    /// Reports that the request has finished. Ending it again does nothing.
     ///
     /// Args:
-    ///     cached_tokens: Prompt tokens that were in the worker's cache, as the engine says; None if it does not.
-    ///     output_tokens: Tokens generated, as the engine says.
+    ///     cached_tokens: Prompt tokens that the engine reports as cached; None if it does not report them.
+    ///     output_tokens: Tokens that the engine reports as generated; None if it does not report them.
     ///     now: The time in seconds; None for the router's clock.
     ///
     /// Returns:
-    ///     bool: False if it was over already.
+    ///     bool: False if it had ended already.
     #[pyo3(signature = (cached_tokens=None, output_tokens=None, now=None))]
     fn finish(
         &self,
@@ -190,13 +191,13 @@ impl Decision {
         self.router.get().with(py, now, |router, now| router.finish(self.id, usage, now).is_some())
     }
 
-    /// The request is over, and not well, or does not wait any longer. Ending it again does nothing.
+    /// Reports that the request has failed, or has stopped waiting. Ending it again does nothing.
     ///
     /// Args:
     ///     now: The time in seconds; None for the router's clock.
     ///
     /// Returns:
-    ///     bool: False if it was over already.
+    ///     bool: False if it had ended already.
     #[pyo3(signature = (now=None))]
     fn failed(&self, py: Python<'_>, now: Option<f64>) -> PyResult<bool> {
         self.router.get().forget(py, self.id);

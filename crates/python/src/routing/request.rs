@@ -50,7 +50,7 @@ impl RoutedRequest {
         self.tokens
     }
 
-    /// int: Tokens of a block.
+    /// int: Tokens in a block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.block_size
@@ -68,34 +68,34 @@ impl RoutedRequest {
         self.session
     }
 
-    /// int or None: The most tokens that it may generate.
+    /// int or None: The maximum number of tokens that it may generate.
     #[getter]
     fn max_tokens(&self) -> Option<u32> {
         self.max_tokens
     }
 
-    /// int: Higher goes first where requests wait.
+    /// int: Waiting requests of higher priority are placed first.
     #[getter]
     fn priority(&self) -> i32 {
         self.priority
     }
 
-    /// int: How many answers it wants.
+    /// int: How many answers it asks for.
     #[getter]
     fn answers(&self) -> u32 {
         self.answers
     }
 
-    /// int: Tells requests apart.
+    /// int: The request's number, which no other request has.
     #[getter]
     fn number(&self) -> u64 {
         self.number
     }
 
-    /// Tokens to compute on a worker that holds the first blocks: at least one.
+    /// The prompt tokens left to compute on a worker that holds some leading blocks: at least one.
     ///
     /// Args:
-    ///     depth: How many, an int from 0.
+    ///     depth: The number of leading blocks held, an int of at least 0.
     ///
     /// Returns:
     ///     int

@@ -16,27 +16,28 @@ use crate::errors;
 use crate::scalars::{BlockSize, describe, optional_string, string};
 use crate::sequences::{contents, tokens as token_ids};
 
-/// Chooses a worker for each request, and keeps the books: what is on its way, what runs, how fast each one is.
+/// Chooses a worker for each request, and keeps track of what each worker was sent, what it runs and how fast it is.
 ///
-/// choose() selects and reserves in one step; say what becomes of the request with the methods of the Decision. It
-/// fails open: without an index, without tokens, with nobody to trust there is an answer, and its why says so.
+/// choose() selects a worker and counts the request there, in one step. Report what becomes of the request with the
+/// methods of the Decision. Without an index, without tokens or without trusted workers, the policy still chooses, but
+/// without knowing who holds what; the decision's why says so.
 ///
 /// Any number of threads may use one router at once.
 ///
 /// Args:
-///     policy: A policy's name, of policy_names(), or an object with choose(request, candidates) -> row.
-///     workers: Names of the workers, or (name, rank) of each.
-///     block_size: Tokens of a block.
-///     seed: Seed of everything left to chance, from 0 to 2**64 - 1.
+///     policy: A policy's name, one of policy_names(), or an object with choose(request, candidates) -> row.
+///     workers: Names of the workers, or a pair (name, rank) for each.
+///     block_size: Tokens in a block.
+///     seed: Seed of all random choices, from 0 to 2**64 - 1.
 ///     options: Options of the policy: dict of str to number, bool or str.
 ///     settings: Settings of the router: dict with any of first_token_timeout, idle_timeout, announced_within,
 ///         session_ttl, session_limit, warm_seconds, warm_share, prefill_rate, step_time, output_tokens, queue_limit,
 ///         queue_timeout, order ("least-work" or "fcfs"), ageing, queue_scan, predicted_limit.
-///     clock: Gives the time in seconds where a call does not; None for time.monotonic.
+///     clock: Returns the time in seconds, for calls without `now`; None for time.monotonic.
 ///
 /// Raises:
-///     PolicyError: There is no such policy, or it has no such option.
-///     ConfigError: There is no such setting, or it is out of range.
+///     PolicyError: The policy is unknown, or it has no such option.
+///     ConfigError: A setting is unknown or out of range.
 ///     InvalidTypeError: An argument is of the wrong type.
 #[pyclass(frozen, subclass, module = "kvatlas._native")]
 pub(crate) struct Router {
@@ -144,13 +145,13 @@ impl Router {
         self.inner(py).router.policy().to_owned()
     }
 
-    /// bool: Whether the policy weighs what an index says; if not, nobody needs to look up prompts.
+    /// bool: Whether the policy uses an index. If not, prompts need not be looked up.
     #[getter]
     fn uses_index(&self, py: Python<'_>) -> bool {
         self.inner(py).router.uses_index()
     }
 
-    /// int: Tokens of a block.
+    /// int: Tokens in a block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.block_size
@@ -164,37 +165,37 @@ impl Router {
         up.filter_map(|id| inner.router.name(id).map(|(name, rank)| (name.to_string(), rank))).collect()
     }
 
-    /// int: Requests that wait in the router.
+    /// int: The number of requests that wait in the router.
     #[getter]
     fn waiting(&self, py: Python<'_>) -> usize {
         self.inner(py).router.waiting()
     }
 
-    /// int: Requests that are with workers.
+    /// int: The number of requests at workers.
     #[getter]
     fn in_flight(&self, py: Python<'_>) -> usize {
         self.inner(py).router.in_flight()
     }
 
-    /// Chooses a worker for a request, and reserves it there.
+    /// Chooses a worker for a request, and counts the request there from now on.
     ///
-    /// The prompt is given by tokens or content_hashes; with neither, prompt_tokens alone says how long it is.
+    /// The prompt is given by tokens or content_hashes. Without them, prompt_tokens gives its length.
     ///
     /// Args:
     ///     tokens: Token ids of the prompt, as kvatlas.content_hashes() takes them.
     ///     content_hashes: Content hashes of the prompt's full blocks, shape (n,): a uint64 array or a list of ints.
-    ///     prompt_tokens: Tokens of the prompt; None for what tokens or content_hashes say.
-    ///     match: What workers hold of it: a kvatlas.Match, anything with scores(), or a dict of worker, or of
-    ///         (worker, rank), to depth in blocks; None if nobody looked.
+    ///     prompt_tokens: The length of the prompt in tokens; None for the length of tokens or content_hashes.
+    ///     match: What workers hold of the prompt: a kvatlas.Match, anything with scores(), or a dict of worker, or
+    ///         of (worker, rank), to depth in blocks; None if it was not looked up.
     ///     lora: Name of the LoRA adapter, with tokens only.
     ///     salt: Cache salt, with tokens only.
-    ///     session: Name or number of the session that it belongs to.
-    ///     max_tokens: The most tokens that it may generate.
-    ///     priority: Higher goes first where requests wait.
-    ///     answers: How many answers it wants.
+    ///     session: Name or number of the session that the request belongs to.
+    ///     max_tokens: The maximum number of tokens that it may generate.
+    ///     priority: Waiting requests of higher priority are placed first.
+    ///     answers: How many answers it asks for.
     ///     text: The prompt as text, for policies that work on characters.
-    ///     allowed: Names of the workers that may take it, or (name, rank) of them; None for all.
-    ///     explain: Whether Decision.terms() is to say what was weighed.
+    ///     allowed: Names of the workers that may take it, or pairs (name, rank); None for all.
+    ///     explain: Whether to keep the values that the policy compared, for Decision.terms().
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
@@ -202,7 +203,7 @@ impl Router {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: Both tokens and content_hashes, or a prompt without length.
+    ///     InvalidArgumentError: Both tokens and content_hashes are given, or the prompt's length is unknown.
     ///     PolicyError: A policy in Python failed.
     #[pyo3(signature = (*, tokens=None, content_hashes=None, prompt_tokens=None, r#match=None, lora=None, salt=None,
                         session=None, max_tokens=None, priority=0, answers=1, text=None, allowed=None, explain=false,
@@ -295,17 +296,18 @@ impl Router {
         Ok(decision)
     }
 
-    /// Places requests that wait, as far as there is room, and refuses those that have waited too long.
+    /// Places waiting requests as far as there is room, and refuses those that have waited too long.
     ///
-    /// Call this after a first token, an end, a worker that joins; and every few hundredths of a second while any wait.
+    /// Call this after a first token, after a request's end, when a worker joins, and every few hundredths of a second
+    /// while any request waits.
     ///
     /// Args:
-    ///     find: Looks up a prompt again: called with its content hashes, returns what match of choose() takes; None
-    ///         to go by what was found when it came.
+    ///     find: Looks up a prompt again: called with its content hashes, it returns what choose() takes as match.
+    ///         None to use the match that was given to choose().
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
-    ///     list of Decision: Those that do not wait any more: the objects that choose() returned.
+    ///     list of Decision: Those that no longer wait: the same objects that choose() returned.
     ///
     /// Raises:
     ///     PolicyError: A policy in Python failed.
@@ -359,24 +361,24 @@ impl Router {
         Ok(list)
     }
 
-    /// Gives up what was not heard of for too long.
+    /// Gives up requests of which nothing was reported for too long.
     ///
     /// Args:
     ///     now: The time in seconds; None for the clock.
     ///
     /// Returns:
-    ///     int: How many requests.
+    ///     int: How many requests were given up.
     #[pyo3(signature = (now=None))]
     fn expire(&self, py: Python<'_>, now: Option<f64>) -> PyResult<usize> {
         self.with(py, now, |router, now| router.expire(now))
     }
 
-    /// A worker takes requests from now on, also one that was drained.
+    /// Adds a worker, or takes back one that was drained.
     ///
     /// Args:
-    ///     worker: Its name.
+    ///     worker: The worker's name.
     ///     rank: Data-parallel rank.
-    ///     weight: Its share of the work beside others', above 0.
+    ///     weight: The worker's share of the work relative to others, above 0.
     ///     now: The time in seconds; None for the clock.
     #[pyo3(signature = (worker, rank=0, weight=1.0, now=None))]
     fn add_worker(&self, py: Python<'_>, worker: &str, rank: u32, weight: f64, now: Option<f64>) -> PyResult<()> {
@@ -385,10 +387,10 @@ impl Router {
         Ok(())
     }
 
-    /// A worker is gone, with all its ranks or one, and with it what it was doing.
+    /// Removes a worker or one of its ranks, with the requests that it had.
     ///
     /// Args:
-    ///     worker: Its name.
+    ///     worker: The worker's name.
     ///     rank: Data-parallel rank; None for all.
     ///     now: The time in seconds; None for the clock.
     ///
@@ -405,10 +407,10 @@ impl Router {
         })
     }
 
-    /// A worker takes nothing new from now on, but ends what it has; add_worker() takes it back.
+    /// Stops sending new requests to a worker. Its requests go on. add_worker() takes it back.
     ///
     /// Args:
-    ///     worker: Its name.
+    ///     worker: The worker's name.
     ///     rank: Data-parallel rank.
     ///
     /// Raises:
@@ -420,11 +422,11 @@ impl Router {
         Ok(())
     }
 
-    /// What the index says of a worker can be trusted, or not.
+    /// Sets whether the router trusts what the index says about a worker.
     ///
     /// Args:
-    ///     worker: Its name.
-    ///     trusted: Whether.
+    ///     worker: The worker's name.
+    ///     trusted: Whether to trust it.
     ///     rank: Data-parallel rank.
     ///
     /// Raises:
@@ -436,15 +438,15 @@ impl Router {
         Ok(())
     }
 
-    /// What an engine says of itself. What is None is not known.
+    /// Reports an engine's own figures. None means unknown.
     ///
     /// Args:
-    ///     worker: Its name.
+    ///     worker: The worker's name.
     ///     waiting: Requests in its queue.
     ///     running: Requests that it runs.
     ///     kv_usage: Share of its KV cache in use, 0 to 1.
     ///     capacity_blocks: Blocks that its cache has room for.
-    ///     held_blocks: Blocks that it holds, as the index says.
+    ///     held_blocks: Blocks that it holds, according to the index.
     ///     rank: Data-parallel rank.
     ///     now: The time in seconds; None for the clock.
     ///
@@ -470,7 +472,7 @@ impl Router {
         self.with(py, now, |router, now| router.report(id, &load, now))
     }
 
-    /// The workers as they are now: one item for each number, drained and removed ones among them.
+    /// The workers as they are now, drained and removed ones included: one item for each number.
     ///
     /// Args:
     ///     now: The time in seconds; None for the clock.
@@ -484,12 +486,12 @@ impl Router {
         Ok(super::candidates::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
     }
 
-    /// Counts since the router was made.
+    /// Counts since the router was created.
     ///
     /// Returns:
     ///     dict of str to int: "placed", "waited", "finished", "failed", "expired", "orphaned", "expected_cached" and
-    ///     "reported_cached" (prompt tokens of finished requests whose engine said), "refused_" and "why_" with the
-    ///     words of Decision, "predicted_blocks" and "sessions" (kept in mind now).
+    ///     "reported_cached" (prompt tokens of finished requests whose engine reported them), "refused_" and "why_"
+    ///     followed by the words of Decision, and "predicted_blocks" and "sessions" (remembered at present).
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let inner = self.inner(py);
         let counts = inner.router.counts();

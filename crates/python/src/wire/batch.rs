@@ -162,8 +162,8 @@ impl Tally {
         Ok(refused)
     }
 
-    /// bool: Whether answers about this stream are an upper bound only: it is of a hybrid model, or of speculative
-    /// decoding that looks ahead.
+    /// bool: Whether depths of this stream are only upper bounds: the model is hybrid, or its speculative decoding
+    /// looks ahead.
     #[getter]
     fn upper_bound(&self) -> bool {
         self.upper_bound

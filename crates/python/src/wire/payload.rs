@@ -19,11 +19,11 @@ use crate::sequences::tokens as convert;
 
 /// Decodes a payload: the third frame of an engine's message.
 ///
-/// Takes what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the older arrays. An event that cannot
+/// Accepts what vLLM 0.11 to 0.33 and SGLang up to 0.5.23 send, as maps or as the older arrays. An event that cannot
 /// be decoded is left out, and listed in the batch's `refused`.
 ///
 /// Args:
-///     payload: bytes, or anything that has them in one piece: a bytearray, a memoryview, a zmq.Frame.
+///     payload: bytes, or any contiguous buffer: a bytearray, a memoryview, a zmq.Frame.
 ///
 /// Returns:
 ///     Batch
@@ -50,20 +50,20 @@ pub(crate) fn decode_batch(py: Python<'_>, payload: &Object<'_>) -> PyResult<Bat
 
 /// The payload of a batch of events, byte for byte as an engine writes it.
 ///
-/// Fields that the engine's format has no place for are left out, as it would: SGLang has no groups, and vLLM shows a
-/// salt on the first block of a prompt only.
+/// Fields that the engine's format does not have are left out, as the engine does: SGLang has no groups, and vLLM
+/// shows a salt on the first block of a prompt only.
 ///
 /// Args:
 ///     events: An iterable of Stored, Removed and Cleared.
 ///     timestamp: The engine's clock in seconds.
 ///     rank: Data-parallel rank; None for none.
-///     dialect: "vllm" or "sglang" as they are now, "vllm-arrays" or "sglang-arrays" as they were.
+///     dialect: "vllm" or "sglang" for the present format, "vllm-arrays" or "sglang-arrays" for the older one.
 ///
 /// Returns:
 ///     bytes
 ///
 /// Raises:
-///     InvalidTypeError: Something else among the events, or an argument of the wrong type.
+///     InvalidTypeError: An item of events is not an event, or an argument has the wrong type.
 ///     InvalidArgumentError: An unknown dialect, or a rank out of range.
 #[pyfunction]
 #[pyo3(signature = (events, *, timestamp, rank=Some(Rank(0)), dialect=None))]
@@ -88,7 +88,7 @@ pub(crate) fn encode_batch<'py>(
     Ok(PyBytes::new(py, &encode(&batch, dialect)))
 }
 
-/// The content hash of each full block of tokens, of which some have extra keys: images, prompt embeddings.
+/// The content hash of each full block of tokens, where some blocks have extra keys: images, prompt embeddings.
 ///
 /// A block without keys has the hash that content_hashes() gives. The keys of a block follow its tokens as one
 /// little-endian uint64 each: for an identifier of 64 hexadecimal digits the first 16 of them as a number, for anything

@@ -25,15 +25,15 @@ use crate::scalars::{TierName, optional_string};
 ///     medium: What the engine calls the tier; None for the usual name.
 ///     lora: The name of the LoRA adapter.
 ///     salt: The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
-///     extra_keys: For each block a sequence of what else belongs to its contents, or None. (identifier, offset) is an
-///         image or the like, bytes are a digest of prompt embeddings, a str is something that is not known, and a
-///         tuple of one bytes is the MessagePack of anything else.
+///     extra_keys: For each block None, or a sequence of keys: what its contents have besides tokens. A key is
+///         (identifier, offset) for an image or the like, bytes for a digest of prompt embeddings, a str of unknown
+///         meaning, or a tuple of one bytes with the MessagePack of anything else.
 ///     group_idx: The number of the KV cache group, as vLLM calls it.
 ///     kind: What kind of attention the group is for.
 ///     window: The window of a sliding-window group, in tokens.
 ///     session_id: Whose request stored the blocks.
-///     lora_id: The engine's own number of the adapter.
-///     locality: "LOCAL" or "REMOTE", of an offloaded block. What is remote is external.
+///     lora_id: The engine's own number for the adapter.
+///     locality: "LOCAL" or "REMOTE", of an offloaded block. Remote blocks have the tier "external".
 ///     ownership: Which secondary offload tier has the block.
 ///     lookahead: For each block the tokens after it, where the engine's names depend on them.
 ///
@@ -150,7 +150,7 @@ impl Stored {
         self.it.lora.as_deref()
     }
 
-    /// int or None: The engine's own number of the adapter.
+    /// int or None: The engine's own number for the adapter.
     #[getter]
     fn lora_id(&self) -> Option<i64> {
         self.it.lora_id
@@ -162,7 +162,7 @@ impl Stored {
         self.it.salt.as_deref()
     }
 
-    /// tuple or None: For each block a tuple of what else belongs to its contents, or None.
+    /// tuple or None: For each block None, or a tuple of keys: what its contents have besides tokens.
     #[getter]
     fn extra_keys<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         if self.it.extra_keys.is_empty() {

@@ -34,7 +34,7 @@ impl FromStr for Address {
             Some("https") => true,
             _ => return Err(wrong("the scheme must be http or https")),
         };
-        let authority = uri.authority().ok_or_else(|| wrong("it names no host"))?;
+        let authority = uri.authority().ok_or_else(|| wrong("the host is missing"))?;
         if authority.as_str().contains('@') {
             return Err(wrong("it must not hold a user or password; give the engine's key instead"));
         }
@@ -43,7 +43,7 @@ impl FromStr for Address {
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
         if host.is_empty() {
-            return Err(wrong("it names no host"));
+            return Err(wrong("the host is missing"));
         }
         let port = authority.port_u16().unwrap_or(if https { 443 } else { 80 });
         let base = uri.path().trim_end_matches('/').to_owned();

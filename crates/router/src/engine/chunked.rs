@@ -74,7 +74,7 @@ impl Chunked {
     fn step(&mut self, byte: u8) -> Result<State, &'static str> {
         let extra = |this: &mut Self, next| {
             this.extra += 1;
-            if this.extra > MAX_EXTRA { Err("too much beside its chunks") } else { Ok(next) }
+            if this.extra > MAX_EXTRA { Err("there is too much data besides its chunks") } else { Ok(next) }
         };
         match (self.state, byte) {
             (State::Size(digits), _) if byte.is_ascii_hexdigit() => {
@@ -87,7 +87,7 @@ impl Chunked {
             (State::Size(0), _) => Err("a chunk has no size"),
             (State::Size(_) | State::Extension, b'\r') => Ok(State::SizeEnd),
             (State::Size(_), b';' | b' ' | b'\t') => extra(self, State::Extension),
-            (State::Size(_), _) => Err("a chunk's size is no number"),
+            (State::Size(_), _) => Err("a chunk's size is not a number"),
             (State::Extension, b'\n') => Err("a chunk's size ends in a bare line feed"),
             (State::Extension, _) => extra(self, State::Extension),
             (State::SizeEnd, b'\n') => Ok(if self.left == 0 { State::TrailerStart } else { State::Data }),

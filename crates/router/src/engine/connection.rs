@@ -146,7 +146,7 @@ impl Connection {
             }
             match std::future::poll_fn(|context| self.poll_more(context)).await {
                 Ok(0) if self.rest.is_empty() => return Err(self.ended()),
-                Ok(0) => return Err(Fault::Malformed("its head ends too soon")),
+                Ok(0) => return Err(Fault::Malformed("its head ends too early")),
                 Ok(_) => {}
                 Err(_) if self.rest.is_empty() => return Err(self.ended()),
                 Err(error) => return Err(Fault::Broken(error.to_string())),
@@ -315,7 +315,7 @@ fn read(
 ) -> Result<(Head, bool), Fault> {
     let malformed = |why| Fault::Malformed(why);
     let status = answer.code.and_then(|code| StatusCode::from_u16(code).ok());
-    let status = status.ok_or_else(|| malformed("its status is no number from 100 on"))?;
+    let status = status.ok_or_else(|| malformed("its status is not a number of at least 100"))?;
     // One copy of the head, which all values share.
     let bytes = Bytes::copy_from_slice(&from[..length]);
     let start = from.as_ptr() as usize;
@@ -332,16 +332,16 @@ fn read(
             let text = std::str::from_utf8(header.value).unwrap_or_default();
             let is_number = !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
             let given = text.parse().ok().filter(|_| is_number);
-            let given = given.ok_or_else(|| malformed("its Content-Length is no number"))?;
+            let given = given.ok_or_else(|| malformed("its Content-Length is not a number"))?;
             if of_length.is_some_and(|before| before != given) {
-                return Err(malformed("it has several lengths"));
+                return Err(malformed("it has several Content-Length headers"));
             }
             of_length = Some(given);
             continue;
         }
         if name.eq_ignore_ascii_case("transfer-encoding") {
             if coded || !header.value.eq_ignore_ascii_case(b"chunked") {
-                return Err(malformed("its transfer coding is not chunked"));
+                return Err(malformed("its Transfer-Encoding is not chunked"));
             }
             (coded, chunked) = (true, true);
             continue;
@@ -355,7 +355,7 @@ fn read(
                 }
             }
         }
-        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| malformed("a header's name is none"))?;
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| malformed("a header's name is invalid"))?;
         headers.append(name, value);
     }
     if status == StatusCode::SWITCHING_PROTOCOLS {
@@ -367,7 +367,7 @@ fn read(
     let framing = match (empty, chunked, of_length) {
         (true, ..) => Framing::Done,
         // Both say something of the same: who is right cannot be known (RFC 9112, 6.3).
-        (false, true, Some(_)) => return Err(malformed("it has a length and chunks")),
+        (false, true, Some(_)) => return Err(malformed("it has both a Content-Length and chunks")),
         (false, true, None) => Framing::Chunked(Chunked::new()),
         (false, false, Some(length)) => Framing::Length(length),
         (false, false, None) => {

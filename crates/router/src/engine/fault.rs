@@ -68,9 +68,9 @@ impl fmt::Display for Fault {
             Self::Broken(why) => write!(f, "the connection to the engine broke: {why}"),
             Self::Malformed(why) => write!(f, "the engine's answer is not HTTP: {why}"),
             Self::FirstByte => f.write_str("the engine did not answer in time"),
-            Self::Stalled => f.write_str("the engine stopped in the middle of its answer"),
-            Self::Prefill => f.write_str("the engine that should have computed the prompt has failed"),
-            Self::Busy(status) => write!(f, "the engine takes no requests now (status {status})"),
+            Self::Stalled => f.write_str("the engine stopped sending in the middle of its answer"),
+            Self::Prefill => f.write_str("the prefill engine failed"),
+            Self::Busy(status) => write!(f, "the engine takes no requests at present (status {status})"),
         }
     }
 }

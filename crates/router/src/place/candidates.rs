@@ -50,11 +50,10 @@ pub(super) fn candidates(
         return Err(match model {
             Some(model) if !engines.is_empty() => {
                 let shown: String = model.chars().take(128).collect();
-                let message =
-                    format!("no engine serves the model {shown:?}; GET /v1/models lists those that there are");
+                let message = format!("no engine serves the model {shown:?}; GET /v1/models lists the models");
                 Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message)
             }
-            _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_engines", "there are no engines"),
+            _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_engines", "the router has no engines"),
         });
     }
     let pause = serving().map(|engine| engine.health.busy_for()).filter(|pause| !pause.is_zero()).min();

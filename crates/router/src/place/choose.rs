@@ -289,12 +289,14 @@ fn placed(
 /// What a client is told when the decision core places its request nowhere.
 pub(super) fn refused(why: core::Refusal) -> Refusal {
     let message = match why {
-        core::Refusal::NoWorker => "no engine takes requests now",
-        core::Refusal::QueueFull => "all engines have enough to do, and as many requests wait in the router as may",
+        core::Refusal::NoWorker => "no engine takes requests at present",
+        core::Refusal::QueueFull => "all engines are fully loaded, and the router's queue is full",
         core::Refusal::Displaced => {
-            "all engines have enough to do, as many requests wait in the router as may, and one of higher priority came"
+            "all engines are fully loaded, the router's queue is full, and a request of higher priority took this one's place"
         }
-        core::Refusal::QueueTimeout => "all engines have enough to do; the request waited as long as it may",
+        core::Refusal::QueueTimeout => {
+            "all engines are fully loaded, and the request waited in the router for the longest time allowed"
+        }
     };
     let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))

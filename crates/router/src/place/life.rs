@@ -64,7 +64,7 @@ impl Places {
                 engine = &**engine,
                 counted,
                 tokens,
-                "the engine counts other prompt tokens than the router: its tokenizer or chat template is another one"
+                "the engine and the router count different numbers of prompt tokens: their tokenizer or chat template differs"
             );
         }
     }

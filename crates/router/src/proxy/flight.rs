@@ -124,7 +124,10 @@ impl Flight {
     fn blame(&self) {
         if self.engine().health.failed() {
             self.engine().counts.opened.fetch_add(1, Relaxed);
-            tracing::warn!(engine = &*self.engine().name, "requests fail in a row: it is left alone for a while");
+            tracing::warn!(
+                engine = &*self.engine().name,
+                "several requests in a row have failed: the engine is left out for a while"
+            );
         }
     }
 

@@ -243,7 +243,7 @@ fn failed(engine: &Engine, fault: &Fault) -> Refusal {
 /// The whole body.
 async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refusal> {
     let too_long = || {
-        let message = format!("the body is longer than {most} bytes, which http.max_body allows");
+        let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
         Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message).closing()
     };
     if body.is_end_stream() {
@@ -279,7 +279,7 @@ async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refu
         Ok(if all.is_empty() { first } else { all.freeze() })
     };
     tokio::time::timeout_at(until.into(), reading).await.unwrap_or_else(|_| {
-        let message = "the body did not come within http.request_timeout";
+        let message = "the body did not arrive within the time limit (http.request_timeout)";
         Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing())
     })
 }

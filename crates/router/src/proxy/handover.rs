@@ -67,7 +67,7 @@ pub(crate) async fn prepare(
                         let Some(parameters) = answer.get("kv_transfer_params").filter(|it| !it.is_null()) else {
                             tracing::warn!(
                                 engine = &*engine.name,
-                                "a prefill engine hands nothing over: has it a KV connector?"
+                                "the prefill engine returned no kv_transfer_params: check that it has a KV connector"
                             );
                             break;
                         };
@@ -179,8 +179,8 @@ async fn first(
     let mut head = Vec::new();
     outgoing.write(engine, rank, body.len(), &mut head);
     let answer = legwork(app, shard, engine, &head, &body, &mut flight).await;
-    let parsed = answer
-        .and_then(|body| serde_json::from_slice(&body).map_err(|_| Fault::Malformed("what should be JSON is not")));
+    let parsed =
+        answer.and_then(|body| serde_json::from_slice(&body).map_err(|_| Fault::Malformed("its body is not JSON")));
     if let Err(fault) = &parsed {
         flight.failed(fault, true);
     }

@@ -135,7 +135,7 @@ async fn prove(app: Arc<App>, engine: Arc<Engine>, model: String) {
     if let Some(proof) = lock(&app.tokens.proofs).get_mut(&(engine.name.clone(), model.clone())) {
         if proof.is_equal != is_equal {
             let engine = &*engine.name;
-            tracing::info!(engine, model, is_equal, "an engine was asked whether it makes the router's tokens");
+            tracing::info!(engine, model, is_equal, "checked whether the engine makes the same tokens as the router");
         }
         proof.is_equal = is_equal;
     }

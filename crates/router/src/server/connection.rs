@@ -246,7 +246,7 @@ pub(super) async fn serve<S, F>(
             let mut answer = match answer {
                 Some(answer) => answer.await,
                 None => {
-                    let message = "a request has a length or a transfer coding, not both";
+                    let message = "a request may have Content-Length or Transfer-Encoding, not both";
                     Refusal::bad("ambiguous_framing", message).closing().response()
                 }
             };

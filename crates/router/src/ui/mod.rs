@@ -48,7 +48,7 @@ pub(crate) fn answer(app: &Arc<App>, path: &str, query: Option<&str>) -> Option<
 
 fn events(app: &App) -> Result<Response<Answer>, Refusal> {
     let viewer = app.page.watch().map_err(|full| {
-        let message = format!("{} pages are open already; close one", full.viewers);
+        let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
     })?;
     let mut response = typed(StatusCode::OK, "text/event-stream", Bytes::new());
@@ -61,7 +61,8 @@ fn events(app: &App) -> Result<Response<Answer>, Refusal> {
 
 fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
     let number = query.and_then(|query| query.strip_prefix("number=")?.parse().ok());
-    let number: u64 = number.ok_or_else(|| Refusal::bad("missing_number", "ask for ?number=N, a decision's number"))?;
+    let number: u64 =
+        number.ok_or_else(|| Refusal::bad("missing_number", "add ?number=N, the number of a decision"))?;
     let all = app.places.decisions.last(usize::MAX);
     let found = all.iter().find(|record| record.number == number).ok_or_else(unknown_path)?;
     Ok(json(StatusCode::OK, told::whole(found, app.places.policy()).to_string()))

@@ -1,31 +1,33 @@
-//! What a router answers.
+//! The answers of a router.
 
 use std::sync::Arc;
 
-/// A worker and rank of a router's, by number: [`crate::Candidates::worker`]. It may come again when the worker is gone.
+/// The number of a worker and rank in a router: [`crate::Candidates::worker`]. It may be used again after the worker
+/// has left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u32);
 
-/// A request that was placed, or waits: never the same for two.
+/// The number of a request that was placed or waits. No two requests have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
 /// Why a request went where it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Why {
-    /// The policy chose, knowing who holds what.
+    /// The policy chose. If it uses an index, it knew what each worker holds.
     Policy,
-    /// Its session is there.
+    /// The request's session is at this worker.
     Session,
-    /// Only one worker may take it.
+    /// Only one worker may take the request.
     Only,
-    /// The policy chose without knowing who holds what: nobody looked it up.
+    /// The policy chose without knowing who holds what, because the prompt was not looked up in an index.
     NoIndex,
-    /// The same: the prompt has no hashes, or no full block.
+    /// The policy chose without knowing who holds what, because the prompt has no hashes or no full block.
     NoTokens,
-    /// The same: of no candidate can what the index says be trusted.
+    /// The policy chose without knowing who holds what, because the index can be trusted for none of the candidates.
     NoTrust,
-    /// The policy would have waited where nothing would end or none may wait, and had no opinion: the least loaded took it.
+    /// The policy wanted to wait, but no request is running that could end, or no request may wait. The least loaded
+    /// worker takes the request.
     Idle,
 }
 
@@ -34,7 +36,7 @@ impl Why {
     pub const ALL: [Self; 7] =
         [Self::Policy, Self::Session, Self::Only, Self::NoIndex, Self::NoTokens, Self::NoTrust, Self::Idle];
 
-    /// In a word, for headers and metrics.
+    /// The reason as one word, for headers and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -49,7 +51,7 @@ impl Why {
     }
 }
 
-/// Where a request goes. It is reserved there: say what became of it.
+/// Where a request goes. The router counts it there until it is told what became of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The request.
@@ -60,26 +62,26 @@ pub struct Decision {
     pub name: Arc<str>,
     /// The worker's data-parallel rank.
     pub rank: u32,
-    /// Prompt tokens that are expected in its cache when the request gets there.
+    /// Prompt tokens that are expected in the worker's cache when the request arrives.
     pub cached_tokens: u32,
-    /// Prompt tokens that it is expected to compute.
+    /// Prompt tokens that the worker is expected to compute.
     pub uncached_tokens: u32,
-    /// Of the cached ones, those that the index does not know of yet.
+    /// The part of `cached_tokens` that the index does not show yet.
     pub predicted_tokens: u32,
-    /// Why there.
+    /// Why it goes there.
     pub why: Why,
 }
 
 /// Why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// There is no worker that may take it.
+    /// No worker may take the request.
     NoWorker,
-    /// Everybody has enough to do, and as many wait as may.
+    /// All workers are fully loaded, and the queue is full.
     QueueFull,
-    /// It waited as long as it may.
+    /// The request waited for the longest time allowed.
     QueueTimeout,
-    /// As many wait as may, and one of higher priority came.
+    /// The queue is full, and a request of higher priority took this one's place.
     Displaced,
 }
 
@@ -87,7 +89,7 @@ impl Refusal {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::NoWorker, Self::QueueFull, Self::QueueTimeout, Self::Displaced];
 
-    /// In a word, for bodies and metrics.
+    /// The reason as one word, for bodies and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -98,7 +100,7 @@ impl Refusal {
         }
     }
 
-    /// The HTTP status that says so.
+    /// The HTTP status for this refusal.
     #[must_use]
     pub fn status(self) -> u16 {
         match self {
@@ -111,30 +113,30 @@ impl Refusal {
 /// What became of a request to place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It goes there.
+    /// The request goes to this worker.
     Placed(Decision),
-    /// It waits in the router; [`crate::Router::bind`] tells when it does not any more.
+    /// The request waits in the router; [`crate::Router::bind`] tells when it no longer does.
     Waits(RequestId),
-    /// It goes nowhere.
+    /// The request was refused.
     Refused(Refusal),
 }
 
-/// What an engine says of itself. What it does not say is `None`.
+/// An engine's own figures. `None` is what it does not report.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Load {
     /// Requests in its queue.
     pub waiting: Option<f64>,
-    /// Requests that it runs.
+    /// Requests that are running.
     pub running: Option<f64>,
     /// Share of its KV cache in use, 0 to 1.
     pub kv_usage: Option<f64>,
     /// Blocks that its cache has room for.
     pub capacity_blocks: Option<f64>,
-    /// Blocks that it holds, as the index says.
+    /// Blocks that it holds, according to the index.
     pub held_blocks: Option<f64>,
 }
 
-/// What an engine said of a request that is over.
+/// What an engine reported about a request that has ended.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     /// Prompt tokens that were in its cache.
@@ -143,20 +145,20 @@ pub struct Usage {
     pub output_tokens: Option<u32>,
 }
 
-/// A request that is over: what was expected of it and what was so.
+/// A request that has ended: what was expected, and what happened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ended {
-    /// Where it was.
+    /// The worker that had it.
     pub worker: WorkerId,
     /// Prompt tokens that were expected in the cache.
     pub expected_cached: u32,
-    /// Prompt tokens that were, as the engine says.
+    /// Prompt tokens that were in the cache, as the engine reports.
     pub cached: Option<u32>,
     /// Seconds from sending to the first token.
     pub ttft: Option<f64>,
 }
 
-/// Counts since the router was made.
+/// Counts since the router was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests placed.
@@ -167,20 +169,20 @@ pub struct Counts {
     pub refused: [u64; 4],
     /// Placed, by reason, in the order of [`Why::ALL`].
     pub why: [u64; 7],
-    /// Requests finished, failed, and given up because nothing was heard of them; taken along by a worker that left.
+    /// Requests that finished.
     pub finished: u64,
-    /// See `finished`; those that were withdrawn while they waited are among them.
+    /// Requests that failed, including those withdrawn while they waited.
     pub failed: u64,
     /// Requests that failed while they waited in the router.
     pub withdrawn: u64,
-    /// See `finished`.
+    /// Requests that were given up because nothing more was reported about them.
     pub expired: u64,
-    /// See `finished`.
+    /// Requests that were at a worker when it was removed.
     pub orphaned: u64,
-    /// Rows that a policy chose and that are none: the least loaded took the request.
+    /// How often a policy chose a row that does not exist. The request went to the least loaded worker.
     pub bad_rows: u64,
-    /// Prompt tokens that were expected in caches, of finished requests whose engine said how many were.
+    /// Prompt tokens that were expected in caches, over finished requests whose engine reported how many were.
     pub expected_cached: u64,
-    /// Prompt tokens that were, of the same.
+    /// Prompt tokens that were in caches, over the same requests.
     pub reported_cached: u64,
 }

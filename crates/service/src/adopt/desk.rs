@@ -59,23 +59,23 @@ macro_rules! counts {
 }
 
 counts! {
-    /// Prompts whose blocks were named to find what streams have not announced
+    /// Prompts whose block hashes were computed, to find blocks announced before the service started
     prompts,
-    /// Prompts left out because too many were waiting to be named
+    /// Prompts skipped because too many were waiting
     prompts_dropped,
-    /// Prompts left out because they are for a LoRA adapter, whose blocks' names cannot be computed
+    /// Prompts skipped because they are for a LoRA adapter, whose block hashes cannot be computed
     prompts_lora,
-    /// Blocks named
+    /// Block hashes computed, to find blocks announced before the service started
     named_blocks,
-    /// Blocks adopted because they were proved and a prompt, another stream or an answer told what they are
+    /// Blocks learnt that were announced before the service started
     blocks,
-    /// Adoptions refused because something else is held under one of the names
+    /// How often another block was already held under the hash of a block to be learnt; should be 0
     contrary,
-    /// Answers of engines that said how much of a prompt was cached
+    /// Reports of how much of a prompt an engine had cached
     answers,
-    /// Answers that nothing could be learnt from: the names of the blocks are not known, or too much was removed since
+    /// Reports of how much of a prompt an engine had cached, from which nothing could be learnt
     answers_unused,
-    /// Microseconds that the worker was busy
+    /// Processor time of learning blocks announced before the service started, in microseconds
     busy_microseconds,
 }
 

@@ -285,7 +285,7 @@ fn adopt(
         Ok(Outcome::Blocks(blocks)) => {
             counts.blocks.fetch_add(blocks as u64, Relaxed);
             let depth = chain.names.len();
-            tracing::debug!(worker, rank, depth, blocks, "adopted blocks that were announced before");
+            tracing::debug!(worker, rank, depth, blocks, "learnt blocks that were announced earlier");
         }
         Ok(Outcome::Not(Why::Contrary)) => {
             counts.contrary.fetch_add(1, Relaxed);

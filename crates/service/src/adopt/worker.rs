@@ -28,7 +28,9 @@ pub(crate) fn start(fleet: &Arc<Fleet>, share: f64, config: &StreamConfig) -> Re
     let work = Work::new(config.schemes.clone());
     let run = move || run(&fleet, &desk, share, work);
     let thread = std::thread::Builder::new().name("kvatlas-adopt".to_owned()).spawn(run);
-    thread.map(Some).map_err(|error| Error::Start { message: format!("cannot start the thread that adopts: {error}") })
+    thread.map(Some).map_err(|error| Error::Start {
+        message: format!("cannot start the thread that learns blocks announced earlier: {error}"),
+    })
 }
 
 fn run(fleet: &Weak<Fleet>, desk: &Desk, share: f64, mut work: Work) {

@@ -223,7 +223,7 @@ impl Fleet {
         });
         task.await.map_err(|error| match error.try_into_panic() {
             Ok(panic) => {
-                tracing::error!(panic = panic_text(&*panic), "a change of the fleet caused a panic");
+                tracing::error!(panic = panic_text(&*panic), "internal error while the fleet was being changed");
                 Error::Internal
             }
             // Its threads have ended.

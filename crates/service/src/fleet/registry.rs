@@ -126,8 +126,10 @@ impl Registry {
         let first = targets.next();
         if let Some(second) = targets.next() {
             let others = first.into_iter().chain([second]).chain(targets).map(Target::described);
-            let message =
-                format!("model {model:?} is another name of {}: ask for one of these", told(others.collect(), false));
+            let message = format!(
+                "model {model:?} is another name of {}: give one of these names instead",
+                told(others.collect(), false)
+            );
             return Err(Error::conflict("ambiguous_model", message));
         }
         let found = first.and_then(|target| {
@@ -272,7 +274,7 @@ impl Registry {
         });
         let Some((rank, stream)) = taken else { return Ok(()) };
         let message = format!(
-            "topic {:?} at {} is that of rank {rank} of worker {:?}: each engine that connects needs a topic of its own",
+            "topic {:?} at {} belongs to rank {rank} of worker {:?} already: each engine that connects needs its own topic",
             registration.topic, registration.endpoint, stream.worker
         );
         Err(Error::conflict("topic_taken", message))
@@ -319,7 +321,7 @@ impl Registry {
     fn full(&self, limit: Limit, most: usize) -> Error {
         self.config.shared.count(limit);
         let name = limit.name();
-        tracing::warn!(limit = name, most, "a registration is refused: a limit is reached");
+        tracing::warn!(limit = name, most, "a registration was refused because a limit is reached");
         Error::conflict("limit_reached", format!("there are {most} {name} already, the most that limits.{name} allows"))
     }
 
@@ -400,7 +402,7 @@ fn already(feeder: &Stream, registration: &Registration) -> Result<Registering, 
         return feeder.registration.check_same(registration).map(|()| Registering::Already);
     }
     let message = format!(
-        "rank {rank} of worker {worker:?} is fed already by {}, whose batches name that rank",
+        "rank {rank} of worker {worker:?} already gets its events from {}, whose batches name that rank",
         feeder.registration.endpoint
     );
     Err(Error::conflict("rank_taken", message))

@@ -133,7 +133,7 @@ async fn post(
 fn guarded(app: &App, work: impl FnOnce() -> Result<Response<Answer>, Refusal>) -> Result<Response<Answer>, Refusal> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         app.counts.panics.fetch_add(1, Relaxed);
-        tracing::error!(panic = panic_text(&*panic), "a request caused a panic");
+        tracing::error!(panic = panic_text(&*panic), "internal error while a request was being answered");
         Err(Refusal::internal())
     })
 }

@@ -58,7 +58,7 @@ pub(crate) fn start(app: &Arc<App>, blank: Duration) -> mpsc::Receiver<Piece> {
                         app.counts.panics.fetch_add(1, Relaxed);
                         let panic = error.try_into_panic();
                         let panic = panic.as_ref().map_or("its thread ended", |panic| panic_text(&**panic));
-                        tracing::error!(panic, "a dump caused a panic and is cut off");
+                        tracing::error!(panic, "internal error while a dump was being written; it is cut off");
                     }
                     return;
                 }

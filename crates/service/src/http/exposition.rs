@@ -62,13 +62,18 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.app.counts.requests);
-        let mut family = describe(encoder, "http_requests", "HTTP requests answered", MetricType::Counter)?;
+        let mut family = describe(
+            encoder,
+            "http_requests",
+            "HTTP requests answered, by route and class of status",
+            MetricType::Counter,
+        )?;
         for (route, requests) in routes() {
             for (class, count) in CLASSES.iter().zip(&requests.by_class) {
                 count_of(&mut family, &[("route", route), ("status", *class)], count.load(Relaxed))?;
             }
         }
-        let help = "Seconds from the end of a request's headers until its answer is ready to send";
+        let help = "Seconds from the end of a request's headers until its answer is ready";
         let mut family = describe(encoder, "http_request_duration_seconds", help, MetricType::Histogram)?;
         for (route, requests) in routes() {
             let bounds = SECONDS.iter().copied().chain([f64::INFINITY]);
@@ -78,18 +83,18 @@ impl Scrape {
             let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
             family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
         }
-        let help = "HTTP requests that met an internal error: a bug, of which the log has more";
+        let help = "HTTP requests that met an internal error. This is a bug; the log has the details";
         counter(encoder, "http_panics", help, self.app.counts.panics.load(Relaxed))?;
         let open = self.app.counts.connections.load(Relaxed);
         gauge(encoder, "http_connections", "Open HTTP connections", open)?;
-        let help = "HTTP connections without a key that were closed to make room for others";
+        let help = "HTTP connections that were closed before they sent a key, to make room for others";
         counter(encoder, "http_connections_evicted", help, self.app.places.evicted.load(Relaxed))
     }
 
     fn queries(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let help = "Prompts looked up, each prompt of a batch counted";
+        let help = "Prompts looked up. Each prompt of a batch counts";
         counter(encoder, "queries", help, self.app.counts.queries.load(Relaxed))?;
-        let help = "Prompts of which at least one eligible worker held at least one block";
+        let help = "Prompts of which at least one worker held at least one block";
         counter(encoder, "queries_matched", help, self.app.counts.queries_matched.load(Relaxed))
     }
 
@@ -97,21 +102,21 @@ impl Scrape {
         let mut family = describe(encoder, "build_info", "Always 1; the version is a label", MetricType::Gauge)?;
         gauge_of(&mut family, &[("version", VERSION)], 1)?;
         let fleet = &self.app.fleet;
-        gauge(encoder, "ready", "1 from when answers are first complete until shutdown", i64::from(fleet.is_ready()))?;
+        gauge(encoder, "ready", "1 if the service is ready, else 0", i64::from(fleet.is_ready()))?;
         let unsettled = fleet.waiting().streams.len() as i64;
-        let help = "Streams whose first replay has neither finished nor been given up";
+        let help = "Streams whose first replay is still running";
         gauge(encoder, "streams_unsettled", help, unsettled)?;
         gauge(encoder, "workers", "Registered workers", fleet.workers().len() as i64)?;
         let engines = fleet.engines();
-        let help = "Engines and configured streams that are to be followed, by state";
+        let help = "Engines and streams of the configuration, registered or not, by state";
         let mut family = describe(encoder, "engines", help, MetricType::Gauge)?;
         for state in EngineState::ALL {
             let count = engines.iter().filter(|engine| engine.state == state).count();
             gauge_of(&mut family, &[("state", state.name())], count as i64)?;
         }
         let shared = fleet.shared();
-        gauge(encoder, "buffered_bytes", "Bytes waiting in the buffers of all streams", shared.buffered() as i64)?;
-        let help = "Times that something was refused or forgotten because a limit was reached, by limit";
+        gauge(encoder, "buffered_bytes", "Bytes in the buffers of all streams together", shared.buffered() as i64)?;
+        let help = "How often something was refused or dropped because a limit was reached, by limit";
         let mut family = describe(encoder, "limits_reached", help, MetricType::Counter)?;
         for limit in Limit::ALL {
             count_of(&mut family, &[("limit", limit.name())], shared.reached(limit))?;
@@ -119,12 +124,12 @@ impl Scrape {
         let publishers = fleet.publishers();
         let help = "Engines that have connected to an address of streams.bind";
         gauge(encoder, "publishers", help, publishers.connections() as i64)?;
-        let help = "Connections of engines that were refused, by reason";
+        let help = "Refused connections to the addresses of streams.bind, by reason";
         let mut family = describe(encoder, "publishers_refused", help, MetricType::Counter)?;
         for (reason, count) in publishers.refused() {
             count_of(&mut family, &[("reason", reason)], count)?;
         }
-        let help = "Batches of connected engines with a topic that nobody has registered";
+        let help = "Batches dropped because no stream is registered for their topic";
         counter(encoder, "unknown_topic_batches", help, publishers.unknown_topics())
     }
 
@@ -136,7 +141,7 @@ impl Scrape {
         for keyspace in self.app.fleet.keyspaces() {
             keyspace.each_late(|_, _, _, late| parents += late.frontier().len() as i64);
         }
-        let help = "Blocks that streams have proved to be held, with all before them, and that nobody has named yet";
+        let help = "Blocks proved to be held, with all blocks before them, whose content is not known yet";
         gauge(encoder, "adopt_unknown_parents", help, parents)
     }
 
@@ -145,13 +150,15 @@ impl Scrape {
             self.app.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index().stats(), keyspace)).collect();
         type Read = fn(&Stats) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
-            ("index_blocks", "Blocks held, on all tiers, summed over ranks", |stats| stats.blocks),
-            ("index_unlinked_blocks", "Blocks on devices that do not count because an ancestor is missing", |stats| {
-                stats.unlinked
-            }),
-            ("index_positions", "Distinct prefixes over all ranks and tiers", |stats| stats.positions),
-            ("index_copies", "Physical copies of blocks on devices beyond the first", |stats| stats.copies),
-            ("index_bytes", "Memory used by the index, in bytes", |stats| stats.bytes),
+            ("index_blocks", "Blocks held on all tiers, summed over ranks", |stats| stats.blocks),
+            (
+                "index_unlinked_blocks",
+                "Blocks on devices that match nothing because an earlier block of their chain is missing",
+                |stats| stats.unlinked,
+            ),
+            ("index_positions", "Distinct blocks of all chains", |stats| stats.positions),
+            ("index_copies", "Copies of blocks on devices beyond the first", |stats| stats.copies),
+            ("index_bytes", "Memory of the index in bytes", |stats| stats.bytes),
         ];
         for (name, help, read) in gauges {
             let mut family = describe(encoder, name, help, MetricType::Gauge)?;
@@ -160,7 +167,7 @@ impl Scrape {
                 gauge_of(&mut family, &labels, read(stats) as i64)?;
             }
         }
-        let help = "Times that an index was built anew from its streams after an internal error";
+        let help = "How often the index was rebuilt from its streams after an internal error";
         let mut family = describe(encoder, "index_rebuilds", help, MetricType::Counter)?;
         for (_, keyspace) in &all {
             let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
@@ -183,23 +190,28 @@ impl Scrape {
             gauge_of(&mut family, &[("state", state.name())], count as i64)?;
         }
         let untrusted = streams.iter().filter(|(_, stream)| !stream.status.is_trusted()).count();
-        gauge(encoder, "streams_untrusted", "Streams that are not trusted at present", untrusted as i64)?;
+        gauge(
+            encoder,
+            "streams_untrusted",
+            "Untrusted streams: their known blocks may differ from what the engine holds",
+            untrusted as i64,
+        )?;
         let partial = streams.iter().filter(|(_, stream)| stream.status.partial.load(Relaxed)).count();
-        let help = "Streams that may have missed blocks because batches could not be replayed";
+        let help = "Streams that started late or lost batches that no replay recovered";
         gauge(encoder, "streams_partial", help, partial as i64)?;
 
         let no_salts = streams.iter().filter(|(_, stream)| stream.status.no_salts.load(Relaxed)).count();
-        let help = "Streams of engines that do not tell which blocks have a cache salt";
+        let help = "Streams of engines that do not report cache salts";
         gauge(encoder, "streams_no_salts", help, no_salts as i64)?;
 
-        let help = "Seconds from the engine's timestamp in a live batch until the batch was visible to queries";
+        let help = "Seconds from the engine's timestamp in a live batch until the batch was visible in answers";
         let mut family = describe(encoder, "event_lag_seconds", help, MetricType::Histogram)?;
         let (counts, sum) = self.app.fleet.shared().lags();
         let bounds = LAG_SECONDS.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
         family.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)?;
 
-        let help = "Seconds that the stream is behind: the lag of its last live batch, or the silence of an engine that should have answered";
+        let help = "How many seconds the stream is behind: the lag of its last live batch, or the silence of an engine that should have answered";
         let mut family = describe(encoder, "stream_lag_seconds", help, MetricType::Gauge)?;
         for (rank, stream) in &streams {
             if let Some(lag) = self.app.fleet.lag(stream) {
@@ -210,16 +222,16 @@ impl Scrape {
 
         type Read = fn(&Stream) -> Option<f64>;
         let gauges: [(&str, &str, Read); 4] = [
-            ("stream_lag_max_seconds", "Longest lag so far, in seconds", |stream| {
+            ("stream_lag_max_seconds", "The longest lag so far, in seconds", |stream| {
                 Some(stream.status.lag_max().as_secs_f64())
             }),
-            ("stream_silence_seconds", "Seconds since the engine was last heard from", |stream| {
+            ("stream_silence_seconds", "Seconds since the last message of the engine", |stream| {
                 stream.status.silence().map(|silence| silence.as_secs_f64())
             }),
-            ("stream_buffered_batches", "Batches waiting for a replay to finish", |stream| {
+            ("stream_buffered_batches", "Batches buffered during a replay", |stream| {
                 Some(stream.status.buffered.load(Relaxed) as f64)
             }),
-            ("stream_epoch", "Number of the epoch: 0 at first, one more with each restart of the engine", |stream| {
+            ("stream_epoch", "Number of the epoch: 0 at first, one more for each restart of the engine", |stream| {
                 Some(stream.status.epoch.load(Relaxed) as f64)
             }),
         ];

@@ -52,7 +52,7 @@ pub(crate) fn observed(app: &App, body: &[u8]) -> Result<Response<Answer>, Refus
         (Some(rank), _) if ranks.contains(&rank) => rank,
         (None, [rank]) => *rank,
         (None, [_, ..]) => {
-            let message = format!("worker {worker:?} has ranks {ranks:?}: dp_rank must say which one answered");
+            let message = format!("worker {worker:?} has the ranks {ranks:?}: give the one that answered as dp_rank");
             return Err(Error::unknown("unknown_rank", message).into());
         }
         (rank, _) => {

@@ -17,7 +17,7 @@ use crate::shown::{ENGINE_POINTS, Gathering, Looker, POINTS, tenth};
 /// A viewer more.
 pub(super) fn watch(app: &App) -> Result<Viewer, Refusal> {
     app.page.watch().map_err(|full| {
-        let message = format!("{} pages are open already; close one", full.viewers);
+        let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
     })
 }

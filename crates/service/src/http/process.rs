@@ -21,7 +21,7 @@ impl Collector for Process {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let field = |number: usize| field(&stat, number);
         if let (Some(user), Some(system)) = (field(14), field(15)) {
-            let help = "Seconds of CPU time, user and system";
+            let help = "CPU time in seconds, user and system";
             let encoder = encoder.encode_descriptor("process_cpu_seconds", help, None, MetricType::Counter)?;
             ConstCounter::new((user + system) / TICKS).encode(encoder)?;
         }
@@ -32,11 +32,11 @@ impl Collector for Process {
             .lines()
             .find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse().ok());
         for (name, help, value) in [
-            ("process_resident_memory_bytes", "Resident memory, in bytes", kilobytes(&status, "VmRSS:")),
-            ("process_virtual_memory_bytes", "Virtual memory, in bytes", kilobytes(&status, "VmSize:")),
+            ("process_resident_memory_bytes", "Resident memory in bytes", kilobytes(&status, "VmRSS:")),
+            ("process_virtual_memory_bytes", "Virtual memory in bytes", kilobytes(&status, "VmSize:")),
             ("process_threads", "Threads", line(&status, "Threads:")),
             ("process_open_fds", "Open file descriptors", open),
-            ("process_max_fds", "File descriptors that may be open", most),
+            ("process_max_fds", "Maximum number of open file descriptors", most),
             (
                 "process_start_time_seconds",
                 "When the process started, in seconds since 1970",

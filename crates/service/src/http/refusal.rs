@@ -55,7 +55,7 @@ impl Refusal {
 
     /// A key that is right for other requests.
     pub(crate) fn forbidden() -> Self {
-        let message = "this key may only ask; send the service's admin key";
+        let message = "this key allows queries only; send the service's admin key";
         Self::new(StatusCode::FORBIDDEN, "forbidden", message)
     }
 

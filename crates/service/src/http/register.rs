@@ -146,7 +146,7 @@ pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer
         }
     }
     if model_name.is_none() && routing_group.is_some() {
-        let message = "routing_group needs model_name beside it";
+        let message = "routing_group can only be given together with model_name";
         return Err(Refusal::invalid("missing_model_name", message));
     }
     let keyspace = model_name.as_deref().map(|model| (model, routing_group.as_deref()));

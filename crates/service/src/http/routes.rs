@@ -9,18 +9,18 @@ kvatlas: which worker holds how much of a prompt
 POST /query            how much of these token_ids each worker holds
 POST /query_by_hash    how much of these content_hashes each worker holds
 POST /query_batch      many queries in one request
-POST /observed         what an engine said that it had cached of a prompt
+POST /observed         report how much of a prompt an engine had cached
 POST /register         follow an engine's events
 POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
-GET  /engines          engines to be followed, and why some are not
+GET  /engines          configured engines and streams, and why some are not registered
 GET  /dump             every block held, as events
-GET  /ui               a page to look at: the fleet, live
-GET  /ui/events        what it shows, as server-sent events
+GET  /ui               a web page that shows the fleet live
+GET  /ui/events        the contents of that page, as server-sent events
 GET  /health           200 while the service's threads are running
-GET  /ready            200 from when answers are complete
+GET  /ready            200 once answers are complete
 GET  /metrics          metrics for Prometheus
-GET  /version          which version this is
+GET  /version          the version of the service
 GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";
 

@@ -163,7 +163,7 @@ impl Common {
         let _ = stream.set_nodelay(true);
         tokio::select! {
             biased;
-            () = place.must_leave() => tracing::debug!("a connection without a key gave way to others"),
+            () = place.must_leave() => tracing::debug!("a connection was closed before it sent a key, to make room for others"),
             () = self.speak(stream, &place) => {}
         }
         self.app.counts.connections.fetch_sub(1, Relaxed);

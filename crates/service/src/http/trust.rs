@@ -77,8 +77,10 @@ impl Trust {
             return;
         }
         match self.reload() {
-            Ok(()) => tracing::info!("keys and certificates have changed and are read again"),
-            Err(error) => tracing::error!(%error, "changed keys and certificates cannot be used; the old ones stay"),
+            Ok(()) => tracing::info!("keys and certificates have changed and were read again"),
+            Err(error) => {
+                tracing::error!(%error, "changed keys and certificates cannot be used; the old ones stay in use")
+            }
         }
     }
 

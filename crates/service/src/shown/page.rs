@@ -93,7 +93,10 @@ impl Page {
             // It costs this update.
             if let Err(panic) = catch_unwind(work) {
                 gathering.panicked();
-                tracing::error!(panic = panic_text(&*panic), "what the page shows caused a panic");
+                tracing::error!(
+                    panic = panic_text(&*panic),
+                    "internal error while the page's contents were being made"
+                );
             }
         }
     }

@@ -133,7 +133,7 @@ impl Keyspace {
     pub(crate) fn change(&self, change: impl FnOnce(&BlockIndex)) {
         let index = self.index.load_full();
         if self.try_change(&index, change).is_err() {
-            tracing::error!(model = %self.model, "a change of the index failed");
+            tracing::error!(model = %self.model, "a change to the index failed");
         }
     }
 
@@ -168,14 +168,14 @@ impl Keyspace {
         let members = self.members.load();
         for stream in members.all() {
             stream.status.set_trusted(false);
-            stream.status.set_error("an internal error: the index is built anew from its streams".to_owned());
+            stream.status.set_error("internal error: the index is being rebuilt from its streams".to_owned());
             self.update(&members, stream);
         }
         self.index.store(Arc::new(index));
         self.hybrids.clear();
         self.rebuilds.send_modify(|rebuilds| *rebuilds += 1);
         let (model, routing_group) = (&*self.model, &*self.routing_group);
-        tracing::error!(model, routing_group, "the index failed and is built anew from its streams");
+        tracing::error!(model, routing_group, "the index failed and is being rebuilt from its streams");
     }
 
     /// A stream, which feeds this index, came to be trusted or not to be. Whoever feeds one that is replaced is not.

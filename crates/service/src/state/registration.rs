@@ -66,7 +66,7 @@ impl Registration {
             return Err(Error::invalid("invalid_block_size", message));
         }
         if self.replay_endpoint.as_ref().is_some_and(|replay| replay.bound_port().is_some()) {
-            let message = "replay_endpoint must be tcp://HOST:PORT or ipc://PATH: an engine listens for replays itself";
+            let message = "replay_endpoint must be tcp://HOST:PORT or ipc://PATH: the engine must listen there for replay requests";
             return Err(Error::invalid("invalid_endpoint", message));
         }
         for (what, name) in

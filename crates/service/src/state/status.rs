@@ -97,45 +97,45 @@ counters! {
     stored_blocks,
     /// Blocks removed.
     removed_blocks,
-    /// Events applied of cache groups beside the indexed one, as hybrid models have them.
+    /// Events applied of a hybrid model's cache groups besides the indexed one.
     group_events,
-    /// Blocks stored in these groups.
+    /// Blocks stored in a hybrid model's cache groups besides the indexed one.
     group_blocks,
     /// Blocks stored that are called as other blocks were shortly before, as far as that was noticed: nobody can tell the two apart.
     collisions,
-    /// Times that the engine announced that it had cleared its cache.
+    /// Clears announced by the engine.
     clears,
-    /// Times that one or more batches were missing.
+    /// Gaps: how often batches were missing.
     gaps,
-    /// Missing batches that came later, by replay or out of order.
+    /// Missing batches recovered by a replay or a late arrival.
     recovered_batches,
-    /// Missing batches that never came, as far as their number is known.
+    /// Missing batches that could not be recovered, as far as their number is known.
     lost_batches,
-    /// Times that the stream's blocks were cleared because missing batches could not be recovered.
+    /// How often the stream's holdings were cleared because a gap could not be filled.
     resets,
-    /// Batches that arrived twice.
+    /// Batches received twice.
     duplicate_batches,
-    /// Live batches that did not fit into the full buffer; they are replayed later.
+    /// Live batches that did not fit into the buffer; a replay recovers them.
     overflowed_batches,
     /// Replays requested.
     replays,
-    /// Replays that brought nothing in time.
+    /// Replays that delivered nothing in time.
     failed_replays,
-    /// Replays that began later than requested.
+    /// Replays that started at a later batch than requested.
     truncated_replays,
-    /// Reconnections after a lost connection.
+    /// Connections re-established after a loss.
     reconnects,
-    /// Reconnections without a replay to prove that the engine had not restarted.
+    /// Reconnections without a replay socket to verify that the engine has not restarted.
     unverified_reconnects,
-    /// Times that batches of one connection contradicted each other.
+    /// How often batches of one connection contradicted each other, as if two engines published there.
     contradictions,
-    /// Messages that are not three frames: topic, 8-byte sequence number, payload.
+    /// Messages that are not three frames with an eight-byte sequence number.
     malformed_messages,
-    /// Payloads that could not be decoded as a batch.
+    /// Payloads that are not a valid batch.
     undecodable_batches,
-    /// Batches that name a rank that another stream feeds, or more ranks than one stream may feed.
+    /// Batches for a rank that another stream feeds, or beyond the 1,024 ranks of a stream.
     rank_conflicts,
-    /// Times that the stream's task failed and was started again.
+    /// How often the stream's task failed and was restarted.
     task_restarts,
 }
 

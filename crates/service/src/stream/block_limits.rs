@@ -60,13 +60,7 @@ impl BlockLimits {
         self.shared.count(limit);
         let (worker, rank) = (&*stream.worker, stream.registration.rank);
         let held = if limit == Limit::BlocksPerRank { most } else { of_worker };
-        tracing::warn!(
-            worker,
-            rank,
-            held,
-            limit = limit.name(),
-            "a limit is reached; the stream's blocks are forgotten"
-        );
+        tracing::warn!(worker, rank, held, limit = limit.name(), "a limit is reached: the stream's blocks are dropped");
         let what = if limit == Limit::BlocksPerRank { "rank" } else { "worker" };
         let name = limit.name();
         stream.status.set_error(format!("the {what} holds {held} blocks, more than limits.{name} allows"));

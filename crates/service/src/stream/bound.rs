@@ -80,6 +80,6 @@ impl Bound {
         }
         self.connections = vec![connection];
         self.next.push_back(Incoming::Connected);
-        Some(Incoming::Disconnected("the engine has connected again, and the connection before is given up".to_owned()))
+        Some(Incoming::Disconnected("the engine has connected again; its old connection was closed".to_owned()))
     }
 }

@@ -318,9 +318,9 @@ impl Holdings {
                 worker,
                 rank,
                 what,
-                "the engine publishes events of a type that this version does not know, and that may remove blocks: \
-                 the stream's blocks are forgotten each time, and the stream is not trusted if more of them follow; \
-                 a newer version of kvatlas may know it"
+                "the engine publishes events of a type that this version does not know and that may remove blocks: \
+                 each time, the stream's blocks are dropped; if more such events follow, the stream is not trusted; \
+                 a newer version of kvatlas may know the type"
             );
         }
     }

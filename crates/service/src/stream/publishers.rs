@@ -143,7 +143,7 @@ impl Publishers {
             let (peer, from) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, port, "a connection of an engine cannot be accepted");
+                    tracing::warn!(%error, port, "a connection from an engine could not be accepted");
                     tokio::time::sleep(PAUSE).await;
                     continue;
                 }
@@ -151,7 +151,7 @@ impl Publishers {
             if !allowed(from.ip()) {
                 self.not_allowed.fetch_add(1, Relaxed);
                 if is_news(&self.addresses_named, from.ip()) {
-                    tracing::warn!(%from, port, "a publisher is refused: its address is not in streams.allow");
+                    tracing::warn!(%from, port, "an engine's connection was refused: its address is not in streams.allow");
                 }
                 continue;
             }
@@ -178,9 +178,9 @@ impl Publishers {
             };
             match event {
                 None => {}
-                Some(Event::Open) => tracing::debug!(%from, port, "a publisher has connected"),
+                Some(Event::Open) => tracing::debug!(%from, port, "an engine has connected"),
                 Some(Event::Ended(why)) => {
-                    tracing::debug!(%from, port, why, "a publisher without a stream has left");
+                    tracing::debug!(%from, port, why, "an engine without a registered stream has disconnected");
                     return;
                 }
                 Some(Event::Message(payload)) => {
@@ -190,7 +190,7 @@ impl Publishers {
                         self.unknown_topics.fetch_add(1, Relaxed);
                         if is_news(&self.topics_named, (port, topic.into())) {
                             let topic = String::from_utf8_lossy(topic);
-                            tracing::warn!(%from, port, ?topic, "no stream is registered for the topic of a publisher");
+                            tracing::warn!(%from, port, ?topic, "no stream is registered for the topic of a connected engine");
                         }
                         continue;
                     }

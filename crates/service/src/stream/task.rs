@@ -18,7 +18,7 @@ use crate::config::StreamConfig;
 use crate::state::{Counters, Keyspace, State, Stream, StreamStatus};
 
 /// What is said of a stream whose batches keep contradicting each other.
-const MIXED: &str = "batches of two publishers come mixed: each rank of each engine needs an endpoint of its own";
+const MIXED: &str = "batches of two publishers are mixed here: each rank of each engine needs its own endpoint";
 
 /// After so many messages others have their turn. Up to as many are taken in at once if they are there: the clock is
 /// read, and counts are told, once for all of them.
@@ -55,7 +55,7 @@ pub(crate) async fn follow<T: Transport>(
             Err(panic) => panic,
         };
         let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        tracing::error!(worker = &*stream.worker, panic = what, "a stream's task failed and starts again");
+        tracing::error!(worker = &*stream.worker, panic = what, "a stream's task failed and is being restarted");
         stream.status.counters.task_restarts.fetch_add(1, Relaxed);
         stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
         stream.status.set_state(State::Connecting);
@@ -256,7 +256,7 @@ fn take_in<T: Transport>(
         Incoming::Unreachable(why) => status.set_error(why),
         Incoming::BadFrames => {
             status.counters.malformed_messages.fetch_add(1, Relaxed);
-            status.set_error("a message is not topic, 8-byte sequence number and payload".to_owned());
+            status.set_error("a message does not consist of topic, 8-byte sequence number and payload".to_owned());
         }
     }
 }
@@ -315,23 +315,23 @@ fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, cha
     if machine.is_mixed() && machine.counts.contradictions > counters.contradictions.load(Relaxed) {
         tracing::warn!(worker, rank, state, epoch, "{MIXED}");
     } else if epoch > stream.status.epoch.load(Relaxed) {
-        let what = "the engine has restarted; its blocks are forgotten";
+        let what = "the engine has restarted: its blocks are dropped";
         tracing::warn!(worker, rank, state, epoch, lost, forgotten, "{what}");
     } else if machine.counts.resets > counters.resets.load(Relaxed) {
-        let what = "batches are lost for good; the stream's blocks are forgotten";
+        let what = "lost batches could not be recovered: the stream's blocks are dropped";
         tracing::warn!(worker, rank, state, seq, lost, forgotten, "{what}");
     } else if lost > 0 {
-        tracing::warn!(worker, rank, state, seq, lost, partial, "batches from before are not to be had");
+        tracing::warn!(worker, rank, state, seq, lost, partial, "earlier batches could not be recovered");
     } else if changed && state == State::Stale.name() {
-        tracing::warn!(worker, rank, state, seq, "the engine is silent; it is not trusted until it is heard");
+        tracing::warn!(worker, rank, state, seq, "the engine is silent: not trusted until it sends something");
     } else if changed && state == State::Unreadable.name() {
-        tracing::warn!(worker, rank, state, seq, "events of unknown types keep coming; the stream is not trusted");
+        tracing::warn!(worker, rank, state, seq, "more events of unknown types came: the stream is not trusted");
     } else if forgotten > 0 && state != State::Limited.name() {
-        tracing::warn!(worker, rank, state, seq, forgotten, "the stream's blocks are forgotten, to be read anew");
+        tracing::warn!(worker, rank, state, seq, forgotten, "the stream's blocks are dropped and will be read again");
     } else if changed && state == State::Live.name() {
-        tracing::info!(worker, rank, state, seq, epoch, partial, "its blocks are known, and trusted");
+        tracing::info!(worker, rank, state, seq, epoch, partial, "live: its blocks are known and trusted");
     } else if changed {
-        tracing::info!(worker, rank, state, seq, epoch, partial, "state changed");
+        tracing::info!(worker, rank, state, seq, epoch, partial, "the stream's state has changed");
     }
 }
 

@@ -22,14 +22,14 @@ const LONG_BYTES: usize = 32 << 10;
 
 /// How much of a prompt each pod holds, by chained hashes of its blocks.
 ///
-/// A context for each model and LoRA adapter; in it, for each prefix hash, the pods that hold the prefix. Fed with
-/// engines' events and with the router's own decisions. Prefix hashes are XXH64, with the table's seed, of the hash
-/// before (8 little-endian bytes; the seed before the first) and a block's bytes; blocks have block_size bytes, and a
-/// token is 4 big-endian bytes.
+/// There is a context for each model and LoRA adapter. It maps each prefix hash to the pods that hold the prefix. The
+/// table learns from engines' events and from the router's own decisions. A prefix hash is the XXH64, with the table's
+/// seed, of the prefix hash before it (8 little-endian bytes; the seed if there is none) and the bytes of a block.
+/// Blocks have block_size bytes, and a token is 4 big-endian bytes.
 ///
-/// Limits hold at the end of every call: the least recently used context goes, and the longest unseen prefixes go, of
-/// those seen together the deepest first. Prefixes not used for eviction_duration are evicted by a
-/// thread, which ends with close() or with the table.
+/// Limits are enforced at the end of every call: the least recently used context is evicted, and the prefixes not seen
+/// for longest, the deepest first if they were last seen together. A thread evicts prefixes that were not used for
+/// eviction_duration. It ends with close() or with the table.
 ///
 /// Any number of threads may use a table at once. A refused call changes nothing.
 ///
@@ -128,7 +128,7 @@ impl SyncPrefixHashTable {
     ///     numpy.ndarray of uint64, shape (bytes // block_size,). A part of a block at the end has no hash.
     ///
     /// Raises:
-    ///     InvalidTypeError: tokens are something else.
+    ///     InvalidTypeError: tokens are of another type.
     ///     InvalidArgumentError: A token is not from 0 to 2**32 - 1.
     fn get_prefix_hashes<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let tokens = token_bytes(tokens, "tokens")?;
@@ -201,9 +201,9 @@ impl SyncPrefixHashTable {
         COUNTS.import(py, "kvatlas.types", "Counts")?.call1((percents, 100, "percent"))
     }
 
-    /// The router sent a prompt to a pod, and expects that the pod holds its prefixes from now on.
+    /// Records that the router sent a prompt to a pod, which is expected to hold its prefixes from now on.
     ///
-    /// That ends when the pod's engine removes them, and with their age.
+    /// They are removed when the pod's engine removes them, or when they expire.
     ///
     /// Args:
     ///     model: The model's name.
@@ -251,17 +251,17 @@ impl SyncPrefixHashTable {
         Ok(())
     }
 
-    /// A pod's engine has cached blocks, each after the one before it, the first after the event's parent.
+    /// Records that a pod's engine has cached consecutive blocks, the first of them after the event's parent.
     ///
-    /// A name that the pod has announced and not removed is one copy more if it means the same, and means the new
-    /// content if not.
+    /// If the pod announces a name again that it has not removed, this is one more copy if the content is the same.
+    /// Otherwise, the name stands for the new content from now on.
     ///
     /// Args:
     ///     event: A BlockStored, or anything with its fields.
     ///
     /// Returns:
-    ///     int: How many of the blocks are now known: none if the pod does not hold the parent, fewer than all if one
-    ///     event has more prefixes than a context may.
+    ///     int: How many of the blocks are now known: none if the pod does not hold the parent, and not all if one
+    ///     event has more prefixes than a context may have.
     ///
     /// Raises:
     ///     InvalidTypeError: A field is of the wrong type.
@@ -293,9 +293,9 @@ impl SyncPrefixHashTable {
         stored.map_err(|error| refused(&error))
     }
 
-    /// A pod's engine has evicted blocks: one copy of each. Other pods keep theirs.
+    /// Records that a pod's engine has evicted one copy of each of these blocks. Other pods keep theirs.
     ///
-    /// What the pod does not hold is counted in stats()["unknown_removals"] and changes nothing.
+    /// Blocks that the pod does not hold are counted in stats()["unknown_removals"] and change nothing.
     ///
     /// Args:
     ///     event: A BlockRemoved, or anything with its fields.
@@ -311,7 +311,7 @@ impl SyncPrefixHashTable {
         Ok(())
     }
 
-    /// A pod's engine has dropped its whole cache. O(prefixes of the contexts).
+    /// Records that a pod's engine has dropped its whole cache. O(prefixes of the contexts).
     ///
     /// Args:
     ///     event: An AllBlocksCleared, or anything with its fields. A model_name of None means every context.
@@ -344,8 +344,8 @@ impl SyncPrefixHashTable {
     ///
     /// Returns:
     ///     dict[str, int]: "contexts"; "prefixes" (entries: prefix hashes that a pod holds); "other_names" (names of a
-    ///     prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once a context); "bytes" (what all of
-    ///     it takes); and since the table was made: "unknown_parents" (stored events without effect),
+    ///     prefix beyond its first); "pod_sets" (different sets of pods); "pods" (once per context); "bytes" (memory of
+    ///     all of it); and since the table was created: "unknown_parents" (stored events without effect),
     ///     "unknown_removals" (blocks), "evicted_by_age" and "evicted_by_limit" (prefixes), "evicted_contexts".
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = py.detach(|| self.core.stats());

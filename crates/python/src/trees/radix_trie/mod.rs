@@ -32,8 +32,8 @@ fn refused(error: &Error) -> PyErr {
 /// Which cached pages a prompt can use, for an allocator of paged attention inside an engine.
 ///
 /// A radix trie over whole pages of tokens with one block for each page. Blocks are whatever the caller gives (slot
-/// numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays; the rest is
-/// evicted when blocks are wanted, least recently made or released first, from the tail, children before parents.
+/// numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays. The rest is
+/// evicted when blocks are needed: least recently created or released first, from the tail, children before parents.
 /// Matching does not make anything more recent.
 ///
 /// Any number of threads may use a trie at once. A refused call changes nothing.
@@ -91,8 +91,8 @@ impl RadixTrie {
 
     /// Keeps a block for each page of tokens.
     ///
-    /// Pages that are there already keep the blocks they have; the caller's blocks for those pages are not taken
-    /// (insert_with_count says how many). A new leaf is evictable until it is marked. O(tokens).
+    /// Pages that exist already keep their blocks; the caller's blocks for those pages are not taken
+    /// (insert_with_count says how many). A new leaf can be evicted until it is marked. O(tokens).
     ///
     /// Args:
     ///     tokens: Tokens of whole pages, shape (n * page_size,): an integer array, read in place, or a list of ints or
@@ -105,8 +105,8 @@ impl RadixTrie {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: Tokens that are not whole pages, not one block for each, or none; a node that was
-    ///         evicted or is another trie's.
+    ///     InvalidArgumentError: No tokens, tokens that are not whole pages, not one block for each page, or a node
+    ///         that was evicted or belongs to another trie.
     #[pyo3(signature = (tokens, blocks, node=None))]
     fn insert(
         slf: &Bound<'_, Self>,
@@ -117,7 +117,7 @@ impl RadixTrie {
         Self::insert_with_count(slf, tokens, blocks, node).map(|(node, _)| node)
     }
 
-    /// Like insert, and returns how many of the pages existed already.
+    /// Like insert, but also returns how many of the pages existed already.
     ///
     /// Args:
     ///     tokens: As insert() takes them.
@@ -125,8 +125,8 @@ impl RadixTrie {
     ///     node: As insert() takes it.
     ///
     /// Returns:
-    ///     tuple[TrieNode, int]: The end of the sequence, and how many of the given blocks, the first ones, were not
-    ///     taken and are still the caller's.
+    ///     tuple[TrieNode, int]: The end of the sequence, and the number n of pages that existed already. The first n
+    ///     of the given blocks were not taken and still belong to the caller.
     ///
     /// Raises:
     ///     InvalidTypeError: As insert().
@@ -162,7 +162,7 @@ impl RadixTrie {
     /// more recently used. O(tokens).
     ///
     /// Args:
-    ///     tokens: Tokens, at least one; a partial page at the end is not looked at.
+    ///     tokens: Tokens, at least one. A partial page at the end is ignored.
     ///     node: The node whose end the tokens follow; None is the root.
     ///
     /// Returns:
@@ -171,7 +171,7 @@ impl RadixTrie {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: No tokens; a node that was evicted or is another trie's.
+    ///     InvalidArgumentError: No tokens, or a node that was evicted or belongs to another trie.
     #[pyo3(signature = (tokens, node=None))]
     fn match_prefix<'py>(
         slf: &Bound<'py, Self>,
@@ -190,9 +190,9 @@ impl RadixTrie {
         Ok((TrieNode::new(slf, end), given(py, blocks)?))
     }
 
-    /// A sequence uses a node and all above it: nothing of that is evicted until it is released.
+    /// Marks a node and all nodes above it as used by a sequence. They are not evicted until it releases them.
     ///
-    /// Mark the deepest node as the sequence grows. Marking twice is marking once; marking the root does nothing.
+    /// Mark the deepest node as the sequence grows. Marking a node again, or the root, changes nothing.
     /// O(nodes up to the root).
     ///
     /// Args:
@@ -201,14 +201,14 @@ impl RadixTrie {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: A node that was evicted or is another trie's; a number out of range.
+    ///     InvalidArgumentError: A node that was evicted or belongs to another trie, or a number out of range.
     fn mark_in_use_by(slf: &Bound<'_, Self>, node: &Bound<'_, PyAny>, seq_id: &Bound<'_, PyAny>) -> PyResult<()> {
         let (node, sequence) = (Self::own_node(slf, node)?, sequence(seq_id)?);
         let marked = slf.get().lock(slf.py()).trie.mark_in_use_by(node, sequence);
         marked.map_err(|error| refused(&error))
     }
 
-    /// A sequence no longer uses a node and what is above it: all of that is now the most recently used.
+    /// Releases a node and all nodes above it from a sequence. They become the most recently used ones.
     ///
     /// Release once, from the deepest marked node. O(nodes up to the root).
     ///
@@ -218,8 +218,8 @@ impl RadixTrie {
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is of the wrong type.
-    ///     InvalidArgumentError: The sequence does not use the node; a node that was evicted or is another trie's; a
-    ///         number out of range.
+    ///     InvalidArgumentError: The sequence does not use the node, the node was evicted or belongs to another trie,
+    ///         or a number is out of range.
     fn mark_not_in_use_by(slf: &Bound<'_, Self>, node: &Bound<'_, PyAny>, seq_id: &Bound<'_, PyAny>) -> PyResult<()> {
         let (node, sequence) = (Self::own_node(slf, node)?, sequence(seq_id)?);
         let released = slf.get().lock(slf.py()).trie.mark_not_in_use_by(node, sequence);
@@ -228,16 +228,16 @@ impl RadixTrie {
 
     /// Removes blocks from the trie and returns them to the caller.
     ///
-    /// The least recently made or released leaf not in use goes first, from its tail; then the next, and parents
-    /// once their children have gone. A leaf of which only the tail was wanted stays without it, and nodes that meant
-    /// its old end are refused from then on. O(evicted * log leaves).
+    /// The least recently created or released leaf not in use is evicted first, from its tail; then the next, and
+    /// parents once their children are gone. If only the tail of a leaf was needed, the rest of the leaf stays, and
+    /// nodes that stood for its old end are refused from then on. O(evicted * log leaves).
     ///
     /// Args:
-    ///     desired_num_evicted: How many; 0 or less is none.
+    ///     desired_num_evicted: How many blocks to evict; 0 or less means none.
     ///
     /// Returns:
-    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens; fewer than wanted if the
-    ///     rest is in use.
+    ///     list: The blocks, leaf by leaf, those of each leaf in the order of their tokens. Fewer than desired if
+    ///     the rest is in use.
     ///
     /// Raises:
     ///     InvalidTypeError: desired_num_evicted is not an int.
@@ -262,7 +262,7 @@ impl RadixTrie {
     /// All blocks in the trie. O(blocks).
     ///
     /// Returns:
-    ///     set: A new one.
+    ///     set: A new set.
     ///
     /// Raises:
     ///     TypeError: A block cannot be hashed.
@@ -274,7 +274,7 @@ impl RadixTrie {
     /// The blocks that evict_blocks() could return now. O(nodes).
     ///
     /// Returns:
-    ///     set: A new one.
+    ///     set: A new set.
     ///
     /// Raises:
     ///     TypeError: A block cannot be hashed.
@@ -286,10 +286,10 @@ impl RadixTrie {
     /// The trie as text: a line for each node, depth first, children in the order of insertion.
     ///
     /// Args:
-    ///     print_blocks: Whether the blocks stand behind the tokens.
+    ///     print_blocks: Whether to show the blocks after the tokens.
     ///
     /// Returns:
-    ///     list[str]: Two dashes for each level, the tokens, and with blocks " : " and them.
+    ///     list[str]: Two dashes for each level, then the tokens; with print_blocks also " : " and the blocks.
     #[pyo3(signature = (print_blocks=false))]
     fn pretty_format(&self, py: Python<'_>, print_blocks: bool) -> PyResult<Vec<String>> {
         let mut nodes: Vec<Seen> = Vec::new();
@@ -308,10 +308,10 @@ impl RadixTrie {
         nodes.into_iter().map(line).collect()
     }
 
-    /// Prints what pretty_format() gives.
+    /// Prints what pretty_format() returns.
     ///
     /// Args:
-    ///     print_blocks: Whether the blocks stand behind the tokens.
+    ///     print_blocks: Whether to show the blocks after the tokens.
     #[pyo3(signature = (print_blocks=true))]
     fn pretty_print(&self, py: Python<'_>, print_blocks: bool) -> PyResult<()> {
         let print = py.import("builtins")?.getattr(intern!(py, "print"))?;

@@ -12,9 +12,9 @@ use super::blocks::{copies, given, list};
 
 /// The end of a cached sequence of tokens, in one RadixTrie.
 ///
-/// A node is made by the trie. It keeps meaning this end when the trie splits what leads to it. When the end itself
-/// is evicted the node is refused everywhere (InvalidArgumentError, code "evicted_node"), and never means another.
-/// Two nodes are equal if they mean the same end of the same trie.
+/// Nodes are created by the trie. A node stands for the same end even after the trie has split the path to it. Once the
+/// end itself is evicted, every call refuses the node (InvalidArgumentError, code "evicted_node"); it never stands for
+/// another end. Two nodes are equal if they stand for the same end in the same trie.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct TrieNode {
     trie: Py<RadixTrie>,
@@ -34,7 +34,7 @@ impl TrieNode {
 
 #[pymethods]
 impl TrieNode {
-    /// list: The tokens of the node itself, without those above; none of the root.
+    /// list: The tokens of the node itself, without those above it. The root has none.
     #[getter]
     fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let tokens = self.trie.get().look(py, |state| Ok(state.symbols.tokens(state.trie.tokens(self.id)?)))?;
@@ -48,14 +48,14 @@ impl TrieNode {
         given(py, blocks)
     }
 
-    /// TrieNode | None: The node above; None of the root.
+    /// TrieNode | None: The node above; None for the root.
     #[getter]
     fn parent(&self, py: Python<'_>) -> PyResult<Option<Self>> {
         let parent = self.trie.get().look(py, |state| state.trie.parent(self.id))?;
         Ok(parent.map(|id| Self { trie: self.trie.clone_ref(py), id }))
     }
 
-    /// dict[tuple, TrieNode]: The nodes right below by their first page, in the order of insertion.
+    /// dict[tuple, TrieNode]: The nodes directly below, by their first page, in the order of insertion.
     #[getter]
     fn children<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let trie = self.trie.get();
@@ -79,7 +79,7 @@ impl TrieNode {
         PySet::new(py, users)
     }
 
-    /// bool: Whether the end that the node meant has been evicted. Never raises.
+    /// bool: Whether the end that the node stood for has been evicted. Never raises.
     #[getter]
     fn evicted(&self, py: Python<'_>) -> bool {
         self.trie.get().look(py, |state| state.trie.parent(self.id)).is_err()

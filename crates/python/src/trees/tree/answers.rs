@@ -10,7 +10,7 @@ use crate::ranked::Ranked;
 use crate::repr::grouped;
 use crate::scalars::TopK;
 
-/// The tenant with the longest prefix, and its length. Made by the matches of StringTree and TokenTree.
+/// The tenant with the longest prefix, and its length. Returned by the matches of StringTree and TokenTree.
 ///
 /// Lengths count the characters of a text (Unicode scalar values) or tokens.
 #[pyclass(frozen, eq, hash, module = "kvatlas._native")]
@@ -76,9 +76,10 @@ fn ratio(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// How much of a prompt each tenant has. Made by StringTree.find and TokenTree.find; a kvatlas.types.PrefixMatch.
+/// How much of a prompt each tenant has. Returned by StringTree.find and TokenTree.find.
 ///
-/// Lengths count the characters of a text (Unicode scalar values) or tokens, these in whole pages; `unit` says which.
+/// Lengths count characters (Unicode scalar values), or tokens in whole pages; `unit` says which. It is a
+/// kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct TreeDepths {
     ranked: Ranked,
@@ -100,7 +101,7 @@ impl TreeDepths {
         self.ranked.depth()
     }
 
-    /// int: The length of the prompt in whole pages, the maximum of a depth.
+    /// int: The length of the prompt in whole pages. No depth is greater.
     #[getter]
     fn length(&self) -> usize {
         self.length
@@ -123,7 +124,7 @@ impl TreeDepths {
     /// The depth of every tenant that has anything.
     ///
     /// Returns:
-    ///     dict of tenant to depth, deepest first, equals by name.
+    ///     dict of tenant to depth, deepest first, equal depths by name.
     pub(super) fn scores<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.ranked.scores(py)
     }
@@ -132,10 +133,10 @@ impl TreeDepths {
     ///
     /// Args:
     ///     top_k: How many, at least 0.
-    ///     among: Only these tenants, an iterable of str; None for all. Names that are not in the answer are ignored.
+    ///     among: Consider only these tenants, an iterable of str; None for all. Names not in the answer are ignored.
     ///
     /// Returns:
-    ///     list of (tenant, depth), at most top_k, deepest first, equals by name.
+    ///     list of (tenant, depth), at most top_k, deepest first, equal depths by name.
     ///
     /// Raises:
     ///     InvalidTypeError: top_k is not an int, or among is not an iterable of str.

@@ -47,7 +47,7 @@ tree! {
     /// The longest prefix as text, and its tenant: an older form of match_prefix_with_counts().
     ///
     /// Returns:
-    ///     (what matched, the tenant or None)
+    ///     (the text that matched, the tenant or None)
     ///
     /// Raises:
     ///     InvalidTypeError: text is not a str.
@@ -65,7 +65,7 @@ tree! {
     /// The longest prefix that this tenant has. This counts as a use by that tenant.
     ///
     /// Returns:
-    ///     str: What it has of the text; "" if nothing.
+    ///     str: The part of the text that it has; "" if nothing.
     ///
     /// Raises:
     ///     InvalidTypeError: An argument is not a str.
@@ -82,7 +82,7 @@ tree! {
         Ok(PyString::new(py, &text[..end]))
     }
 
-    /// evict_tenant() under the name that the original gave it.
+    /// evict_tenant(), under the name that it has in the original.
     fn evict_by_tenant(
         &self,
         py: Python<'_>,

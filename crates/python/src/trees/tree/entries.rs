@@ -11,7 +11,7 @@ type Next<P> = Box<dyn Fn(Python<'_>) -> Option<Entry<P>> + Send + Sync>;
 
 macro_rules! entries {
     ($name:ident, $path:ty) => {
-        /// The nodes of a tree, made by iter_entries(). May be shared by threads: each node goes to one of them.
+        /// The nodes of a tree, returned by iter_entries(). Threads may share it: each node goes to one of them.
         #[pyclass(frozen, module = "kvatlas._native")]
         pub(crate) struct $name(Next<$path>);
 

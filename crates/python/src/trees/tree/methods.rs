@@ -90,8 +90,8 @@ macro_rules! tree {
                 self.core.eviction_policy().as_str()
             }
 
-            /// int or None: The bytes that the tree may take, enforced at the end of every insert. Setting it evicts at
-            /// once what is too much, over all tenants by the policy; then an insert evicts when there is too much.
+            /// int or None: The memory limit of the tree in bytes, enforced at the end of every insert. Setting it
+            /// evicts at once what exceeds it, from all tenants in the order of the policy.
             #[getter]
             fn budget_bytes(&self) -> Option<usize> {
                 self.core.budget_bytes()
@@ -104,15 +104,15 @@ macro_rules! tree {
                 Ok(())
             }
 
-            /// A tenant has been sent this prompt, and so has what it begins with. What it has already is not counted again.
+            /// Records that a prompt was sent to a tenant. Prefixes that the tenant has already are not counted again.
             ///
             /// An empty key, or one shorter than a page, changes nothing.
             ///
             /// Args:
             #[doc = $about_key]
             ///     tenant: The tenant's name. The first insert makes it known.
-            ///     priority: What it is worth: of the policy "priority", lower ones are evicted first. A node keeps the
-            ///         greatest of the inserts of its tenant that went through it.
+            ///     priority: With the policy "priority", nodes of lower priority are evicted first. A node keeps the
+            ///         greatest priority of its tenant's inserts that went through it.
             ///
             /// Raises:
             ///     InvalidTypeError: An argument is of the wrong type.
@@ -129,7 +129,7 @@ macro_rules! tree {
                 self.add(py, $key, name(tenant)?, priority.0)
             }
 
-            /// The same under the name that both trees have.
+            /// The same, under the name that both trees have.
             #[pyo3(signature = (key, tenant, *, priority=Priority(0)))]
             #[pyo3(text_signature = "($self, key, tenant, *, priority=0)")]
             fn insert(
@@ -164,7 +164,7 @@ macro_rules! tree {
             /// find(...).scores(): how much every tenant has of a prompt.
             ///
             /// Returns:
-            ///     dict of tenant to depth, deepest first, equals by name; only tenants that have anything.
+            ///     dict of tenant to depth, deepest first, equal depths by name; only tenants that have anything.
             ///
             /// Raises:
             ///     InvalidTypeError: The key is of the wrong type.
@@ -204,10 +204,10 @@ macro_rules! tree {
             ///
             /// Args:
             #[doc = $about_key]
-            ///     tenant: For whom to insert.
+            ///     tenant: The tenant to insert for.
             ///
             /// Returns:
-            ///     TreeMatch: The match as of before the insert.
+            ///     TreeMatch: The match before the insert.
             ///
             /// Raises:
             ///     InvalidTypeError: An argument is of the wrong type.
@@ -224,10 +224,10 @@ macro_rules! tree {
                 Ok(TreeMatch::from(&found))
             }
 
-            /// match_prefix_with_counts(), then an insert for the tenant that `select` makes of the match, in one call.
+            /// match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
             ///
-            /// `select` is called once, with no lock held: it and other threads may use the tree meanwhile. What it
-            /// raises is passed on, and nothing is inserted; the match still counts as a use by its tenant.
+            /// `select` is called once, with no lock held: it and other threads may use the tree meanwhile. If it
+            /// raises an error, that is raised here and nothing is inserted; the match still counts as a use.
             ///
             /// Args:
             #[doc = $about_key]
@@ -237,7 +237,7 @@ macro_rules! tree {
             ///     TreeMatch: The match that `select` was given.
             ///
             /// Raises:
-            ///     InvalidTypeError: An argument is of the wrong type, or what `select` returned.
+            ///     InvalidTypeError: An argument, or what `select` returned, is of the wrong type.
             ///     InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
             fn match_and_insert_with(
                 &self,

@@ -7,7 +7,7 @@ macro_rules! with_sizes {
         impl $name {
             $($methods)*
 
-            /// The size of a tenant: the sum of the edges that it is on. 0 for one that is not known.
+            /// The size of a tenant: the total length of the edges that it is on. 0 for an unknown tenant.
             ///
             /// Returns:
             ///     int, in characters of a StringTree, in tokens of a TokenTree.
@@ -18,30 +18,30 @@ macro_rules! with_sizes {
                 self.tenant_size(py, tenant)
             }
 
-            /// The same under the name that both trees have.
+            /// The same, under the name that both trees have.
             fn tenant_size(&self, py: Python<'_>, tenant: &Bound<'_, PyAny>) -> PyResult<usize> {
                 let tenant = name(tenant)?;
                 Ok(self.writers.write(py, false, || self.core.tenant_size(tenant)))
             }
 
-            /// The size of every tenant, as kept up to date.
+            /// The size of every tenant, from running counts.
             ///
             /// Returns:
-            ///     dict of tenant to size, by name.
+            ///     dict of tenant to size, sorted by name.
             fn $sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 self.tenant_sizes(py)
             }
 
-            /// The same under the name that both trees have.
+            /// The same, under the name that both trees have.
             fn tenant_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let sizes = self.writers.write(py, false, || self.core.tenant_sizes());
                 to_dict(py, &sizes)
             }
 
-            /// The size of every tenant, counted anew by a walk of the whole tree. Equal to what is kept up to date.
+            /// The size of every tenant, counted by a walk of the whole tree. Equal to the running counts.
             ///
             /// Returns:
-            ///     dict of tenant to size, by name.
+            ///     dict of tenant to size, sorted by name.
             fn get_used_size_per_tenant<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let sizes = self.writers.write(py, true, || self.core.recount());
                 to_dict(py, &sizes)
@@ -53,13 +53,13 @@ macro_rules! with_sizes {
                 self.writers.write(py, false, || self.core.total_size())
             }
 
-            /// int: The nodes of the tree, without the root.
+            /// int: The number of nodes of the tree, without the root.
             #[getter]
             fn node_count(&self, py: Python<'_>) -> usize {
                 self.writers.write(py, false, || self.core.node_count())
             }
 
-            /// int: The memory that the tree takes, in bytes.
+            /// int: The memory of the tree in bytes.
             #[getter]
             fn bytes(&self, py: Python<'_>) -> usize {
                 self.writers.write(py, false, || self.core.bytes())
@@ -92,10 +92,10 @@ macro_rules! with_sizes {
 
             /// Evicts leaves of a tenant, in the order of the policy, until it is no larger than this.
             ///
-            /// A leaf goes whole: a node of the tenant below which it has no other. O(log n) for each.
+            /// Leaves are evicted whole. A leaf is a node of the tenant below which it has no other. O(log n) for each.
             ///
             /// Args:
-            ///     tenant: Whose. One that is not known has nothing to evict.
+            ///     tenant: The tenant. An unknown one has nothing to evict.
             ///     max_size: In characters of a StringTree, in tokens of a TokenTree.
             ///
             /// Returns:
@@ -146,10 +146,10 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_to_size(most)))
             }
 
-            /// Evicts leaves of all tenants, in the order of the policy, until the tree takes no more than these bytes.
+            /// Evicts leaves of all tenants, in the order of the policy, until the tree takes no more bytes than this.
             ///
             /// Args:
-            ///     max_bytes: What bytes may be afterwards.
+            ///     max_bytes: The largest allowed size in bytes.
             ///
             /// Returns:
             ///     int: How much was evicted, in characters of a StringTree, in tokens of a TokenTree.
@@ -162,11 +162,11 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_to_bytes(most)))
             }
 
-            /// Evicts the node whose whole path has this hash, and everything below it: what another router says by
-            /// eight bytes. A path that ends inside an edge is not a node and has no hash.
+            /// Evicts the node whose whole path has this hash, and everything below it. So another router can name a
+            /// node in eight bytes. A path that ends inside an edge is not a node and has no hash.
             ///
             /// Args:
-            ///     path_hash: Of hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
+            ///     path_hash: From hash_node_path() or hash_token_path(); GLOBAL_EVICTION_HASH for everything.
             ///     tenant: For this tenant only; None for all.
             ///
             /// Returns:
@@ -203,13 +203,13 @@ macro_rules! with_sizes {
                 self.writers.write(py, true, || self.core.clear());
             }
 
-            /// Every node, those above before those below and siblings in the order of their first character or page.
+            /// Every node: parents before children, siblings in the order of their first character or page.
             ///
             /// Nodes are produced one by one, not as a snapshot: changes made meanwhile may or may not appear.
             ///
             /// Returns:
             ///     iterator of (path from the root, list of (tenant, when it last used the node) by name). Times are
-            ///     a counter of this tree's.
+            ///     values of the tree's own counter.
             fn iter_entries(slf: &Bound<'_, Self>) -> $entries {
                 let (tree, cursor) = (slf.clone().unbind(), Mutex::new(slf.get().core.entries()));
                 $entries::new(move |py| {
@@ -218,7 +218,7 @@ macro_rules! with_sizes {
                 })
             }
 
-            /// The tree as bytes: the same tree makes the same bytes. The budget is not in them.
+            /// The tree as bytes. The same tree gives the same bytes. The budget is not included.
             fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
                 let bytes = self.writers.write(py, true, || self.core.snapshot());
                 PyBytes::new(py, &bytes)
@@ -237,8 +237,8 @@ macro_rules! with_sizes {
             /// Restores a tree from a snapshot, with its policy and times.
             ///
             /// Args:
-            ///     snapshot: What snapshot() gave: bytes, or anything that has them in one piece.
-            ///     budget_bytes: As of the constructor.
+            ///     snapshot: What snapshot() returned: bytes, or any contiguous buffer with the same bytes.
+            ///     budget_bytes: As in the constructor.
             ///
             /// Returns:
             ///     A new tree.

@@ -33,7 +33,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn end(mut self) -> Result<()> {
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.malformed("there is something after the end of the document")),
+            Some(_) => Err(self.malformed("there is text after the end of the document")),
         }
     }
 

@@ -29,7 +29,7 @@ pub(super) fn read<'a>(
             && prompt.parameter(&key, value, kind)?.is_some()
         {
             let shown: String = key.chars().take(SHOWN).collect();
-            let message = format!("the parameters of a query in bytes are {KNOWN}, got {shown:?}");
+            let message = format!("unknown parameter {shown:?}: a query in bytes takes {KNOWN}");
             return Err(Refusal::invalid("unknown_parameter", message));
         }
     }

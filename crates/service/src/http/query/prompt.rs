@@ -160,7 +160,7 @@ impl<'a> Reading<'a> {
             None => Ok(()),
             Some((_, same)) if same == key => Err(given_twice(key)),
             Some((_, other)) => {
-                let message = format!("{other} and {key} are both given; a query has one of them");
+                let message = format!("{other} and {key} are both given; give only one of them");
                 Err(Refusal::invalid("ambiguous_query", message))
             }
         }

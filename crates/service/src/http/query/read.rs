@@ -45,7 +45,7 @@ impl Asked<'_> {
                 Some(same) if same == adapter => {}
                 Some(other) => {
                     let message = format!(
-                        "model_name {:?} is an adapter, and lora_name names another one, {other:?}",
+                        "model_name {:?} is an adapter, but lora_name gives another one, {other:?}",
                         scope.model
                     );
                     let refusal = Refusal::invalid("ambiguous_query", message);

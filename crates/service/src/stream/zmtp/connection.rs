@@ -23,7 +23,7 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Of answers that the peer does not read.
 const MAX_OUTPUT: usize = 4 << 10;
 
-const NO_HANDSHAKE: &str = "what listens there completes no ZMTP handshake: it hangs, or is no ZMQ socket";
+const NO_HANDSHAKE: &str = "no ZMTP handshake: the process there hangs, or its socket is not a ZMQ socket";
 
 /// What happens on a connection.
 #[derive(Debug)]
@@ -152,7 +152,7 @@ impl Connection {
             match item {
                 None => return Ok(None),
                 Some(Item::Message(body)) if self.stage == Stage::Open => return Ok(Some(Event::Message(body))),
-                Some(Item::Message(_)) => return Err("it completes no ZMTP handshake".to_owned()),
+                Some(Item::Message(_)) => return Err("the ZMTP handshake failed".to_owned()),
                 Some(Item::Command(command)) if self.stage == Stage::Ready => {
                     greeting::check_ready(self.kind, &command)?;
                     self.stage = Stage::Open;
@@ -174,7 +174,7 @@ impl Connection {
                 let pong = greeting::command("PONG", &context[..context.len().min(16)]);
                 self.output.extend(pong);
             }
-            Some((b"ERROR", _)) => return Err("the engine has ended the connection with an error".to_owned()),
+            Some((b"ERROR", _)) => return Err("the engine closed the connection with an error".to_owned()),
             _ => {}
         }
         Ok(())
@@ -226,7 +226,7 @@ impl Connection {
             }
             let now = Instant::now();
             if now >= self.heard + HEARTBEAT + HEARTBEAT_TIMEOUT {
-                return Err("the connection was lost: no sign of life".to_owned());
+                return Err("the connection was lost: the engine did not respond".to_owned());
             }
             if now >= self.heard.max(self.asked) + HEARTBEAT && self.output.len() < MAX_OUTPUT {
                 self.asked = now;

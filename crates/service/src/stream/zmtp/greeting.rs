@@ -39,10 +39,12 @@ pub(super) fn greeting() -> [u8; LENGTH] {
 pub(super) fn check(said: &[u8]) -> Result<bool, String> {
     let is = |at: usize, wanted: u8| said.get(at).is_none_or(|byte| *byte == wanted);
     if !is(0, SIGNATURE[0]) || said.get(9).is_some_and(|byte| byte & 1 == 0) {
-        return Err("what is there is no ZMQ socket".to_owned());
+        return Err("the socket there is not a ZMQ socket".to_owned());
     }
     if let Some(version) = said.get(10).filter(|version| **version < 3) {
-        return Err(format!("it speaks version {version} of ZMTP; 3 is needed, which libzmq has since 4.0"));
+        return Err(format!(
+            "the engine uses version {version} of ZMTP; version 3 is needed, which libzmq has from 4.0 on"
+        ));
     }
     let Some(mechanism) = said.get(12..32) else { return Ok(false) };
     if said.len() < LENGTH {
@@ -50,7 +52,7 @@ pub(super) fn check(said: &[u8]) -> Result<bool, String> {
     }
     let name = mechanism.split(|byte| *byte == 0).next().unwrap_or_default();
     if name != b"NULL" {
-        return Err(format!("it asks for {} security, which is not supported", name.escape_ascii()));
+        return Err(format!("the engine asks for {} security, which is not supported", name.escape_ascii()));
     }
     Ok(true)
 }
@@ -106,7 +108,7 @@ pub(super) fn check_ready(kind: Kind, command: &[u8]) -> Result<(), String> {
             Err(format!("it is a {} socket, not {}", peer.escape_ascii(), kind.peers()[0]))
         }
         Some((b"ERROR", reason)) => Err(format!("it refuses: {}", reason.get(1..).unwrap_or_default().escape_ascii())),
-        _ => Err("it completes no ZMTP handshake".to_owned()),
+        _ => Err("the ZMTP handshake failed".to_owned()),
     }
 }
 
@@ -141,8 +143,8 @@ mod tests {
         };
         assert!(with(12, b"CURVE").contains("CURVE security"));
         assert!(with(10, b"\x02").contains("version 2"));
-        assert!(check(b"HTTP/1.1 400").is_err_and(|why| why.contains("no ZMQ socket")));
-        assert!(with(9, b"\0").contains("no ZMQ socket"));
+        assert!(check(b"HTTP/1.1 400").is_err_and(|why| why.contains("not a ZMQ socket")));
+        assert!(with(9, b"\0").contains("not a ZMQ socket"));
     }
 
     #[test]

@@ -83,7 +83,7 @@ async fn connect(address: &str) -> io::Result<Socket> {
     let address: SocketAddr = address
         .strip_prefix("tcp://")
         .and_then(|address| address.parse().ok())
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{address} is no address")))?;
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{address} is not an address")))?;
     let socket = TcpStream::connect(address).await?;
     // The system may connect a socket to itself, where nobody listens, and so keep an engine from listening there.
     if socket.local_addr()? == socket.peer_addr()? {
