@@ -154,8 +154,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         return Err(format!("the texts must have at least {FIRST_BYTES} bytes").into());
     }
     println!("{rounds} chats of {} tokens at first", tokens / rounds);
-    let all =
-        [&mut own, &mut own_quick, &mut never, &mut parse, &mut render, &mut never_common, &mut turn, &mut turn_common];
+    let all = [
+        &mut own,
+        &mut own_quick,
+        &mut never,
+        &mut parse,
+        &mut render,
+        &mut never_common,
+        &mut kept,
+        &mut turn,
+        &mut turn_common,
+    ];
     all.into_iter().filter(|times| !times.all.is_empty()).for_each(Times::print);
     let whole = never.middle();
     for (name, alone) in
