@@ -219,7 +219,10 @@ impl<L: Line> Lines<L> {
         shift: impl Fn(usize) -> u32,
         mut to: impl FnMut(Moving<'_, L>, &mut Side<L>),
     ) {
-        let mut due = PACE * (more + changed);
+        // Growing has time until as many have come as there is room for: what goes meanwhile need not hurry it, unless so
+        // much has gone that all of it was for nothing.
+        let is_growing = self.lower.lines > self.upper.lines && !self.is_too_large_for(len + more);
+        let mut due = PACE * if is_growing { more } else { more + changed };
         loop {
             if self.is_moving() {
                 let few = self.upper.lines <= FEW || 2 * due > self.upper.lines || len + more > self.room();
