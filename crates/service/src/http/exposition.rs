@@ -21,7 +21,7 @@ use super::process::Process;
 use super::routes::Route;
 use crate::fleet::EngineState;
 use crate::limits::{LAG_SECONDS, Limit};
-use crate::snapshot::{LastWrite, Outcome, Skip};
+use crate::snapshot::{Outcome, Skip};
 use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
@@ -160,14 +160,23 @@ impl Scrape {
         counter(encoder, "snapshot_writes", help, counts.writes.load(Relaxed))?;
         let help = "Snapshots that could not be written to disk; the one before stays";
         counter(encoder, "snapshot_failed_writes", help, counts.failed_writes.load(Relaxed))?;
-        let Some(LastWrite { written, skipped, took, at, .. }) = counts.last() else { return Ok(()) };
-        let at = at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        // Of none, nothing but zeros.
+        let (mut sizes, mut times, mut skipped) = ([0.0; 3], [0.0; 2], [0; Skip::ALL.len()]);
+        if let Some(last) = counts.last() {
+            let since = last.at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            sizes = [last.written.bytes, last.written.blocks, last.written.distinct].map(|count| count as f64);
+            (times, skipped) = ([since.as_secs_f64(), last.took.as_secs_f64()], last.skipped);
+        }
         for (name, help, value) in [
-            ("snapshot_last_write_timestamp_seconds", "When the last snapshot was written, in seconds since 1970", at),
-            ("snapshot_last_write_seconds", "How long that took", took.as_secs_f64()),
-            ("snapshot_bytes", "Its size", written.bytes as f64),
-            ("snapshot_blocks", "Blocks in it, summed over ranks", written.blocks as f64),
-            ("snapshot_distinct_blocks", "Different blocks in it", written.distinct as f64),
+            (
+                "snapshot_last_write_timestamp_seconds",
+                "When the last snapshot was written, in seconds since 1970",
+                times[0],
+            ),
+            ("snapshot_last_write_seconds", "How long that took", times[1]),
+            ("snapshot_bytes", "Its size", sizes[0]),
+            ("snapshot_blocks", "Blocks in it, summed over ranks", sizes[1]),
+            ("snapshot_distinct_blocks", "Different blocks in it", sizes[2]),
         ] {
             ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)?;
         }
