@@ -244,7 +244,8 @@ impl Config {
             if config.snapshot.dir.is_some() || config.snapshot.from_peer {
                 return Err(Error::config(
                     "streams.keyed_identity goes with no snapshot, as the key ends with the process: leave out \
-                     snapshot.dir and snapshot.from_peer",
+                     snapshot.dir and snapshot.from_peer"
+                        .into(),
                 ));
             }
             config.streams.identity = Arc::new(Identity::keyed());
