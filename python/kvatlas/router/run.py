@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import sys
 
 from kvatlas._native import __version__
 from kvatlas._text import counted
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.router import Router
+from kvatlas.service import logs
 from kvatlas.service.serve import run_until_stopped
 
 logger = logging.getLogger("kvatlas.router")
@@ -40,12 +40,13 @@ def _greet(router: Router) -> None:
         entries = [entry.show() for entry in router.entries]
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /engines, or start with --engine URL"
-        print(f"kvatlas {__version__} routes at {router.url}/v1", file=sys.stderr)
-        print(f"watch it at {router.url}/ui, or with `kvatlas top --url {router.url}`", file=sys.stderr)
+        lines = [
+            f"kvatlas {__version__} routes at {router.url}/v1",
+            f"watch it at {router.url}/ui, or with `kvatlas top --url {router.url}`",
+        ]
         if router.admin_address:
-            print(f"health, readiness and metrics also at http://{router.admin_address}", file=sys.stderr)
-        print(f"engines: {from_whom}", file=sys.stderr)
-        print(f"policy: {config.router.policy}; {_knows(config)}", file=sys.stderr, flush=True)
+            lines.append(f"health, readiness and metrics also at http://{router.admin_address}")
+        logs.write_lines(*lines, f"engines: {from_whom}", f"policy: {config.router.policy}; {_knows(config)}")
     if not config.http.is_loopback() and config.http.bearer() is None:
         logger.warning(
             "listening on %s without a key: anyone who can connect can use the engines and change what is registered; "

@@ -51,3 +51,9 @@ def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handle
     logger.setLevel(config.level.upper())
     logger.propagate = False
     return handler
+
+
+def write_lines(*lines: str) -> None:
+    """Write lines to stderr in one piece: other threads log there too, native ones among them."""
+    sys.stderr.write("\n".join(lines) + "\n")
+    sys.stderr.flush()

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -113,10 +112,10 @@ def _greet(service: Service) -> None:
         entries = [entry.show() for entry in service.entries]
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /register, or start with --engine URL"
-        print(f"kvatlas {__version__} is listening at {service.url}", file=sys.stderr)
+        lines = [f"kvatlas {__version__} is listening at {service.url}"]
         if service.admin_address:
-            print(f"health, readiness and metrics also at http://{service.admin_address}", file=sys.stderr)
-        print(f"engines: {from_whom}", file=sys.stderr, flush=True)
+            lines.append(f"health, readiness and metrics also at http://{service.admin_address}")
+        logs.write_lines(*lines, f"engines: {from_whom}")
     if not config.http.is_loopback() and config.http.bearer() is None:
         logger.warning(
             "listening on %s without a key: anyone who can connect can query it and change what is registered; "

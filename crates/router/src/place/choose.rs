@@ -26,10 +26,15 @@ thread_local! {
     static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Engines go while requests are placed on them: those are placed again, so many times with a pause in between.
+const TRIES: usize = 5;
+const PAUSE: Duration = Duration::from_millis(2);
+
 /// What became of a request to place.
 enum Chosen {
     Placed(core::Decision, Option<Explained>),
     Waits(core::RequestId, mpsc::UnboundedReceiver<News>),
+    NoWorker,
 }
 
 impl Places {
@@ -43,24 +48,25 @@ impl Places {
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
-        let (decision, terms) = loop {
+        for _ in 0..TRIES {
             let allowed = candidates(&app.fleet, known, role, tried)?;
-            let (id, news) = match self.choose_or_wait(app, shard, known, &allowed).await? {
-                Chosen::Placed(decision, terms) => break (decision, terms),
-                Chosen::Waits(id, news) => (id, news),
+            let (decision, terms) = match self.choose_or_wait(app, shard, known, &allowed).await? {
+                Chosen::Placed(decision, terms) => (Some(decision), terms),
+                Chosen::Waits(id, news) => (self.wait(app, known, role, tried, allowed, id, news).await?, None),
+                Chosen::NoWorker => (None, None),
             };
-            if let Some(decision) = self.wait(app, known, role, tried, allowed, id, news).await? {
-                break (decision, None);
+            if let Some(decision) = decision
+                && let Some(placement) = self.placement(app, decision, known, terms, started)
+            {
+                if let Some(telling) = &known.telling {
+                    telling.asked();
+                }
+                return Ok(placement);
             }
-            if started.elapsed() >= self.queue_timeout {
-                return Err(refused(core::Refusal::QueueTimeout));
-            }
-        };
-        let placement = self.placement(app, decision, known, terms, started)?;
-        if let Some(telling) = &known.telling {
-            telling.asked();
+            // Whoever was to take it has just gone: others may be there in a moment.
+            tokio::time::sleep(PAUSE).await;
         }
-        Ok(placement)
+        Err(refused(core::Refusal::NoWorker))
     }
 
     async fn choose_or_wait(
@@ -156,6 +162,7 @@ impl Places {
                 tickets.insert(id.0, waiter);
                 Ok(Chosen::Waits(id, hears))
             }
+            core::Outcome::Refused(core::Refusal::NoWorker) => Ok(Chosen::NoWorker),
             core::Outcome::Refused(why) => Err(refused(why)),
         };
         self.call(&core);
@@ -173,6 +180,7 @@ impl Places {
         Ok(explain(router, &request(known), depths, &allowed, seconds()))
     }
 
+    /// None: the engine has gone meanwhile.
     fn placement(
         &self,
         app: &App,
@@ -180,10 +188,10 @@ impl Places {
         known: &Known,
         terms: Option<Explained>,
         started: Instant,
-    ) -> Result<Placement, Refusal> {
+    ) -> Option<Placement> {
         let Some(engine) = app.fleet.engine(&decision.name) else {
             self.core().router.fail(decision.id, seconds());
-            return Err(refused(core::Refusal::NoWorker));
+            return None;
         };
         let took = started.elapsed();
         app.counts.decision.add(took);
@@ -209,7 +217,7 @@ impl Places {
             self.decisions.push(record.clone());
             record
         });
-        Ok(Placement {
+        Some(Placement {
             rank: (engine.config.ranks > 1).then_some(decision.rank),
             // What one engine has written for another is in nobody's cache yet.
             sent: known

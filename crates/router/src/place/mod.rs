@@ -20,7 +20,6 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use kvatlas_routing as core;
 use serde_json::{Value, json};
@@ -57,7 +56,6 @@ pub(crate) struct Places {
     mismatched: Mutex<HashSet<Arc<str>>>,
     policy: String,
     wants: Wants,
-    queue_timeout: Duration,
     /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
     pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
 }
@@ -119,7 +117,6 @@ impl Places {
             mismatched: Mutex::default(),
             policy: name,
             wants,
-            queue_timeout: config.routing.queue_timeout,
             off: Default::default(),
         })
     }
