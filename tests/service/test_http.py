@@ -329,7 +329,7 @@ def test_answers_have_the_documented_fields(service: Service, engine: Callable[.
 
 
 def test_every_code_is_given(engine: Callable[..., Publisher], service: Service, repository: Path) -> None:
-    """Each documented code but "internal", which is a bug, and "draining", which a client can hardly time."""
+    """Each documented code but "internal", which is a bug, and those that a client can hardly time."""
     engine(1).publish(stored([1], TOKENS[:4]), rank=5)
     until(lambda: query(service)["scores"])
     address = service.address
@@ -378,6 +378,7 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
             post(f"/query?model_name={MODEL}", b"123", headers=BYTES),
             post("/query?model_name=%ff", b"", headers=BYTES),
             post(f"/query?model_name={MODEL}&x=1", b"", headers=BYTES),
+            ask(address, "GET", "/snapshot", headers={"Range": "bytes=999999999-"}),
         ]
     }
     host = ask(address, "GET", "/health", headers={"Host": "elsewhere"})
@@ -390,6 +391,10 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         assert register(other, 1).status == 201
         full = register(other, 2)
         given[full.code] = full.status
+    with running({"keyed_identity": True}) as other:
+        assert register(other, 1).status == 201
+        keyed = ask(other.address, "POST", "/query_by_hash", {"model_name": MODEL, "content_hashes": [1]})
+        given[keyed.code] = keyed.status
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with running({"bind": [f"127.0.0.1:{port}"]}) as other:
@@ -416,7 +421,8 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         client.socket.close()
     document = ask(address, "GET", "/openapi.json").json
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
-    assert set(given) == set(codes) - {"internal", "draining"}
+    others = {"internal": 500, "draining": 503, "snapshot_not_ready": 503, "snapshot_failed": 503}
+    assert set(given) == set(codes) - set(others)
     assert all(400 <= status < 500 for status in given.values())
     table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/guides/service.md").read_text(), re.MULTILINE)
-    assert {code: int(status) for status, code in table} == given | {"internal": 500, "draining": 503}
+    assert {code: int(status) for status, code in table} == given | others
