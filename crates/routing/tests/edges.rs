@@ -59,7 +59,7 @@ fn who_waits_keeps_its_turn_when_a_worker_joins() {
     let a = router.add_worker("a", 0, 1.0, 0.0);
     let unknown = Depths::unknown();
     placed(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.0));
-    let mut choose = |router: &mut Router| waits(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.1));
+    let choose = |router: &mut Router| waits(router.choose_among(&request(80_000), &unknown, Some(&[a]), 0.1));
     let (first, second, third) = (choose(&mut router), choose(&mut router), choose(&mut router));
     let b = router.add_worker("b", 0, 1.0, 0.2);
     // They learn of it in any order, and one that waits no longer does not.
