@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from kvatlas._http import checked_url, is_bearer
 from kvatlas.errors import ConfigError
+from kvatlas.service import replicas
 from kvatlas.service.config.engines import Engine, Stream, check_names
 from kvatlas.service.config.kinds import (
     Address,
@@ -412,7 +413,10 @@ class SnapshotConfig(Section):
     peer: str | None = field(
         default=None,
         metadata=about(
-            Text(), "--peer-snapshot", "URL of a running kvatlas service whose snapshot this one begins with."
+            Text(),
+            "--peer-snapshot",
+            "URL of a running kvatlas service whose snapshot this one begins with. Or dns:NAME:PORT: of any replica "
+            "at the addresses of NAME that is ready.",
         ),
     )
     peer_key_file: Path | None = field(
@@ -439,9 +443,12 @@ class SnapshotConfig(Section):
                 raise ConfigError("snapshot.peer_key_file is for the service at snapshot.peer, which is not set")
             return
         try:
-            object.__setattr__(self, "peer", checked_url(self.peer))
+            if replicas.is_name(self.peer):
+                replicas.checked_name(self.peer)
+            else:
+                object.__setattr__(self, "peer", checked_url(self.peer))
         except ValueError as error:
-            raise ConfigError(f"snapshot.peer must be http://HOST:PORT, but {error}") from None
+            raise ConfigError(f"snapshot.peer must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
 
     def peer_bearer(self) -> str | None:
         """The key of the service at `peer`, if there is one.
