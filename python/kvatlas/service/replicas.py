@@ -1,5 +1,6 @@
-"""The replicas behind one name: `dns:NAME:PORT` means every address of NAME, as a headless Service of Kubernetes has
-the addresses of its pods.
+"""The replicas behind one name.
+
+`dns:NAME:PORT` means every address of NAME, as a headless Service of Kubernetes has the addresses of its pods.
 """
 
 from __future__ import annotations
