@@ -82,7 +82,7 @@ def test_who_asks_is_left_out() -> None:
 
 
 def test_a_name_server_that_does_not_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked = []
+    asked: list[None] = []
 
     def failing(*_: object, **__: object) -> list[Any]:
         asked.append(None)

@@ -106,7 +106,9 @@ spec:
             {{- range .args }}
             - {{ . | quote }}
             {{- end }}
-            {{- include "kvatlas.settings" $c.settings | nindent 12 }}
+            {{- with include "kvatlas.settings" $c.settings }}
+            {{- . | trim | nindent 12 }}
+            {{- end }}
           {{- with $c.env }}
           env:
             {{- toYaml . | nindent 12 }}
