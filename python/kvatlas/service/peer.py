@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import re
+import socket
 import ssl
 import tempfile
 import threading
@@ -142,11 +143,11 @@ def _resolved(name: str, port: int, deadline: float, stop: threading.Event) -> l
     while True:
         try:
             return replicas.resolve(name, port)
-        except replicas.NotResolvedError as error:
+        except socket.gaierror as error:
             if stop.wait(_PAUSE):
                 raise _failed("it was given up") from error
             if time.monotonic() > deadline:
-                raise _failed(str(error)) from error
+                raise _failed(f"{name} cannot be resolved: {error.strerror}") from error
 
 
 def _is_ready(url: str, timeout: float) -> bool:

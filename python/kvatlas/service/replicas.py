@@ -16,10 +16,6 @@ _NAME = re.compile(r"dns:([A-Za-z0-9._-]{1,253}):([0-9]{1,5})", re.ASCII)
 _PASSING = (socket.EAI_AGAIN, getattr(socket, "EAI_SYSTEM", socket.EAI_AGAIN))
 
 
-class NotResolvedError(Exception):
-    """The name server could not be asked; it may answer later."""
-
-
 def is_name(peer: str) -> bool:
     """Whether this is `dns:…`, not a URL."""
     return peer.startswith("dns:")
@@ -43,13 +39,13 @@ def resolve(name: str, port: int) -> list[str]:
     """Every address of a name, IPv4 and IPv6, in random order; none if it has none. Waits for the name server.
 
     Raises:
-        NotResolvedError: The name server did not answer.
+        socket.gaierror: The name server did not answer; it may later.
     """
     try:
         found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno in _PASSING:
-            raise NotResolvedError(f"{name} cannot be resolved: {error.strerror}") from error
+            raise
         return []  # nobody has this name
     except UnicodeError:  # no name at all
         return []
