@@ -136,6 +136,11 @@ def test_kvatlas_takes_the_arguments(made: list[Document], tmp_path: Path) -> No
         assert done.exit_code == 0, done.output
         port = container(pod)["ports"][0]["containerPort"]
         assert re.search(rf'^bind = "\S+:{port}"  # --bind', done.output, re.MULTILINE)
+        # What is given several times, is several things.
+        for argument in arguments:
+            flag, _, value = argument.partition("=")
+            if flag in ("--peer", "--hash-seed"):
+                assert f'"{value}"' in done.output, argument
 
 
 def test_every_mounted_file_and_name_is_there(made: list[Document]) -> None:

@@ -70,10 +70,11 @@ class Text(Kind):
 
 
 class Texts(Kind):
-    """Strings; in text separated by commas."""
+    """Strings; in text separated by commas, or one a line, as a flag that is given several times is."""
 
     wanted = "a list of strings that are not empty"
     metavar = "TEXT[,TEXT...]"
+    repeatable = True
 
     def convert(self, value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple) and all(isinstance(item, str) and item.strip() for item in value):
@@ -81,7 +82,7 @@ class Texts(Kind):
         raise self.bad(value)
 
     def parse(self, text: str) -> tuple[str, ...]:
-        return self.convert(text.split(",")) if text.strip() else ()
+        return self.convert(text.strip().replace("\n", ",").split(",")) if text.strip() else ()
 
     def show(self, value: tuple[str, ...]) -> str:
         return f"[{', '.join(map(_toml, value))}]"
