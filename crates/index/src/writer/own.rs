@@ -15,7 +15,7 @@ const SLOTS: usize = 5;
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line {
     /// [`NO_NAME`] for an empty slot.
