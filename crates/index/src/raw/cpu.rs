@@ -17,6 +17,21 @@ pub(crate) fn prefetch<T>(it: &T) {
     let _ = it;
 }
 
+/// Asks for all cache lines of a thing at once.
+#[inline]
+pub(crate) fn prefetch_all<T>(it: &T) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..size_of::<T>()).step_by(64).chain(size_of::<T>().checked_sub(1)) {
+        // SAFETY: as above.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<{ _MM_HINT_T0 }>(std::ptr::from_ref(it).cast::<i8>().wrapping_add(at));
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = it;
+}
+
 /// Bit 2 i for each i with `lanes[i] == wanted`. Three instructions instead of some thirty: the table of names asks this
 /// for every block stored or removed.
 #[inline]

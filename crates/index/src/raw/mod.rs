@@ -44,7 +44,7 @@ mod thin;
 
 pub(crate) use boxes::{Owned, Published, WriterToken};
 pub(crate) use children::Children;
-pub(crate) use cpu::{equal_lanes, lesser_lanes, prefetch};
+pub(crate) use cpu::{equal_lanes, lesser_lanes, prefetch, prefetch_all};
 pub(crate) use found::{Found, Reaches};
 pub(crate) use head::{Level, LevelsNow, Spilled};
 pub(crate) use piece::{LARGE_PAGE, Piece};

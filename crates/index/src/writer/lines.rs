@@ -8,6 +8,8 @@
 //! There are as many lines as a power of two, or half as many again: small tables double, large ones grow by half and by a
 //! third in turn.
 
+use smallvec::SmallVec;
+
 use crate::raw::{LARGE_PAGE, Piece, prefetch};
 use crate::spread::line_of;
 use crate::steps::step;
@@ -52,7 +54,8 @@ const LOWER: usize = 1;
 /// One set of lines.
 pub(super) struct Side<L: Line> {
     /// Those that there are: of the lower side up to the frontier, of the upper side from there on.
-    pieces: Vec<Piece<L>>,
+    /// Most tables are one piece: here it costs no look elsewhere.
+    pieces: SmallVec<[Piece<L>; 1]>,
     pub(super) lines: usize,
     /// Lines of a piece, as a power of two.
     piece: u32,
@@ -83,7 +86,7 @@ impl<L: Line> Side<L> {
     /// Without any memory yet.
     fn of_so_many(lines: usize, shift: u32) -> Self {
         let piece = if lines < LARGE { PIECE } else { LARGE_PIECE };
-        Self { pieces: Vec::with_capacity(lines.div_ceil(1 << piece)), lines, piece, shift }
+        Self { pieces: SmallVec::with_capacity(lines.div_ceil(1 << piece)), lines, piece, shift }
     }
 
     /// A line in its piece of memory.
@@ -179,7 +182,8 @@ impl<L: Line> Lines<L> {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes + self.sides.iter().map(|side| side.pieces.capacity()).sum::<usize>() * size_of::<Piece<L>>()
+        let lists = self.sides.iter().map(|side| &side.pieces).filter(|pieces| pieces.spilled());
+        self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Piece<L>>()
     }
 
     /// Whether the bytes are what they must be.
