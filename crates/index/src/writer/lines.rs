@@ -19,8 +19,8 @@ const PIECE: u32 = 11;
 const LARGE_PIECE: u32 = LARGE_PAGE.ilog2() - size_of::<[u64; 8]>().ilog2();
 /// Tables of so many lines are on large pages. All their pieces are whole.
 const LARGE: usize = 1 << 17;
-/// Lines that are moved for each entry that comes or goes. At two, half an entry a line comes while a table grows.
-const PACE: usize = 2;
+/// Lines that are moved for each entry that comes or goes while a table shrinks: an empty one is as small as a new one.
+const SHRINKING_PACE: usize = 2;
 /// Lines that are asked for before they are moved.
 const AHEAD: usize = 8;
 /// Tables of so few lines are moved at once: what each line has to take differs much among few.
@@ -34,6 +34,9 @@ pub(super) trait Line: Copy {
     const EMPTY: Self;
     /// Entries in two lines, on average, of a full table.
     const FULL_PAIR: usize;
+    /// Lines that are moved for each entry that comes while the table grows. At one, one entry a line comes meanwhile, and
+    /// must find room.
+    const PACE: usize;
 }
 
 /// See the module's text.
@@ -255,7 +258,7 @@ impl<L: Line> Lines<L> {
         // Growing has time until as many have come as there is room for: what goes meanwhile need not hurry it, unless so
         // much has gone that all of it was for nothing.
         let is_growing = self.sides[LOWER].lines > self.sides[UPPER].lines && !self.is_too_large_for(len + more);
-        let mut due = PACE * if is_growing { more } else { more + changed };
+        let mut due = if is_growing { L::PACE * more } else { SHRINKING_PACE * (more + changed) };
         loop {
             if self.is_moving() {
                 let few =

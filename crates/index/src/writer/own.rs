@@ -30,6 +30,7 @@ const _: () = assert!(size_of::<Line>() == 64);
 impl super::lines::Line for Line {
     const EMPTY: Self = Self { names: [NO_NAME; SLOTS], numbers: [0; SLOTS], overflow: 0 };
     const FULL_PAIR: usize = 8;
+    const PACE: usize = 2;
 }
 
 /// See the module's text.

@@ -46,6 +46,7 @@ const _: () = assert!(size_of::<Line>() == 64);
 impl super::lines::Line for Line {
     const EMPTY: Self = Self { words: [0; SLOTS], tags: [0; SLOTS], notes: 0 };
     const FULL_PAIR: usize = 13;
+    const PACE: usize = 1;
 }
 
 /// See the module's text.

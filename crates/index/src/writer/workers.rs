@@ -246,6 +246,9 @@ impl Workers {
     /// A rank of a worker is known from now on. Returns its number.
     pub(super) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
         let rank = self.free.pop().unwrap_or_else(|| {
+            if self.books.len() == self.books.capacity() {
+                self.books.reserve_exact(self.books.len() / 4 + 4);
+            }
             self.books.push(None);
             (self.books.len() - 1) as u32
         });
