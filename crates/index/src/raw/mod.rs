@@ -11,7 +11,6 @@
 //! | `table.rs` | a hash table that is probed while it changes |
 //! | `children.rs` | that table, of runs |
 //! | `found.rs` | what a lookup has found, beside the guard that keeps it |
-//! | `piece.rs` | no protocol: the writer's own lists, on large pages |
 //! | `cpu.rs` | no protocol: some instructions |
 //!
 //! The rules, which all of them rely on:
@@ -35,7 +34,6 @@ mod children;
 mod cpu;
 mod found;
 mod head;
-mod piece;
 mod reclaim;
 mod run;
 mod set;
@@ -47,7 +45,6 @@ pub(crate) use children::Children;
 pub(crate) use cpu::{equal_lanes, lesser_lanes, prefetch, prefetch_all};
 pub(crate) use found::{Found, Reaches};
 pub(crate) use head::{Level, LevelsNow, Spilled};
-pub(crate) use piece::{LARGE_PAGE, Piece};
 pub(crate) use reclaim::{Guard, Readers, Retired};
 pub(crate) use run::Run;
 pub(crate) use set::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};

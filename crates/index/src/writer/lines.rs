@@ -1,6 +1,6 @@
 //! The lines of a hash table for the writer alone, which grows and shrinks without ever being built anew as a whole.
 //!
-//! Lines lie in the order of the hashes that belong to them, in [pieces](crate::raw::Piece) of memory of a bounded size. To grow is to begin
+//! Lines lie in the order of the hashes that belong to them, in pieces of memory of a bounded size. To grow is to begin
 //! another set of lines and to move what is in a few of the old ones with every event, those of the lowest hashes first.
 //! Up to where that has come is the *frontier*: hashes below it are in the new lines, all others in the old ones. So a
 //! look-up goes to one place, as it does while nothing moves, and old memory goes piece by piece as new memory comes.
@@ -10,15 +10,12 @@
 
 use smallvec::SmallVec;
 
-use crate::raw::{LARGE_PAGE, Piece, prefetch};
+use crate::raw::prefetch;
 use crate::spread::line_of;
 use crate::steps::step;
 
-/// Lines of a piece of memory are two to this power; in large tables, they are one large page.
-const PIECE: u32 = 11;
-const LARGE_PIECE: u32 = LARGE_PAGE.ilog2() - size_of::<[u64; 8]>().ilog2();
-/// Tables of so many lines are on large pages. All their pieces are whole.
-const LARGE: usize = 1 << 17;
+/// Lines of a piece of memory.
+const PIECE: usize = 2048;
 /// Lines that are moved for each entry that comes or goes while a table shrinks: an empty one is as small as a new one.
 const SHRINKING_PACE: usize = 2;
 /// Lines that are asked for before they are moved.
@@ -58,10 +55,8 @@ const LOWER: usize = 1;
 pub(super) struct Side<L: Line> {
     /// Those that there are: of the lower side up to the frontier, of the upper side from there on.
     /// Most tables are one piece: here it costs no look elsewhere.
-    pieces: SmallVec<[Piece<L>; 1]>,
+    pieces: SmallVec<[Box<[L]>; 1]>,
     pub(super) lines: usize,
-    /// Lines of a piece, as a power of two.
-    piece: u32,
     /// What the table keeps of hashes begins at this bit; the table's own.
     pub(super) shift: u32,
 }
@@ -88,40 +83,39 @@ impl<L: Line> Side<L> {
 
     /// Without any memory yet.
     fn of_so_many(lines: usize, shift: u32) -> Self {
-        let piece = if lines < LARGE { PIECE } else { LARGE_PIECE };
-        Self { pieces: SmallVec::with_capacity(lines.div_ceil(1 << piece)), lines, piece, shift }
+        Self { pieces: SmallVec::with_capacity(lines.div_ceil(PIECE)), lines, shift }
     }
 
     /// A line in its piece of memory.
     #[inline]
-    fn place(&self, line: usize) -> (usize, usize) {
-        (line >> self.piece, line & ((1 << self.piece) - 1))
+    fn place(line: usize) -> (usize, usize) {
+        (line / PIECE, line % PIECE)
     }
 
     /// The piece of memory that a hash belongs to, and the line in it.
     #[inline]
     pub(super) fn of(&self, hash: u64) -> (&[L], usize) {
-        let (piece, at) = self.place(line_of(hash, self.lines));
+        let (piece, at) = Self::place(line_of(hash, self.lines));
         (&self.pieces[piece], at)
     }
 
     #[inline]
     pub(super) fn of_mut(&mut self, hash: u64) -> (&mut [L], usize) {
-        let (piece, at) = self.place(line_of(hash, self.lines));
+        let (piece, at) = Self::place(line_of(hash, self.lines));
         (&mut self.pieces[piece], at)
     }
 
     /// A line and the next, if they are in one piece of memory.
     #[inline]
     pub(super) fn pair_mut(&mut self, line: usize) -> Option<&mut [L; 2]> {
-        let (piece, at) = self.place(line);
+        let (piece, at) = Self::place(line);
         self.pieces[piece][at..].first_chunk_mut()
     }
 
     /// Asks for a line that will soon be needed, if it is there.
     #[inline]
     fn ask_for(&self, line: usize) {
-        let (piece, at) = self.place(line);
+        let (piece, at) = Self::place(line);
         if let Some(it) = self.pieces.get(piece).and_then(|piece| piece.get(at)) {
             prefetch(it);
         }
@@ -136,9 +130,9 @@ impl<L: Line> Side<L> {
     #[inline]
     fn make_until(&mut self, line: usize) -> usize {
         let mut bytes = 0;
-        while self.pieces.len() <= line >> self.piece {
-            let lines = (self.lines - (self.pieces.len() << self.piece)).min(1 << self.piece);
-            self.pieces.push(Piece::of(lines, L::EMPTY));
+        while self.pieces.len() <= line / PIECE {
+            let lines = (self.lines - self.pieces.len() * PIECE).min(PIECE);
+            self.pieces.push(vec![L::EMPTY; lines].into());
             bytes += lines * size_of::<L>();
         }
         bytes
@@ -186,7 +180,7 @@ impl<L: Line> Lines<L> {
 
     pub(super) fn bytes(&self) -> usize {
         let lists = self.sides.iter().map(|side| &side.pieces).filter(|pieces| pieces.spilled());
-        self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Piece<L>>()
+        self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Box<[L]>>()
     }
 
     /// Whether the bytes are what they must be.
@@ -291,7 +285,7 @@ impl<L: Line> Lines<L> {
             *bytes += lower.make_until(lower.line_of(last));
             upper.ask_for(line + AHEAD);
             lower.ask_for(lower.line_of(first) + 2 * AHEAD);
-            let (piece, at) = upper.place(line);
+            let (piece, at) = Side::<L>::place(line);
             let is_last = at + 1 == upper.pieces[piece].len();
             to(
                 Moving {
@@ -306,7 +300,7 @@ impl<L: Line> Lines<L> {
                 lower,
             );
             if is_last {
-                let done = std::mem::replace(&mut upper.pieces[piece], Piece::none());
+                let done = std::mem::take(&mut upper.pieces[piece]);
                 *bytes -= size_of_val::<[L]>(&done);
             }
             (*moved, *frontier) = (line + 1, next.unwrap_or(0));
