@@ -93,10 +93,18 @@ impl Publisher {
     /// Takes in what has changed in the index since the last look. Its writers wait for less than a millisecond at a time;
     /// `between` is called between two such times.
     ///
+    /// Ranks that are not `usable` are taken for empty: those of which the index is not sure.
+    ///
     /// One rank in turn is copied though its fingerprint is as before: a fingerprint is made of names, and an engine may
     /// give a name to another block.
-    pub fn look(&mut self, index: &Arc<BlockIndex>, mut between: impl FnMut()) -> Looked {
-        let ranks = index.ranks();
+    pub fn look(
+        &mut self,
+        index: &Arc<BlockIndex>,
+        usable: impl Fn(&str, u32) -> bool,
+        mut between: impl FnMut(),
+    ) -> Looked {
+        let mut ranks = index.ranks();
+        ranks.retain(|rank| usable(&rank.worker, rank.rank));
         let turn = self.turn % ranks.len().max(1);
         self.turn = turn + 1;
         let mut looked = Looked { ranks: ranks.len(), copied: 0 };

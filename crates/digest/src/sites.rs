@@ -95,6 +95,32 @@ pub struct Counts {
     pub probes: u64,
 }
 
+impl Counts {
+    /// All of them, by the names of the fields.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 17] {
+        [
+            ("sites", self.sites),
+            ("marks", self.marks),
+            ("sets", self.sets),
+            ("bytes", self.bytes),
+            ("applied", self.applied),
+            ("whole", self.whole),
+            ("repeated", self.repeated),
+            ("refused", self.refused),
+            ("whole_wanted", self.whole_wanted),
+            ("forgotten", self.forgotten),
+            ("doubted", self.doubted),
+            ("compared", self.compared),
+            ("short", self.short),
+            ("beyond", self.beyond),
+            ("answers", self.answers),
+            ("left_out", self.left_out),
+            ("probes", self.probes),
+        ]
+    }
+}
+
 /// How much a site's word counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {

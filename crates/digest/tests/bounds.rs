@@ -81,7 +81,7 @@ fn bounds_hold_at_the_moment_of_the_digests_and_lost_ones_are_noticed() {
                     *site = Site::new(&format!("s{at}"), round + 2);
                 }
                 (0..random.below(6)).for_each(|_| site.event(&mut random));
-                site.publisher.look(&site.index, || {});
+                site.publisher.look(&site.index, |_, _| true, || {});
                 let delta = site.publisher.delta();
                 if random.chance(5) {
                     continue;
@@ -138,7 +138,7 @@ fn a_site_that_is_cut_off_may_have_anything() {
     let contents: Vec<u64> = (0..9).collect();
     let names: Vec<BlockHash> = (0..9).map(BlockHash).collect();
     site.index.store("w", 0, Tier::Gpu, None, &names, &contents).unwrap();
-    site.publisher.look(&site.index, || {});
+    site.publisher.look(&site.index, |_, _| true, || {});
     sites.apply(&site.publisher.whole(), 0, NOW).unwrap();
     let marks = marks_of_prompt(&contents, GRAIN);
     let find = |sites: &Sites, at| bounds(sites, &sites.find(&marks, 9, Duration::from_secs(at)), "far");
@@ -176,7 +176,7 @@ fn a_liar_is_asked_a_few_times_and_then_once_in_a_while() {
         let names: Vec<BlockHash> = prefix_hashes(held).into_iter().map(BlockHash).collect();
         index.store("w", 0, Tier::Gpu, None, &names, held).unwrap();
         let mut publisher = Publisher::new(site, 1, GRAIN).unwrap();
-        publisher.look(&index, || {});
+        publisher.look(&index, |_, _| true, || {});
         digest.word = publisher.whole().word;
         probe.apply(&digest, 0, NOW).unwrap();
         sites.apply(&digest, 0, NOW).unwrap();
