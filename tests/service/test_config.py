@@ -78,6 +78,14 @@ OTHER = {
     "snapshot.peer": "http://other:8090",
     "snapshot.peer_key_file": "peer-key",
     "snapshot.peer_timeout": "5s",
+    "sites.role": "global",
+    "sites.url": "http://above:8090",
+    "sites.site": "north",
+    "sites.key_file": "global-key",
+    "sites.every": "1s",
+    "sites.grain": "64",
+    "sites.unknown_after": "1m",
+    "sites.forget_after": "1m",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -95,6 +103,9 @@ TOGETHER = {
     "http.tls_key": TLS,
     "http.tls_client_ca": TLS,
     "snapshot.peer_key_file": ("snapshot.peer",),
+    "sites.url": ("sites.site",),
+    "sites.site": ("sites.url",),
+    "sites.key_file": ("sites.url", "sites.site"),
 }
 
 

@@ -35,8 +35,8 @@ def until(condition: Callable[[], Any]) -> Any:
     return given
 
 
-def above(stale_after: float = 3600.0, **more: Any) -> Service:
-    sites = SitesConfig(role="global", grain=GRAIN, stale_after=stale_after, **more)
+def above(unknown_after: float = 3600.0, **more: Any) -> Service:
+    sites = SitesConfig(role="global", grain=GRAIN, unknown_after=unknown_after, **more)
     return Service(config=Config(http=HttpConfig(bind="127.0.0.1:0"), sites=sites))
 
 
@@ -105,7 +105,7 @@ def test_sites_push_what_their_engines_hold(top: Service, client: Client, publis
 
 
 def test_a_site_that_is_cut_off_may_have_anything() -> None:
-    with above(stale_after=0.2) as top:
+    with above(unknown_after=0.2) as top:
         client = top.client()
         publisher = SitePublisher("far", grain=GRAIN)
         publisher.look(holds(6))
@@ -118,7 +118,7 @@ def test_a_site_that_is_cut_off_may_have_anything() -> None:
 
 
 def test_a_site_that_is_not_heard_for_long_is_forgotten() -> None:
-    with above(stale_after=0.01, forget_after=0.05) as top:
+    with above(unknown_after=0.01, forget_after=0.05) as top:
         client = top.client()
         for name in ("gone", "here"):
             publisher = SitePublisher(name, grain=GRAIN)

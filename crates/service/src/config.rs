@@ -264,7 +264,7 @@ impl Config {
             ("streams.probe_interval", config.streams.probe_interval.is_zero()),
             ("streams.buffer_batches", config.streams.buffer_batches == 0),
             ("sites.grain", config.sites.grain == 0),
-            ("sites.stale_after", config.sites.stale_after.is_zero()),
+            ("sites.unknown_after", config.sites.unknown_after.is_zero()),
             ("sites.forget_after", config.sites.forget_after.is_zero()),
             ("snapshot.every", config.snapshot.every.is_zero()),
         ] {

@@ -35,7 +35,7 @@ pub struct SitesConfig {
     pub grain: u32,
     /// Time without a digest after which a site may hold anything.
     #[serde(with = "crate::config::seconds")]
-    pub stale_after: Duration,
+    pub unknown_after: Duration,
     /// Time without a digest after which a site is forgotten.
     #[serde(with = "crate::config::seconds")]
     pub forget_after: Duration,
@@ -46,7 +46,7 @@ impl Default for SitesConfig {
         Self {
             role: Role::default(),
             grain: 32,
-            stale_after: Duration::from_secs(30),
+            unknown_after: Duration::from_secs(30),
             forget_after: Duration::from_secs(3600),
         }
     }

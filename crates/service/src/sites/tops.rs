@@ -92,8 +92,8 @@ impl Tops {
             let message = format!("there are {MOST} models and routing groups already");
             return Err(Error::Conflict { code: "limit_reached", message });
         }
-        let SitesConfig { grain, stale_after, .. } = self.config;
-        let sites = Sites::new(grain, stale_after, RandomState::new().hash_one(0)).map_err(refused)?;
+        let SitesConfig { grain, unknown_after, .. } = self.config;
+        let sites = Sites::new(grain, unknown_after, RandomState::new().hash_one(0)).map_err(refused)?;
         let (model, routing_group) = name.clone();
         let (sites, swept) = (RwLock::new(sites), Mutex::new(self.now()));
         let top = Arc::new(Top { model, routing_group, block_size, sites, swept });

@@ -488,9 +488,9 @@ class SitesConfig(Section):
             "Blocks between two marks of a chain in a digest. The same for all sites and the service above them.",
         ),
     )
-    stale_after: float = field(
+    unknown_after: float = field(
         default=30.0,
-        metadata=about(_ABOVE_0, "--site-stale-after", "Time without a digest after which a site may hold anything."),
+        metadata=about(_ABOVE_0, "--site-unknown-after", "Time without a digest after which a site may hold anything."),
     )
     forget_after: float = field(
         default=3600.0,
@@ -719,7 +719,7 @@ class Config(Section):
             "from_peer": self.snapshot.peer is not None,
         }
         self.snapshot.peer_bearer()  # an error in the file is one now
-        sites = {name: getattr(self.sites, name) for name in ("role", "grain", "stale_after", "forget_after")}
+        sites = {name: getattr(self.sites, name) for name in ("role", "grain", "unknown_after", "forget_after")}
         self.sites.bearer()
         native = {"http": http, "streams": streams, "adopt": adopt, "snapshot": snapshot, "sites": sites}
         return {**native, "holds": list(holds), "log": logs}
