@@ -159,7 +159,7 @@ def test_a_site_that_lies_is_not_asked_for_long(top: Service, client: Client) ->
         name = best.sites[0]
         asked[name] += 1
         was = 0 if name == "liar" else 24
-        claim = {"at_least": best.at_least, "at_most": best.at_most, "was": was}
+        claim: dict[str, Any] = {"at_least": best.at_least, "at_most": best.at_most, "was": was}
         assert client.compare_site(name, model=MODEL, **claim)
         if answer.probe is not None:
             probes += 1

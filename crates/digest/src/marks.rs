@@ -17,7 +17,7 @@ pub fn marks_of_prompt(content_hashes: &[u64], grain: u32) -> Vec<u64> {
     let mut walk = Walk::default();
     for &content in &content_hashes[..content_hashes.len() / grain * grain] {
         walk.step(content);
-        if walk.depth as usize % grain == 0 {
+        if (walk.depth as usize).is_multiple_of(grain) {
             marks.push(walk.prefix);
         }
     }
@@ -50,7 +50,7 @@ pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
         let part = &parts[at as usize];
         for (name, &content) in part.names.iter().zip(part.contents) {
             walk.step(content);
-            if walk.depth % grain == 0 {
+            if walk.depth.is_multiple_of(grain) {
                 marks.push(walk.prefix);
             }
             // Each part is below one name, and taken out with it: it is walked once, also if names go in a circle.

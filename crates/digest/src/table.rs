@@ -89,7 +89,7 @@ impl Table {
 impl Shard {
     /// Where an entry belongs. The lowest bits have chosen the shard, the highest choose the place.
     fn home(&self, hash: u64) -> usize {
-        (u128::from(hash) * self.entries.len() as u128 >> 64) as usize
+        ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }
 
     fn next(&self, at: usize) -> usize {
