@@ -22,11 +22,14 @@ pub struct KeyspaceDigest {
     pub bytes: Vec<u8>,
 }
 
+/// A model and a routing group.
+type Name = (Box<str>, Box<str>);
+
 /// The publishers of a service's keyspaces.
 pub(crate) struct Digests {
     grain: u32,
     life: u64,
-    publishers: Mutex<HashMap<(Box<str>, Box<str>), Publisher>>,
+    publishers: Mutex<HashMap<Name, Publisher>>,
 }
 
 impl Digests {
