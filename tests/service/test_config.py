@@ -78,6 +78,14 @@ OTHER = {
     "snapshot.peer": "http://other:8090",
     "snapshot.peer_key_file": "peer-key",
     "snapshot.peer_timeout": "5s",
+    "sites.role": "global",
+    "sites.url": "http://above:8090",
+    "sites.site": "north",
+    "sites.key_file": "global-key",
+    "sites.every": "1s",
+    "sites.grain": "64",
+    "sites.unknown_after": "1m",
+    "sites.forget_after": "1m",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -95,6 +103,9 @@ TOGETHER = {
     "http.tls_key": TLS,
     "http.tls_client_ca": TLS,
     "snapshot.peer_key_file": ("snapshot.peer",),
+    "sites.url": ("sites.site",),
+    "sites.site": ("sites.url",),
+    "sites.key_file": ("sites.url", "sites.site"),
 }
 
 
@@ -459,7 +470,8 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 
 def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     stream, engine = "w=tcp://h:1,topic=a,rank=2", 'q"\\=http://h:8000'
-    left_out = ("_file", ".dir", "snapshot.peer")  # peer goes with no keyed_identity
+    # The others go with no keyed_identity.
+    left_out = ("_file", ".dir", "snapshot.peer", "sites.url", "sites.site")
     flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith(left_out)}
     loaded = read_config(flags | {"engine": [engine], "stream": [stream]}, {"KVATLAS_KEY": "k"})
     text = show_config(loaded)
@@ -478,7 +490,8 @@ def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
 
 def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     told = read_config(
-        {path: text for path, text in OTHER.items() if not path.endswith(("key_file", "keyed_identity"))}, {}
+        {path: text for path, text in OTHER.items() if not path.endswith(("key_file", "keyed_identity", "sites.role"))},
+        {},
     ).config.for_native()
     assert told["http"]["tls"] == {"cert": "cert.pem", "key": "key.pem", "client_ca": "ca.pem"}
     assert told["http"]["max_body"] == 1 << 20

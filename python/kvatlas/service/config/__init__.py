@@ -13,6 +13,7 @@ from kvatlas.service.config.schema import (
     HttpConfig,
     LimitsConfig,
     LogConfig,
+    SitesConfig,
     SnapshotConfig,
     StreamConfig,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "LimitsConfig",
     "LogConfig",
     "ResolvedConfig",
+    "SitesConfig",
     "SnapshotConfig",
     "Stream",
     "StreamConfig",
