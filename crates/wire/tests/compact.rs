@@ -191,6 +191,9 @@ fn example() -> Vec<u8> {
 #[test]
 fn a_message_comes_out_as_it_went_in() {
     let bytes = example();
+    // `tests/cli/test_relayed.py` reads the same.
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(hex, "c1010000000000000010ac021007000000000000f83f030403021303050306070901c801000208");
     let message = Message::read(&bytes).expect("a message");
     assert_eq!((message.life, message.id, message.block_size, message.key), (1 << 60, 300, 16, 7));
     assert!((message.timestamp - 1.5).abs() < 1e-9);

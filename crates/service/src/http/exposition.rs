@@ -57,6 +57,7 @@ impl Collector for Scrape {
         self.keyspaces(&mut encoder)?;
         self.adoption(&mut encoder)?;
         self.snapshots(&mut encoder)?;
+        self.relay(&mut encoder)?;
         self.streams(&mut encoder)
     }
 }
@@ -186,6 +187,14 @@ impl Scrape {
             gauge_of(&mut family, &[("reason", skip.name())], count as i64)?;
         }
         Ok(())
+    }
+
+    fn relay(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        for (name, help, count) in self.app.fleet.relay().counts.all() {
+            counter(encoder, name, help, count)?;
+        }
+        let help = "Bytes that wait to be published to the log, or to be acknowledged by it";
+        gauge(encoder, "relay_buffered_bytes", help, self.app.fleet.relay().buffered() as i64)
     }
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {

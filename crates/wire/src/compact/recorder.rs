@@ -157,6 +157,12 @@ impl Recorder {
         flush(self, true);
     }
 
+    /// That blocks are not held after all, as changes.
+    pub fn removed(&mut self, tier: Tier, names: &[BlockHash]) -> Vec<u8> {
+        self.remove(tier, names, false);
+        self.take()
+    }
+
     fn head(&mut self, kind: u8, tier: Tier, parent: Option<BlockHash>, copies: u32) {
         let flags = if parent.is_some() { PARENT } else { 0 } | if copies == 1 { 0 } else { COPIES };
         self.out.push(kind | (tier as u8) << TIER_SHIFT | flags);

@@ -13,6 +13,7 @@ from kvatlas.service.config.schema import (
     HttpConfig,
     LimitsConfig,
     LogConfig,
+    RelayConfig,
     SnapshotConfig,
     StreamConfig,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "HttpConfig",
     "LimitsConfig",
     "LogConfig",
+    "RelayConfig",
     "ResolvedConfig",
     "SnapshotConfig",
     "Stream",
