@@ -29,7 +29,7 @@ check: build-tests  ## before a commit: lints, types, and tests without the slow
 	@$(SIDE_BY_SIDE) check-python check-rust types lint-python clippy format-rust
 
 test: build-tests target/wheel-test/built  ## everything that must hold, the same as in CI
-	@$(SIDE_BY_SIDE) test-python test-rust types lint-python clippy format-rust $(if $(wildcard mkdocs.yml),docs-site)
+	@$(SIDE_BY_SIDE) test-python test-rust types lint-python clippy format-rust
 
 lint: build-tests  ## format, lints, types, and stubs against the built extension
 	@$(SIDE_BY_SIDE) types lint-python clippy format-rust
@@ -50,9 +50,10 @@ types:
 	$(BIN)/mypy
 	$(BIN)/python -W "ignore:kvatlas is a debug build" -m mypy.stubtest kvatlas._native
 
-# Half of the seeds that a run without the variable has; `make fuzz` has many more.
+# A quarter of the seeds that a run without the variable has; `make fuzz` has many more. Examples are compiled by clippy.
 test-rust:
-	KVATLAS_SEEDS=300 cargo test --locked --workspace --no-fail-fast
+	KVATLAS_SEEDS=150 cargo test --locked --workspace --no-fail-fast --lib --tests
+	cargo test --locked --workspace --no-fail-fast --doc
 
 test-python:
 	$(PYTEST)
@@ -195,7 +196,7 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 	@rm -f .venv/extension-*; touch $@
 
 .venv/extension-dev: .venv/ready $(RUST)
-	cargo test --locked --workspace --no-run
+	cargo test --locked --workspace --no-run --lib --tests
 	$(BIN)/maturin develop --locked
 	@rm -f .venv/extension-*; touch $@
 

@@ -99,3 +99,22 @@ def test_an_engine_that_is_down_is_not_replaced_by_one_that_has_nothing(engine: 
         assert answer.status in (502, 503)
         assert answer.error["code"] in ("engine_failed", "no_worker")
         assert sum(len(about(one, "/v1/responses")) for name, one in by_name.items() if name != maker) == 0
+
+
+def test_an_engine_that_is_drained_answers_for_what_it_keeps(engine: Engine, other: Engine) -> None:
+    engine.behaviour, other.behaviour = keeper("e0"), keeper("e1")
+    by_name = {"e0": engine, "e1": other}
+    with Router(engine, other, flags=PLAIN) as router:
+        made = router.ask({"model": MODEL, "input": "hello"}, path="/v1/responses").json["id"]
+        maker = made.split("_")[1]
+        assert router.ask(b"{}", path=f"/engines/{maker}/drain").status == 200
+        following = {"model": MODEL, "input": "and?", "previous_response_id": made}
+        for _ in range(3):
+            answer = router.ask(following, path="/v1/responses")
+            assert (answer.status, answer.headers["x-kvatlas-worker"]) == (200, maker)
+        path = f"/v1/responses/{made}"
+        assert request(router, "GET", path) == 200
+        assert len(about(by_name[maker], path)) == 1
+        for _ in range(4):
+            fresh = router.ask({"model": MODEL, "input": "hello"}, path="/v1/responses")
+            assert fresh.headers["x-kvatlas-worker"] != maker, "it gets nothing else"

@@ -250,7 +250,7 @@ def play(records: list[dict[str, Any]], publishers: Callable[[], Publisher], sha
             found = [depth(engine.service, tokens, **names) for engine in engines]
             # Asked for, and looked at.
             for i in (1, 2):
-                for _ in range(20):
+                for _ in range(8):
                     if found[i] == hit:
                         break
                     time.sleep(0.005)

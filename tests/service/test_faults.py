@@ -61,6 +61,9 @@ def test_a_fault(arena: Arena, faults: dict[str, Any], counter: str) -> None:
     for engine in arena.engines:
         engine.faults(**faults)
     arena.run(2.5 if "replay_socket" in faults else 1.5)
+    end = time.monotonic() + PATIENCE
+    while counted(arena, counter) <= before and time.monotonic() < end:  # on a busy machine little happens in a second
+        arena.run(0.5)
     arena.calm()
     if "poison_type" in faults:
         arena.run(1.0)  # what calmed it has emptied the caches
@@ -133,8 +136,8 @@ def test_the_service_is_killed_under_load_and_comes_back_whole(arena: Arena) -> 
         assert status == 503
         assert waiting
         time.sleep(0.01)
-    # Ready means that every stream has its first replay behind it.
-    assert all(stream["trusted"] and not stream["partial"] for stream in streams.values()), streams
+    # Ready means that every stream has its first replay behind it. Under load, one may have lost something since.
+    assert all(stream["settled"] and not stream["partial"] for stream in streams.values()), streams
     arena.calm()
     compare(arena)
 

@@ -328,9 +328,13 @@ impl Late {
         self.answered.iter().copied()
     }
 
-    /// Takes up what another one had as [`answered`](Self::answered), of a rank that holds the same.
-    pub fn hold_answered(&mut self, names: impl IntoIterator<Item = BlockHash>) {
-        self.answered.extend(names);
+    /// Goes on for another one, of a rank that holds the same, with what that one had as [`answered`](Self::answered).
+    ///
+    /// The next batch is not the first: if everything is known of the engine, a parent that is not held proves no more than
+    /// it did to the other one.
+    pub fn resume(&mut self, answered: impl IntoIterator<Item = BlockHash>) {
+        self.answered.extend(answered);
+        self.settled = true;
     }
 
     /// A batch is about to be applied.

@@ -337,3 +337,37 @@ fn those_who_wait_are_placed_one_at_a_time_by_what_is_held_then() {
         "{told:?} {late:?}"
     );
 }
+
+#[test]
+fn whoever_keeps_what_a_request_goes_on_from_takes_it_while_it_is_drained() {
+    let mut router = router(Config::default());
+    let (kept, other) = (router.add_worker("a", 0, 1.0, 0.0), router.add_worker("b", 0, 1.0, 0.0));
+    assert!(router.drain_worker(kept));
+    let unknown = Depths::unknown();
+    assert_eq!(placed(router.choose(&request(4_000), &unknown, 0.0)).worker, other);
+    let decision = router.place_at_keeper(&request(4_000), &unknown, kept, 0.1).expect("it is there");
+    assert_eq!((decision.worker, decision.uncached_tokens), (kept, 4_000));
+    assert_eq!(router.in_flight(), 2);
+    assert!(router.finish(decision.id, Usage::default(), 0.2).is_some());
+    assert_eq!(router.in_flight(), 1);
+    // It is drained as before, and nobody else's requests wait for it or go there.
+    assert_eq!(router.choose_among(&request(100), &unknown, Some(&[kept]), 0.3), Outcome::Refused(Refusal::NoWorker));
+    router.remove_worker(kept, 0.4);
+    assert!(router.place_at_keeper(&request(100), &unknown, kept, 0.5).is_none());
+}
+
+#[test]
+fn a_request_that_is_placed_again_and_again_is_refused_once() {
+    let mut router = router(Config::default());
+    let refused = |router: &Router| router.counts().refused[Refusal::NoWorker as usize];
+    for _ in 0..5 {
+        let outcome = router.choose_or_wait(&request(100), &Depths::unknown(), None, 0.0);
+        assert_eq!(outcome, Outcome::Refused(Refusal::NoWorker));
+        assert_eq!(refused(&router), 1);
+        router.tries_again(Refusal::NoWorker);
+        assert_eq!(refused(&router), 0);
+    }
+    router.tries_again(Refusal::NoWorker);
+    router.gave_up(Refusal::NoWorker);
+    assert_eq!(refused(&router), 1);
+}

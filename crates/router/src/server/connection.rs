@@ -266,17 +266,21 @@ pub(super) async fn serve<S, F>(
             let connection = http.serve_connection(stream, service);
             watch(pin!(connection), http1::Connection::graceful_shutdown, &note, limits, stop).await;
         }
+        // In a place of its own: every connection that speaks HTTP/1.1 would be as large.
         Protocol::Http2 => {
-            let mut http = http2::Builder::new(TokioExecutor::new());
-            http.timer(TokioTimer::new())
-                .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
-                .initial_stream_window_size(1 << 20)
-                .initial_connection_window_size(4 << 20)
-                .max_concurrent_streams(1000)
-                .keep_alive_interval(limits.idle.min(Duration::from_secs(30)))
-                .keep_alive_timeout(Duration::from_secs(20));
-            let connection = http.serve_connection(stream, service);
-            watch(pin!(connection), http2::Connection::graceful_shutdown, &note, limits, stop).await;
+            Box::pin(async {
+                let mut http = http2::Builder::new(TokioExecutor::new());
+                http.timer(TokioTimer::new())
+                    .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
+                    .initial_stream_window_size(1 << 20)
+                    .initial_connection_window_size(4 << 20)
+                    .max_concurrent_streams(1000)
+                    .keep_alive_interval(limits.idle.min(Duration::from_secs(30)))
+                    .keep_alive_timeout(Duration::from_secs(20));
+                let connection = http.serve_connection(stream, service);
+                watch(pin!(connection), http2::Connection::graceful_shutdown, &note, limits, stop).await;
+            })
+            .await
         }
     }
 }

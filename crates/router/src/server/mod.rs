@@ -270,19 +270,25 @@ impl Thread {
         let handle = |request, until| Box::pin(dispatch::answer(self.app.clone(), self.number, door, request, until));
         let stop = self.stop.clone();
         let Some(tls) = self.app.gate.tls().filter(|_| door == Door::Main) else {
-            let Some(spoken) = sniff::protocol(&stream, self.limits.first_byte, stop.clone()).await else { return };
+            let sniffed = Box::pin(sniff::protocol(&stream, self.limits.first_byte, stop.clone())).await;
+            let Some(spoken) = sniffed else { return };
             return connection::serve(TokioIo::new(stream), spoken, self.limits, stop, handle).await;
         };
-        match tokio::time::timeout(self.limits.request, tls.accept(stream)).await {
-            Ok(Ok(stream)) => {
-                let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                let spoken = if is_h2 { Spoken::Http2 } else { Spoken::Http1 };
-                connection::serve(TokioIo::new(stream), spoken, self.limits, stop, handle).await;
+        // In a place of its own: every connection without TLS would be as large.
+        let limit = self.limits.request;
+        Box::pin(async move {
+            match tokio::time::timeout(limit, tls.accept(stream)).await {
+                Ok(Ok(stream)) => {
+                    let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let spoken = if is_h2 { Spoken::Http2 } else { Spoken::Http1 };
+                    connection::serve(TokioIo::new(stream), spoken, self.limits, stop, handle).await;
+                }
+                // No TLS, or none that we speak; the client was told in TLS's own words.
+                Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                Err(_) => tracing::debug!("a TLS handshake took too long"),
             }
-            // No TLS, or none that we speak; the client was told in TLS's own words.
-            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-            Err(_) => tracing::debug!("a TLS handshake took too long"),
-        }
+        })
+        .await;
     }
 }
 

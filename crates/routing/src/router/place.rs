@@ -65,6 +65,44 @@ impl Router {
         self.choose_now(request, depths, allowed, false, now)
     }
 
+    /// Places a request that only one worker can take, as it keeps what the request goes on from: also while that is
+    /// drained, and without a wait. None: there is no such worker.
+    pub fn place_at_keeper(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        worker: WorkerId,
+        now: f64,
+    ) -> Option<Decision> {
+        let now = self.at(now);
+        self.expire_until(now);
+        self.fleet.slot(worker)?;
+        self.number += 1;
+        let request = Request { number: self.number, ..self.complete(request) };
+        let guessed = self.guess(&request, now);
+        let depths = guessed.as_ref().unwrap_or(depths);
+        self.who.clear();
+        self.who.push(worker.0);
+        self.expect(&request, depths, now);
+        let Self { fleet, who, predicted, .. } = self;
+        fleet.candidates(depths, predicted, Some(who), now);
+        let decision = self.reserve(&request, 0, Why::Only, now);
+        self.guessed = guessed.unwrap_or_default();
+        Some(decision)
+    }
+
+    /// The caller places a request again that was refused, so it does not count as that: [`Router::gave_up`] does if it
+    /// is refused in the end. To be called before anybody can read the counts.
+    pub fn tries_again(&mut self, why: Refusal) {
+        let count = &mut self.counts.refused[why as usize];
+        *count = count.saturating_sub(1);
+    }
+
+    /// A request that was placed again and again is refused.
+    pub fn gave_up(&mut self, why: Refusal) {
+        self.count_refused(&Outcome::Refused(why));
+    }
+
     fn choose_now(
         &mut self,
         request: &Request<'_>,
@@ -159,7 +197,7 @@ impl Router {
         if self.fleet.up == 0 {
             return false;
         }
-        let Self { fleet, who, predicted, on_the_way, .. } = self;
+        let Self { fleet, who, .. } = self;
         if allowed.is_some() || !fleet.is_dense() {
             fleet.may_take(allowed, who);
             if who.is_empty() {
@@ -168,6 +206,13 @@ impl Router {
         } else {
             who.clear();
         }
+        self.expect(request, depths, now);
+        true
+    }
+
+    /// Finds out what of a request is on its way to each worker.
+    fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
+        let Self { fleet, predicted, on_the_way, .. } = self;
         predicted.clear();
         predicted.resize(fleet.slots.len(), 0);
         // What an index that cannot be trusted says announces nothing.
@@ -178,7 +223,6 @@ impl Router {
                 *most = depth.max(*most);
             }
         });
-        true
     }
 
     /// Leaves out workers that have just joined and had their share. The candidates with them, if there are any.

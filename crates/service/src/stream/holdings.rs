@@ -436,7 +436,7 @@ impl Holdings {
     /// Takes up which of a rank's blocks are known from answers alone.
     pub(super) fn restore_answered(&mut self, rank: u32, answered: Vec<BlockHash>) {
         if self.keyspace.desk().is_open() {
-            return self.stream.lates().of(rank).hold_answered(answered);
+            return self.stream.lates().of(rank).resume(answered);
         }
         // Nobody would notice a store that comes twice.
         let remove = |index: &BlockIndex| index.remove(&self.stream.worker, rank, Tier::Gpu, &answered);

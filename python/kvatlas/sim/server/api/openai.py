@@ -213,6 +213,8 @@ async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedR
             sent += 1
             if SLOW in request:
                 await asyncio.sleep(request[SLOW])
+        if CUT in request:  # a slow machine has put all tokens into fewer events
+            return cut(request, response)
         if asked.with_usage:
             await response.write(_event({**head, "choices": [], "usage": _usage(live)}))
         await response.write(b"data: [DONE]\n\n")
