@@ -213,9 +213,8 @@ async fn live<T: Transport>(
             }
             if let Some(speaks) = taken {
                 Poll::Ready(Woken::Incoming { speaks })
-            } else if published.as_ref().is_some_and(|published| published.due() <= Instant::now().into_std()) {
-                Poll::Ready(Woken::Time)
-            } else if copier.as_ref().is_some_and(|copier| copier.due() <= Instant::now().into_std()) {
+            } else if is_due(copier.as_ref().map(StreamCopier::due)) || is_due(published.as_ref().map(StateCopier::due))
+            {
                 Poll::Ready(Woken::Time)
             } else if rebuilt.as_mut().poll(cx).is_ready() {
                 Poll::Ready(Woken::End(End::Rebuilt))
@@ -268,6 +267,10 @@ async fn live<T: Transport>(
             }
         }
     }
+}
+
+fn is_due(at: Option<std::time::Instant>) -> bool {
+    at.is_some_and(|at| at <= Instant::now().into_std())
 }
 
 /// Tells those who read the stream from a log what is known of it, if that is news.

@@ -176,6 +176,8 @@ fn a_snapshot_is_proved_by_the_life_and_the_number() {
     assert_eq!(next.held.applied, [(0, b'r'), (0, b'a')]);
     let mut again = restored();
     again.message(5, 41, &[batch(b"r")]);
+    assert!(again.follower.is_whole() && !again.trusted(), "what the relay says of it now comes with the next");
+    again.message(5, 42, &[]);
     assert!(again.trusted());
     assert_eq!(again.held.applied, [(0, b'r')]);
     let mut purged = restored();
