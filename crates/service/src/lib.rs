@@ -15,9 +15,10 @@
 //! * `adopt`: learns from prompts and answers what streams have not announced.
 //! * [`shown`]: what a page shows of a fleet.
 //! * `relay`: a log between this service and others; `reader` reads one.
+//! * [`sites`]: digests for a service above many sites, and that service's knowledge.
 //! * [`snapshot`]: what is kept over a restart, or taken over from another service.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
+//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
 //! `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
@@ -39,6 +40,7 @@ mod relay;
 pub mod secret;
 mod service;
 pub mod shown;
+pub mod sites;
 pub mod snapshot;
 pub mod state;
 mod stream;

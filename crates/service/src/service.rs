@@ -19,6 +19,7 @@ use crate::http::{self, App, Server};
 use crate::log;
 use crate::reader;
 use crate::relay::Relay;
+use crate::sites::{Digests, KeyspaceDigest};
 use crate::snapshot::{self, Directory, Keeper, Origin, Snapshots};
 
 /// How long threads may take to end when a service is dropped.
@@ -33,6 +34,7 @@ pub struct Service {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     running: Mutex<Option<Running>>,
+    digests: Digests,
 }
 
 struct Running {
@@ -92,7 +94,7 @@ impl Service {
         }
         let adopt = adopt::start(&fleet, config.adopt.share, &streams)?;
         let adopt = Adopting { desk: streams.desk.clone(), thread: adopt };
-        let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone())?;
+        let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone(), &config.sites)?;
         for at in &streams.bind {
             listen_for_engines(*at, &streams, &app, &ingest)?;
         }
@@ -109,7 +111,7 @@ impl Service {
             tracing::info!(%address, "listening for health, readiness and metrics");
         }
         let running = Mutex::new(Some(Running { server, ingest, adopt, keeper }));
-        Ok(Self { app, address, admin_address, running })
+        Ok(Self { app, address, admin_address, running, digests: Digests::new(config.sites.grain) })
     }
 
     /// Where it listens.
@@ -221,6 +223,20 @@ impl Service {
             tracing::error!(why, "the snapshot of another service cannot be used; the streams begin without it");
         }
         snapshots.loaded(&self.app.fleet);
+    }
+
+    /// What has changed in each keyspace since the last call, for the service above many sites; of a keyspace that `whole`
+    /// has, by model and routing group, all there is.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the site cannot be called so.
+    pub fn site_digests(&self, site: &str, whole: &[(String, String)]) -> Result<Vec<KeyspaceDigest>, Error> {
+        let is_whole = |model: &str, group: &str| whole.iter().any(|(a, b)| a == model && b == group);
+        let keyspaces = self.app.fleet.keyspaces();
+        let next = |it: &std::sync::Arc<crate::state::Keyspace>| {
+            self.digests.next(site, it, is_whole(&it.model, &it.routing_group))
+        };
+        keyspaces.iter().map(next).collect()
     }
 
     /// What `/engines` says.

@@ -2,6 +2,9 @@
 
 It comes in parts, each by a request of its own, so that a lost connection costs one part. All parts are of one
 snapshot: if the other service does not have it any more, the client begins anew.
+
+Of several replicas behind one name, the first is asked that is ready, and the next one if it fails. A replica that is
+not ready knows no more than the one that asks.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import contextlib
 import json
 import logging
 import re
+import socket
 import ssl
 import tempfile
 import threading
@@ -21,13 +25,15 @@ import httpx
 
 from kvatlas._http import failure, options
 from kvatlas.errors import ServiceError
-from kvatlas.service import native
+from kvatlas.service import native, replicas
 from kvatlas.service.config.schema import SnapshotConfig
 
 logger = logging.getLogger("kvatlas.service")
 
 _PART = 8 << 20  # bytes of a request
 _PAUSE = 0.2  # seconds before a request that failed is made again
+_LOOK = 2.0  # seconds within which one of several replicas must say whether it is ready
+_FAILURES = 3  # requests in a row that may fail before the next replica is asked
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)", re.ASCII)
 _PATIENT = (408, 429, 502, 503, 504)  # answers after which the same request may succeed
 
@@ -35,9 +41,17 @@ _PATIENT = (408, 429, 502, 503, 504)  # answers after which the same request may
 class Fetching:
     """Fetches the snapshot in a thread, and hands it to the native service, whose streams wait for it."""
 
-    def __init__(self, config: SnapshotConfig, to: native.Native) -> None:
+    def __init__(self, config: SnapshotConfig, to: native.Native, own: str) -> None:
+        """Begin.
+
+        Args:
+            config: Where the snapshot comes from.
+            to: The native service that gets it.
+            own: The IP address and port that this service listens on.
+        """
         self._config = config
         self._native = to
+        self._own = own
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvatlas-peer-snapshot", daemon=True)
         self._thread.start()
@@ -48,19 +62,100 @@ class Fetching:
             with tempfile.TemporaryDirectory(prefix="kvatlas-", dir=self._config.dir) as directory:
                 file = Path(directory) / "peer.snapshot"
                 with file.open("wb") as out:
-                    fetch(peer, self._config.peer_bearer(), self._config.peer_timeout, out, self._stop)
+                    given_by = self._fetch(peer, out)
+                if given_by is None:
+                    self._native.no_snapshot(None)
+                    return
                 with contextlib.suppress(ServiceError):  # the native part has logged it, and goes on without
-                    self._native.load_snapshot(str(file), peer)
+                    self._native.load_snapshot(str(file), given_by)
         except ServiceError as error:
             self._native.no_snapshot(None if self._stop.is_set() else str(error))
         except Exception as error:
             logger.exception("the snapshot of %s cannot be fetched", peer)
             self._native.no_snapshot(str(error))
 
+    def _fetch(self, peer: str, out: IO[bytes]) -> str | None:
+        """Write the snapshot to a file. Returns the URL of who gave it; None if there is nobody to ask."""
+        key, timeout = self._config.peer_bearer(), self._config.peer_timeout
+        if not replicas.is_name(peer):
+            fetch(peer, key, timeout, out, self._stop)
+            return peer
+        given_by = fetch_from_any(peer, self._own, key, timeout, out, self._stop)
+        if given_by is None:
+            logger.info("%s: no other replica is ready; beginning without a snapshot of one", peer)
+        else:
+            logger.info("%s: beginning with the snapshot of %s", peer, given_by)
+        return given_by
+
     def stop(self) -> None:
         """Give up, if it is not done."""
         self._stop.set()
         self._thread.join()
+
+
+def fetch_from_any(
+    peer: str, own: str, key: str | None, timeout: float, out: IO[bytes], stop: threading.Event | None = None
+) -> str | None:
+    """Write the snapshot of one of several replicas to a file, of the first that is ready and gives it.
+
+    Args:
+        peer: `dns:NAME:PORT`.
+        own: The IP address and port of the one that asks; it is left out.
+        key: The key that they need for this.
+        timeout: Seconds that all of it may take.
+        out: The file, empty.
+        stop: Gives up when it is set.
+
+    Returns:
+        The URL of the one that gave it; None if there is no other one, or none of them is ready.
+
+    Raises:
+        ServiceError: Some are ready, but none gives its snapshot, or not in time; or the name server does not answer
+            (code "snapshot_failed").
+    """
+    name, port = replicas.checked_name(peer)
+    deadline = time.monotonic() + timeout
+    stop = stop or threading.Event()
+    problems: list[str] = []
+    for url in replicas.others(_resolved(name, port, deadline, stop), port, own):
+        left = deadline - time.monotonic()
+        if left <= 0 or stop.is_set():
+            break
+        if not _is_ready(url, min(left, _LOOK)):
+            continue
+        try:
+            out.seek(0)
+            out.truncate()
+            fetch(url, key, max(deadline - time.monotonic(), 0.001), out, stop, failures=_FAILURES)
+        except ServiceError as error:
+            logger.warning("%s: %s", peer, error)
+            problems.append(str(error))
+        else:
+            return url
+    if stop.is_set():
+        raise _failed("it was given up")
+    if problems:
+        raise _failed(f"no replica behind {peer} gives its snapshot: {'; '.join(problems)}")
+    return None
+
+
+def _resolved(name: str, port: int, deadline: float, stop: threading.Event) -> list[str]:
+    while True:
+        try:
+            return replicas.resolve(name, port)
+        except socket.gaierror as error:
+            if stop.wait(_PAUSE):
+                raise _failed("it was given up") from error
+            if time.monotonic() > deadline:
+                raise _failed(f"{name} cannot be resolved: {error.strerror}") from error
+
+
+def _is_ready(url: str, timeout: float) -> bool:
+    try:
+        answer = httpx.get(f"{url}/ready", timeout=timeout, trust_env=False)
+    except httpx.HTTPError:
+        return False  # gone; the name server has not heard of it yet
+    return answer.status_code == httpx.codes.OK
 
 
 def fetch(
@@ -70,6 +165,7 @@ def fetch(
     out: IO[bytes],
     stop: threading.Event | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    failures: int | None = None,
 ) -> int:
     """Write the snapshot of the service at `url` to a file. Returns its size in bytes.
 
@@ -80,6 +176,7 @@ def fetch(
         out: The file, empty.
         stop: Gives up when it is set.
         ssl_context: Which certificates are trusted; the system's if not given.
+        failures: Requests in a row that may fail to reach it; as many as there is time for if not given.
 
     Raises:
         ServiceError: It is not to be had, or not in time (code "snapshot_failed").
@@ -89,6 +186,7 @@ def fetch(
     etag: str | None = None
     done, total = 0, None
     first = True
+    failed = 0
     problem = "nothing was tried"
     with httpx.Client(**options(url, key, timeout, ssl_context)) as client:
         while total is None or done < total:
@@ -109,8 +207,12 @@ def fetch(
                 answer = client.get("/snapshot", headers=headers, timeout=min(left, 30.0))
             except httpx.HTTPError as error:
                 problem = failure(error)[1]
+                failed += 1
+                if failures is not None and failed >= failures:
+                    raise _failed(f"{url} {problem}") from error
                 stop.wait(_PAUSE)
                 continue
+            failed = 0
             if answer.status_code in _PATIENT:
                 problem = _said(answer)
                 stop.wait(_PAUSE)

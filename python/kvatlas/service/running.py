@@ -157,7 +157,7 @@ class Running(Generic[N]):
 
     def _fetch_snapshot(self) -> None:
         if self._settings.snapshot.peer is not None:
-            self._fetching = Fetching(self._settings.snapshot, self._native)
+            self._fetching = Fetching(self._settings.snapshot, self._native, self.address)
 
     def _stop_discovery(self) -> None:
         fetching, self._fetching = self._fetching, None

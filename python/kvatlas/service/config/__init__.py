@@ -14,6 +14,7 @@ from kvatlas.service.config.schema import (
     LimitsConfig,
     LogConfig,
     RelayConfig,
+    SitesConfig,
     SnapshotConfig,
     StreamConfig,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "LogConfig",
     "RelayConfig",
     "ResolvedConfig",
+    "SitesConfig",
     "SnapshotConfig",
     "Stream",
     "StreamConfig",

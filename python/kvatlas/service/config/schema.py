@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from kvatlas._http import checked_url, is_bearer
 from kvatlas.errors import ConfigError
+from kvatlas.service import replicas
 from kvatlas.service.config.engines import Engine, Stream, check_names
 from kvatlas.service.config.kinds import (
     Address,
@@ -412,7 +413,10 @@ class SnapshotConfig(Section):
     peer: str | None = field(
         default=None,
         metadata=about(
-            Text(), "--peer-snapshot", "URL of a running kvatlas service whose snapshot this one begins with."
+            Text(),
+            "--peer-snapshot",
+            "URL of a running kvatlas service whose snapshot this one begins with. Or dns:NAME:PORT: of any replica "
+            "at the addresses of NAME that is ready.",
         ),
     )
     peer_key_file: Path | None = field(
@@ -439,9 +443,12 @@ class SnapshotConfig(Section):
                 raise ConfigError("snapshot.peer_key_file is for the service at snapshot.peer, which is not set")
             return
         try:
-            object.__setattr__(self, "peer", checked_url(self.peer))
+            if replicas.is_name(self.peer):
+                replicas.checked_name(self.peer)
+            else:
+                object.__setattr__(self, "peer", checked_url(self.peer))
         except ValueError as error:
-            raise ConfigError(f"snapshot.peer must be http://HOST:PORT, but {error}") from None
+            raise ConfigError(f"snapshot.peer must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
 
     def peer_bearer(self) -> str | None:
         """The key of the service at `peer`, if there is one.
@@ -550,6 +557,78 @@ class RelayConfig(Section):
         told["from"] = told.pop("source")
         told["in_memory"] = told.pop("storage") == "memory"
         return told
+
+
+@dataclass(frozen=True)
+class SitesConfig(Section):
+    """How the service goes together with other sites. `key` is the key of the service at `url` itself, for programs."""
+
+    section: ClassVar[str] = "sites"
+
+    role: Literal["site", "global"] = field(
+        default="site",
+        metadata=about(
+            Choice("site", "global"),
+            "--role",
+            "What the service does: follow engines, or take in the digests of sites and answer which to ask.",
+        ),
+    )
+    url: str | None = field(
+        default=None,
+        metadata=about(Text(), "--global", "URL of the service above many sites. Digests of this one are sent to it."),
+    )
+    site: str | None = field(
+        default=None, metadata=about(Text(), "--site", "Name of this site, for --global. Each site has its own.")
+    )
+    key_file: Path | None = field(
+        default=None,
+        metadata=about(File(), "--global-key-file", "File with the admin key of the service at --global."),
+    )
+    every: float = field(default=5.0, metadata=about(_ABOVE_0, "--digest-every", "Time from one digest to the next."))
+    grain: int = field(
+        default=32,
+        metadata=about(
+            Integer(1, 1 << 16),
+            "--digest-grain",
+            "Blocks between two marks of a chain in a digest. The same for all sites and the service above them.",
+        ),
+    )
+    unknown_after: float = field(
+        default=30.0,
+        metadata=about(_ABOVE_0, "--site-unknown-after", "Time without a digest after which a site may hold anything."),
+    )
+    forget_after: float = field(
+        default=3600.0,
+        metadata=about(_ABOVE_0, "--site-forget-after", "Time without a digest after which a site is forgotten."),
+    )
+    key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_key("sites.key", self.key, self.key_file)
+        if self.url is None:
+            for name in ("site", "key_file"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"sites.{name} is for digests sent to sites.url (--global), which is not set")
+            return
+        if self.role == "global":
+            raise ConfigError(
+                "sites.role is global, so sites.url must not be set: such a service has no digests to send"
+            )
+        if not self.site:
+            raise ConfigError("sites.url needs sites.site (--site), the name of this site")
+        try:
+            object.__setattr__(self, "url", checked_url(self.url))
+        except ValueError as error:
+            raise ConfigError(f"sites.url must be http://HOST:PORT, but {error}") from None
+
+    def bearer(self) -> str | None:
+        """The key of the service at `url`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        return self.key if self.key_file is None else read_secret(self.key_file, "sites.key_file")
 
 
 @dataclass(frozen=True)
@@ -670,6 +749,7 @@ class Config(Section):
     adopt: AdoptConfig = field(default_factory=AdoptConfig)
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
+    sites: SitesConfig = field(default_factory=SitesConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -695,6 +775,12 @@ class Config(Section):
                     f"streams.keyed_identity and relay.{name} are both set: services that share a log need one key: "
                     "set relay.key_file instead"
                 )
+
+        if self.streams.keyed_identity == "on" and self.sites.url is not None:
+            raise ConfigError(
+                "streams.keyed_identity and sites.url are both set: digests need content hashes, which other sites "
+                "compute alike"
+            )
 
     @property
     def follows_events(self) -> bool:
@@ -745,7 +831,9 @@ class Config(Section):
             "from_peer": self.snapshot.peer is not None,
         }
         self.snapshot.peer_bearer()  # an error in the file is one now
-        native = {"http": http, "streams": streams, "adopt": adopt, "snapshot": snapshot}
+        sites = {name: getattr(self.sites, name) for name in ("role", "grain", "unknown_after", "forget_after")}
+        self.sites.bearer()
+        native = {"http": http, "streams": streams, "adopt": adopt, "snapshot": snapshot, "sites": sites}
         native["relay"] = self.relay.for_native()
         return {**native, "holds": list(holds), "log": logs}
 
@@ -758,6 +846,7 @@ SECTIONS: dict[str, type[Section]] = {
     "adopt": AdoptConfig,
     "snapshot": SnapshotConfig,
     "relay": RelayConfig,
+    "sites": SitesConfig,
     "discovery": DiscoveryConfig,
     "log": LogConfig,
 }
