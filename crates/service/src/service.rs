@@ -17,6 +17,8 @@ use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, Registering};
 use crate::http::{self, App, Server};
 use crate::log;
+use crate::reader;
+use crate::relay::Relay;
 use crate::sites::{Digests, KeyspaceDigest};
 use crate::snapshot::{self, Directory, Keeper, Origin, Snapshots};
 
@@ -75,13 +77,21 @@ impl Service {
             })?;
         let directory = config.snapshot.dir.as_deref().map(Directory::open).transpose()?;
         let snapshots = Arc::new(Snapshots::new(config.snapshot));
-        let streams = StreamConfig { snapshots: snapshots.clone(), ..config.streams };
+        let relay = Arc::new(Relay::new(config.relay));
+        ingest.block_on(relay.start())?;
+        let streams = StreamConfig { snapshots: snapshots.clone(), relay: relay.clone(), ..config.streams };
         let mut holds = config.holds;
+        if relay.reads() {
+            holds.push(reader::HOLD.to_owned());
+        }
         if snapshots.is_loading() {
             holds.push(snapshot::HOLD.to_owned());
             ingest.spawn(snapshots.clone().expire());
         }
         let fleet = Fleet::new(streams.clone(), &holds, ingest.handle().clone());
+        if relay.reads() {
+            ingest.spawn(reader::run(fleet.clone(), relay));
+        }
         let adopt = adopt::start(&fleet, config.adopt.share, &streams)?;
         let adopt = Adopting { desk: streams.desk.clone(), thread: adopt };
         let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone(), &config.sites)?;

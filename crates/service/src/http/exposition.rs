@@ -58,6 +58,7 @@ impl Collector for Scrape {
         self.keyspaces(&mut encoder)?;
         self.adoption(&mut encoder)?;
         self.snapshots(&mut encoder)?;
+        self.relay(&mut encoder)?;
         self.sites(&mut encoder)?;
         self.streams(&mut encoder)
     }
@@ -188,6 +189,14 @@ impl Scrape {
             gauge_of(&mut family, &[("reason", skip.name())], count as i64)?;
         }
         Ok(())
+    }
+
+    fn relay(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        for (name, help, count) in self.app.fleet.relay().counts.all() {
+            counter(encoder, name, help, count)?;
+        }
+        let help = "Bytes that wait to be published to the log, or to be acknowledged by it";
+        gauge(encoder, "relay_buffered_bytes", help, self.app.fleet.relay().buffered() as i64)
     }
 
     fn sites(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {

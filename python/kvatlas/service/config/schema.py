@@ -462,6 +462,104 @@ class SnapshotConfig(Section):
 
 
 @dataclass(frozen=True)
+class RelayConfig(Section):
+    """A log in NATS JetStream between this service and others. Empty if there is none."""
+
+    section: ClassVar[str] = "relay"
+
+    publish: str | None = field(
+        default=None,
+        metadata=about(
+            Text(),
+            "--publish",
+            "NATS servers to publish to what the followed engines hold: nats://HOST:PORT or tls://HOST:PORT, separated "
+            "by commas.",
+        ),
+    )
+    source: str | None = field(
+        default=None,
+        metadata=about(Text(), "--from", "NATS servers to read from what engines hold, as relays publish it there."),
+    )
+    credentials: Path | None = field(
+        default=None, metadata=about(File(), "--relay-credentials", "File with the credentials for these servers.")
+    )
+    ca: Path | None = field(
+        default=None,
+        metadata=about(File(), "--relay-ca", "CA certificate in PEM to trust for these servers, besides the system's."),
+    )
+    key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--relay-key-file",
+            "File with 64 hexadecimal digits, equal in all relays and their readers: blocks are identified under this "
+            "key instead of by content hash. Queries then need tokens.",
+        ),
+    )
+    stream: str = field(default="kvatlas", metadata=about(Text(), "--relay-stream", "Name of the JetStream stream."))
+    max_age: float = field(
+        default=600.0,
+        metadata=about(
+            _ABOVE_0, "--relay-max-age", "Time that messages are kept, where a relay creates the JetStream stream."
+        ),
+    )
+    max_bytes: int = field(
+        default=1 << 30,
+        metadata=about(Size(), "--relay-max-bytes", "Size that is kept, where a relay creates the JetStream stream."),
+    )
+    storage: Literal["file", "memory"] = field(
+        default="file",
+        metadata=about(
+            Choice("file", "memory"), "--relay-storage", "Where messages are kept, where a relay creates the stream."
+        ),
+    )
+    buffer_bytes: int = field(
+        default=64 << 20,
+        metadata=about(
+            Size(),
+            "--relay-buffer-bytes",
+            "Size of what waits to be published, of all engines together. Beyond it, what waits of an engine is "
+            "dropped and replaced by a copy of all that it holds.",
+        ),
+    )
+    heartbeat: float = field(
+        default=2.0,
+        metadata=about(
+            _ABOVE_0, "--relay-heartbeat", "Time after which a relay publishes that an idle engine is well."
+        ),
+    )
+    lost_after: float = field(
+        default=7.0,
+        metadata=about(_ABOVE_0, "--relay-lost-after", "Silence of a relay after which its engines are not trusted."),
+    )
+    forget_after: float = field(
+        default=600.0,
+        metadata=about(_ABOVE_0, "--relay-forget-after", "Silence of a relay after which its engines are forgotten."),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.publish is not None and self.source is not None:
+            raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
+        for name in ("publish", "source"):
+            servers = getattr(self, name)
+            for server in () if servers is None else servers.split(","):
+                if not server.strip().startswith(("nats://", "tls://")):
+                    raise ConfigError(
+                        f"relay.{name} must be nats://HOST:PORT or tls://HOST:PORT, got {server.strip()!r}"
+                    )
+
+    def for_native(self) -> dict[str, Any]:
+        """What the native service is told."""
+        told = dataclasses.asdict(self)
+        for name in ("credentials", "ca", "key_file"):
+            told[name] = None if told[name] is None else str(told[name])
+        told["from"] = told.pop("source")
+        told["in_memory"] = told.pop("storage") == "memory"
+        return told
+
+
+@dataclass(frozen=True)
 class SitesConfig(Section):
     """How the service goes together with other sites. `key` is the key of the service at `url` itself, for programs."""
 
@@ -650,6 +748,7 @@ class Config(Section):
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     adopt: AdoptConfig = field(default_factory=AdoptConfig)
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
+    relay: RelayConfig = field(default_factory=RelayConfig)
     sites: SitesConfig = field(default_factory=SitesConfig)
     discovery: DiscoveryConfig = field(default_factory=DiscoveryConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -670,6 +769,12 @@ class Config(Section):
                 f"streams.keyed_identity and {kept[0]} are both set: snapshots need content hashes, "
                 "because the key is lost when the service stops"
             )
+        for name in ("publish", "source"):
+            if self.streams.keyed_identity == "on" and getattr(self.relay, name) is not None:
+                raise ConfigError(
+                    f"streams.keyed_identity and relay.{name} are both set: services that share a log need one key: "
+                    "set relay.key_file instead"
+                )
 
         if self.streams.keyed_identity == "on" and self.sites.url is not None:
             raise ConfigError(
@@ -729,6 +834,7 @@ class Config(Section):
         sites = {name: getattr(self.sites, name) for name in ("role", "grain", "unknown_after", "forget_after")}
         self.sites.bearer()
         native = {"http": http, "streams": streams, "adopt": adopt, "snapshot": snapshot, "sites": sites}
+        native["relay"] = self.relay.for_native()
         return {**native, "holds": list(holds), "log": logs}
 
 
@@ -739,6 +845,7 @@ SECTIONS: dict[str, type[Section]] = {
     "limits": LimitsConfig,
     "adopt": AdoptConfig,
     "snapshot": SnapshotConfig,
+    "relay": RelayConfig,
     "sites": SitesConfig,
     "discovery": DiscoveryConfig,
     "log": LogConfig,
