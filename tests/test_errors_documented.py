@@ -121,6 +121,7 @@ CRATES = {
     "trees": INDEXES,
     "designs": INDEXES,
     "bench": INDEXES,
+    "digest": "InvalidArgumentError",
     "wire": "DecodeError",
     "service": "ServiceError",
 }

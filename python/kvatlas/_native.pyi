@@ -380,6 +380,166 @@ class BlockIndex:
     def __reduce__(self) -> tuple[Any, ...]: ...
 
 @final
+class SitePublisher:
+    """Makes the digests of one site's index, for a `Sites`.
+
+    A digest says for which prefixes some rank of the site holds all blocks on its device, at every grain-th block. It
+    is a set, published as what came and went.
+
+    Args:
+        site: The site's name, 1 to 256 bytes in UTF-8.
+        grain: Blocks between two marks of a chain, at least 1. The same for all sites.
+        life: A number that no earlier publisher of the same name had; the system's time in nanoseconds if not given.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: A name or a grain that cannot be used.
+    """
+    def __new__(cls, site: str, *, grain: SupportsIndex = 32, life: SupportsIndex | None = None) -> SitePublisher: ...
+    def look(self, index: BlockIndex) -> tuple[int, int]:
+        """Takes in what has changed in the site's index. Ranks that have changed are copied, in slices of less than a
+        millisecond between which the index can be changed.
+
+        Args:
+            index: The BlockIndex, always the same.
+
+        Returns:
+            tuple of int and int: the ranks of the index, and how many of them were copied.
+        """
+    def delta(self) -> bytes:
+        """The next digest: what has changed since the last one. Without changes, it says that the site is there."""
+    def whole(self) -> bytes:
+        """All marks of the site: for whoever has missed a digest."""
+    @property
+    def marks(self) -> int:
+        """int: Marks that the site has."""
+    @property
+    def nbytes(self) -> int:
+        """int: Memory in bytes that this takes beside the index, about."""
+
+@final
+class Sites:
+    """A sparse index of many sites: which sites can hold how much of a prompt, by their digests.
+
+    Args:
+        block_size: Tokens in a block, at least 1.
+        grain: Blocks between two marks of a chain, as the sites' publishers have it.
+        stale_after: Seconds without a digest after which a site may hold anything.
+
+    Raises:
+        InvalidTypeError: An argument is of the wrong type.
+        InvalidArgumentError: A number out of range.
+    """
+    def __new__(
+        cls, block_size: SupportsIndex = 16, *, grain: SupportsIndex = 32, stale_after: float = 30.0
+    ) -> Sites: ...
+    def apply(self, digest: Buffer, *, now: float | None = None) -> bool:
+        """Takes in a digest.
+
+        Args:
+            digest: What delta() or whole() of a SitePublisher returned.
+            now: Seconds since any moment, always the same; since this was made if not given.
+
+        Returns:
+            bool: False if it was known already.
+
+        Raises:
+            InvalidTypeError: Not bytes.
+            InvalidArgumentError: Not a digest (code "invalid_digest"), of another grain ("other_grain"), or one is
+                missing before it ("whole_wanted"): until whole() comes, the site may hold anything.
+        """
+    def find(
+        self,
+        *,
+        tokens: Sequence[SupportsIndex] | NDArray[np.integer[Any]] | Buffer | None = None,
+        content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer | None = None,
+        lora: str | None = None,
+        salt: str | None = None,
+        now: float | None = None,
+    ) -> SitesMatch:
+        """Which sites hold how much of a prompt, as bounds.
+
+        Args:
+            tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them.
+            content_hashes: Content hashes of the prompt's blocks instead, shape (n,): a uint64 array or a list of ints.
+            lora: Name of the LoRA adapter, with tokens only.
+            salt: Cache salt, with tokens only.
+            now: As apply() has it.
+
+        Returns:
+            SitesMatch
+
+        Raises:
+            InvalidTypeError: An argument is of the wrong type.
+            InvalidArgumentError: Both or neither of tokens and content_hashes, or lora or salt with content_hashes.
+        """
+    def compare(
+        self,
+        site: str,
+        *,
+        at_least: SupportsIndex,
+        at_most: SupportsIndex,
+        was: SupportsIndex,
+        by_engine: bool = False,
+    ) -> bool:
+        """Tells what a site that was asked really had, so that the trust in its digests follows.
+
+        Args:
+            site: The site's name. One that is not known changes nothing.
+            at_least: The lower bound that the site's digest had given, in blocks.
+            at_most: The upper bound.
+            was: What there was, in blocks.
+            by_engine: Whether an engine has said so in its answer to the request, and not the site's index.
+
+        Returns:
+            bool: Whether the site is known.
+        """
+    def forget(self, site: str) -> bool:
+        """Forgets a site.
+
+        Args:
+            site: The site's name.
+
+        Returns:
+            bool: Whether it was known.
+        """
+    def sites(self, *, now: float | None = None) -> list[dict[str, Any]]:
+        """What is known of each site.
+
+        Args:
+            now: As apply() has it.
+
+        Returns:
+            list of dict, by name: "site", "state" ("known", "unknown" or "doubted"), "age" in seconds, "life", "seq",
+            "marks", "bytes" of its digests, "trust" from 0 to 1, "compared" and "short" claims.
+        """
+    def stats(self) -> dict[str, int]:
+        """Sizes and counts.
+
+        Returns:
+            dict of str to int; "bytes" is memory in bytes, everything else is a count.
+        """
+
+@final
+class SitesMatch:
+    """Bounds on what each site holds of a prompt, returned by Sites.find. All numbers count blocks."""
+    @property
+    def levels(self) -> list[tuple[int, int, list[str]]]:
+        """list[tuple[int, int, list[str]]]: What sites hold at least and at most, and their names; most first."""
+    @property
+    def rest_at_most(self) -> int:
+        """int: What each site holds at most that is neither in levels nor in unknown."""
+    @property
+    def unknown(self) -> list[str]:
+        """list[str]: Sites that may hold anything: not heard for too long, or doubted."""
+    @property
+    def probe(self) -> tuple[str, int] | None:
+        """tuple[str, int] | None: A doubted site to be asked, to see whether its claims hold again, and its claim."""
+    @property
+    def length(self) -> int:
+        """int: The number of blocks in the prompt."""
+
+@final
 class Stored:
     """Consecutive blocks of one chain were cached; one copy of each.
 
@@ -1008,6 +1168,19 @@ class Service:
 
         Args:
             why: Why there is none.
+        """
+    def site_digests(self, site: str, whole: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str, int, bytes]]:
+        """What has changed in each keyspace since the last call, for the service above many sites.
+
+        Args:
+            site: The name of this site.
+            whole: Keyspaces of which all is wanted: pairs of model and routing group.
+
+        Returns:
+            list of tuples: model, routing group, block size in tokens, and the digest as bytes.
+
+        Raises:
+            ServiceError: The site cannot be called so.
         """
     def leave(self) -> None:
         """Reports not ready from now on, while requests are still answered."""

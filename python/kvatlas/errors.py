@@ -64,6 +64,9 @@ class InvalidArgumentError(KvatlasError, ValueError):
     Lab: "unknown_rung", "never_strict", "unknown_search", "unknown_layout", "invalid_jump_size",
     "invalid_group_size", "invalid_sparse_step", "plan", "plan_file", "irregular_array", "options", "index".
 
+    Sites: "invalid_site_name", "invalid_grain", "invalid_duration", "invalid_digest", "other_grain", "whole_wanted",
+    "too_many_sites".
+
     Routing: "unknown_worker".
 
     Simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
@@ -164,7 +167,7 @@ class ClientError(KvatlasError, RuntimeError):
     """A service refused a request, or returned an unexpected answer.
 
     Codes: those of the service, "http_" and the status if it gave none, "bad_answer", "closed" (the client is closed),
-    "not_ready" (the time limit passed), "no_workers", "client".
+    "not_ready" (the time limit passed), "no_workers", "no_sites", "client".
 
     Attributes:
         status: The HTTP status; None if there was no answer.

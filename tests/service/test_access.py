@@ -27,13 +27,21 @@ ASKS = [
     ("POST", "/query"),
     ("POST", "/query_by_hash"),
     ("POST", "/query_batch"),
+    ("POST", "/sites"),
+    ("GET", "/sites/status"),
     ("GET", "/workers"),
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("GET", "/"),
     ("GET", "/nowhere"),
 ]
-CHANGES = [("POST", "/register"), ("POST", "/unregister"), ("GET", "/dump")]
+CHANGES = [
+    ("POST", "/register"),
+    ("POST", "/unregister"),
+    ("GET", "/dump"),
+    ("POST", "/digest"),
+    ("POST", "/sites/compare"),
+]
 OPEN = [("GET", "/health"), ("GET", "/ready")]
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

@@ -15,6 +15,7 @@ from kvatlas.service import (
     DiscoveryConfig,
     Engine,
     HttpConfig,
+    RelayConfig,
     SnapshotConfig,
     Stream,
     StreamConfig,
@@ -78,6 +79,27 @@ OTHER = {
     "snapshot.peer": "http://other:8090",
     "snapshot.peer_key_file": "peer-key",
     "snapshot.peer_timeout": "5s",
+    "relay.publish": "nats://nats:4222",
+    "relay.source": "nats://nats:4222,tls://other:4222",
+    "relay.credentials": "nats.creds",
+    "relay.ca": "nats.pem",
+    "relay.key_file": "relay-key",
+    "relay.stream": "other",
+    "relay.max_age": "1m",
+    "relay.max_bytes": "1MiB",
+    "relay.storage": "memory",
+    "relay.buffer_bytes": "2MiB",
+    "relay.heartbeat": "1s",
+    "relay.lost_after": "3s",
+    "relay.forget_after": "1m",
+    "sites.role": "global",
+    "sites.url": "http://above:8090",
+    "sites.site": "north",
+    "sites.key_file": "global-key",
+    "sites.every": "1s",
+    "sites.grain": "64",
+    "sites.unknown_after": "1m",
+    "sites.forget_after": "1m",
     "discovery.interval": "3s",
     "discovery.timeout": "0s",
     "discovery.request_timeout": "1.5s",
@@ -95,6 +117,9 @@ TOGETHER = {
     "http.tls_key": TLS,
     "http.tls_client_ca": TLS,
     "snapshot.peer_key_file": ("snapshot.peer",),
+    "sites.url": ("sites.site",),
+    "sites.site": ("sites.url",),
+    "sites.key_file": ("sites.url", "sites.site"),
 }
 
 
@@ -397,6 +422,15 @@ def test_settings_of_a_program_are_checked_too() -> None:
             lambda: Config(streams=StreamConfig(keyed_identity="on"), snapshot=SnapshotConfig(dir=Path("d"))),
             "streams.keyed_identity and snapshot.dir are both set",
         ),
+        (
+            lambda: RelayConfig(publish="nats://a:4222", source="nats://b:4222"),
+            "relay.publish and relay.source are both set",
+        ),
+        (lambda: RelayConfig(source="nats://a:4222, http://b"), "relay.source must be nats://HOST:PORT"),
+        (
+            lambda: Config(streams=StreamConfig(keyed_identity="on"), relay=RelayConfig(source="nats://a:4222")),
+            "set relay.key_file instead",
+        ),
         (lambda: Config(http=StreamConfig()), "http must be HttpConfig, got StreamConfig"),  # type: ignore[arg-type]
         (lambda: Config(engines=(3,)), "engine must be Engine, a string or a table, got int"),  # type: ignore[arg-type]
     ):
@@ -459,7 +493,9 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 
 def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     stream, engine = "w=tcp://h:1,topic=a,rank=2", 'q"\\=http://h:8000'
-    left_out = ("_file", ".dir", "snapshot.peer")  # peer goes with no keyed_identity
+    # These go with no keyed_identity, or not together.
+    relay = ("relay.publish", "relay.source", "relay.credentials", "relay.ca")
+    left_out = ("_file", ".dir", "snapshot.peer", "sites.url", "sites.site", *relay)
     flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith(left_out)}
     loaded = read_config(flags | {"engine": [engine], "stream": [stream]}, {"KVATLAS_KEY": "k"})
     text = show_config(loaded)
@@ -478,7 +514,12 @@ def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
 
 def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     told = read_config(
-        {path: text for path, text in OTHER.items() if not path.endswith(("key_file", "keyed_identity"))}, {}
+        {
+            path: text
+            for path, text in OTHER.items()
+            if not path.endswith(("key_file", "keyed_identity", "relay.source", "sites.role"))
+        },
+        {},
     ).config.for_native()
     assert told["http"]["tls"] == {"cert": "cert.pem", "key": "key.pem", "client_ca": "ca.pem"}
     assert told["http"]["max_body"] == 1 << 20

@@ -18,7 +18,10 @@ from typing import Any
 
 import pytest
 
+import kvatlas
 from kvatlas._native import Service
+from kvatlas.service.config import Config, HttpConfig, SitesConfig
+from kvatlas.sites import SitePublisher
 
 from .dialect.tools import (
     DEADLINE,
@@ -328,6 +331,16 @@ def test_answers_have_the_documented_fields(service: Service, engine: Callable[.
     check(register(service, "", dp_rank=1).json, schemas["Error"], "error")
 
 
+def of_sites(address: str) -> list[Answer]:
+    """Refusals of digests, and of a service that takes in none."""
+    about = f"/digest?model_name={MODEL}&block_size=4"
+    config = Config(http=HttpConfig(bind="127.0.0.1:0"), sites=SitesConfig(role="global"))
+    with kvatlas.Service(config=config) as top:
+        digests = b"", SitePublisher("s", grain=5).whole(), SitePublisher("s").delta()
+        answers = [ask(top.address, "POST", about, digest, headers=BYTES) for digest in digests]
+    return [*answers, ask(address, "GET", "/sites/status")]
+
+
 def test_every_code_is_given(engine: Callable[..., Publisher], service: Service, repository: Path) -> None:
     """Each documented code but "internal", which is a bug, and those that a client can hardly time."""
     engine(1).publish(stored([1], TOKENS[:4]), rank=5)
@@ -395,6 +408,8 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         assert register(other, 1).status == 201
         keyed = ask(other.address, "POST", "/query_by_hash", {"model_name": MODEL, "content_hashes": [1]})
         given[keyed.code] = keyed.status
+    for answer in of_sites(address):
+        given[answer.code] = answer.status
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with running({"bind": [f"127.0.0.1:{port}"]}) as other:
@@ -421,7 +436,13 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         client.socket.close()
     document = ask(address, "GET", "/openapi.json").json
     codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
-    others = {"internal": 500, "draining": 503, "snapshot_not_ready": 503, "snapshot_failed": 503}
+    others = {
+        "internal": 500,
+        "draining": 503,
+        "snapshot_not_ready": 503,
+        "snapshot_failed": 503,
+        "too_many_sites": 409,
+    }
     assert set(given) == set(codes) - set(others)
     assert all(400 <= status < 500 for status in given.values())
     table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/guides/service.md").read_text(), re.MULTILINE)

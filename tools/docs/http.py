@@ -45,7 +45,8 @@ def _route(path: str, method: str, about: dict[str, Any], schemas: dict[str, Any
         if kind == "application/json":
             parts += [f"Body: {_type(body)}", _fields(body, schemas)]
         else:
-            parts.append(f"Or, as {code(kind)}: {body['description']}.")
+            only = len(about["requestBody"]["content"]) == 1
+            parts.append(f"{'Body' if only else 'Or'}, as {code(kind)}: {body['description']}.")
     rows = []
     for status, answer in about["responses"].items():
         if status != "default":

@@ -14,6 +14,8 @@ pub struct RankHandle {
     /// The rank's number when it was looked up last, and which life of the number that was; 0 for none.
     number: AtomicU32,
     life: AtomicU64,
+    /// The holder of its device then: a hint at what will be looked at.
+    device: AtomicU32,
 }
 
 /// Numbers lives: no two ranks that were ever made known to any index of this process have the same.
@@ -31,7 +33,13 @@ impl RankHandle {
     /// A handle for a rank of a worker, known or not.
     #[must_use]
     pub fn new(worker: &str, rank: u32) -> Self {
-        Self { worker: worker.into(), rank, number: AtomicU32::new(0), life: AtomicU64::new(0) }
+        Self {
+            worker: worker.into(),
+            rank,
+            number: AtomicU32::new(0),
+            life: AtomicU64::new(0),
+            device: AtomicU32::new(0),
+        }
     }
 
     /// The worker's name.
@@ -51,6 +59,19 @@ impl RankHandle {
     #[inline]
     pub(crate) fn found(&self) -> (u32, u64) {
         (self.number.load(Ordering::Relaxed), self.life.load(Ordering::Relaxed))
+    }
+
+    /// The holder of its device when this was last told; to be asked for and nothing else.
+    #[inline]
+    pub(crate) fn device(&self) -> u32 {
+        self.device.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn remember_device(&self, device: u32) {
+        if self.device() != device {
+            self.device.store(device, Ordering::Relaxed);
+        }
     }
 
     #[inline]

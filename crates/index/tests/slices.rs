@@ -195,8 +195,8 @@ fn a_copy_of_a_rank_is_as_it_was_at_its_last_step() {
 
 #[test]
 fn words_do_not_depend_on_how_streams_are_interleaved() {
-    let mut compared = 0;
-    for seed in 0..seeds(100) {
+    let (mut compared, seeds) = (0, seeds(100));
+    for seed in 0..seeds {
         let plan = plan(seed, 300);
         let random = &mut Random(seed);
         let one = BlockIndex::new(plan.config).expect("a block size");
@@ -231,5 +231,5 @@ fn words_do_not_depend_on_how_streams_are_interleaved() {
             assert_ne!(words(&one), before, "seed {seed}: {block_hashes:?}");
         }
     }
-    assert!(compared > 250, "{compared} ranks");
+    assert!(compared * 2 > seeds as usize * 5, "{compared} ranks");
 }

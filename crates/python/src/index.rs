@@ -1,6 +1,7 @@
 //! `BlockIndex`: each method converts its arguments, calls the index, converts the answer.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use kvatlas_index::{BlockIndex as Core, Config, Error, Event, Tier};
 use pyo3::intern;
@@ -38,7 +39,7 @@ const LONG_WRITE: usize = 128;
 ///     InvalidArgumentError: block_size is less than 1.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct BlockIndex {
-    core: Core,
+    core: Arc<Core>,
     writers: Writers,
     readers: Readers,
 }
@@ -392,7 +393,12 @@ impl BlockIndex {
 
 impl BlockIndex {
     fn of(core: Core) -> Self {
-        Self { core, writers: Writers::default(), readers: Readers::default() }
+        Self { core: Arc::new(core), writers: Writers::default(), readers: Readers::default() }
+    }
+
+    /// The index itself.
+    pub(crate) fn shared(&self) -> Arc<Core> {
+        self.core.clone()
     }
 
     fn apply_events(&self, py: Python<'_>, events: &Bound<'_, PyAny>) -> PyResult<()> {

@@ -20,6 +20,7 @@ mod routing;
 mod scalars;
 mod sequences;
 mod service;
+mod sites;
 mod stats;
 mod trees;
 mod wire;
@@ -32,6 +33,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index_match::Match>()?;
     module.add_class::<router::RouterServer>()?;
     module.add_class::<service::Service>()?;
+    module.add_class::<sites::SitePublisher>()?;
+    module.add_class::<sites::Sites>()?;
+    module.add_class::<sites::SitesMatch>()?;
     module.add_class::<wire::Batch>()?;
     module.add_class::<wire::Cleared>()?;
     module.add_class::<wire::Refused>()?;

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvatlas_service::sites::KeyspaceDigest;
 use kvatlas_service::snapshot::compare;
 use kvatlas_service::{Config, Error, Service as Inner};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::errors;
 
@@ -176,6 +178,30 @@ impl Service {
     #[pyo3(signature = (why=None))]
     fn no_snapshot(&self, py: Python<'_>, why: Option<&str>) {
         py.detach(|| self.inner.no_snapshot(why));
+    }
+
+    /// What has changed in each keyspace since the last call, for the service above many sites.
+    ///
+    /// Args:
+    ///     site: The name of this site.
+    ///     whole: Keyspaces of which all is wanted: pairs of model and routing group.
+    ///
+    /// Returns:
+    ///     list of tuples: model, routing group, block size in tokens, and the digest as bytes.
+    ///
+    /// Raises:
+    ///     ServiceError: The site cannot be called so.
+    #[pyo3(signature = (site, whole=Vec::new()))]
+    #[pyo3(text_signature = "($self, site, whole=())")]
+    fn site_digests<'py>(
+        &self,
+        py: Python<'py>,
+        site: &str,
+        whole: Vec<(String, String)>,
+    ) -> PyResult<Vec<(String, String, u32, Bound<'py, PyBytes>)>> {
+        let digests = py.detach(|| self.inner.site_digests(site, &whole)).map_err(|error| errors::service(&error))?;
+        let tuple = |it: KeyspaceDigest| (it.model, it.routing_group, it.block_size, PyBytes::new(py, &it.bytes));
+        Ok(digests.into_iter().map(tuple).collect())
     }
 
     /// Reports not ready from now on, while requests are still answered.

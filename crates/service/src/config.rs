@@ -14,7 +14,9 @@ use crate::adopt::Desk;
 use crate::error::Error;
 use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
+use crate::relay::{Relay, RelayConfig};
 use crate::secret::Secret;
+use crate::sites::SitesConfig;
 use crate::snapshot::{SnapshotConfig, Snapshots};
 
 /// Everything.
@@ -29,6 +31,10 @@ pub struct Config {
     pub adopt: AdoptConfig,
     /// What is kept over a restart.
     pub snapshot: SnapshotConfig,
+    /// A log between this service and others.
+    pub relay: RelayConfig,
+    /// How it goes together with other sites.
+    pub sites: SitesConfig,
     /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
     /// [`Fleet::release`](crate::fleet::Fleet::release).
     pub holds: Vec<String>,
@@ -169,6 +175,9 @@ pub struct StreamConfig {
     /// What was kept over a restart, and is to be kept over the next.
     #[serde(skip)]
     pub snapshots: Arc<Snapshots>,
+    /// The log that streams are published to, or come by.
+    #[serde(skip)]
+    pub relay: Arc<Relay>,
 }
 
 impl Default for HttpConfig {
@@ -223,6 +232,7 @@ impl Default for StreamConfig {
             schemes: Scheme::candidates(&[]).into(),
             desk: Arc::default(),
             snapshots: Arc::default(),
+            relay: Arc::default(),
         }
     }
 }
@@ -250,6 +260,7 @@ impl Config {
             }
             config.streams.identity = Arc::new(Identity::keyed());
         }
+        config.check_relay()?;
         for (name, zero) in [
             ("http.max_body", config.http.max_body == 0),
             ("http.max_connections", config.http.max_connections == 0),
@@ -260,7 +271,13 @@ impl Config {
             ("streams.replay_total_timeout", config.streams.replay_total_timeout.is_zero()),
             ("streams.probe_interval", config.streams.probe_interval.is_zero()),
             ("streams.buffer_batches", config.streams.buffer_batches == 0),
+            ("sites.grain", config.sites.grain == 0),
+            ("sites.unknown_after", config.sites.unknown_after.is_zero()),
+            ("sites.forget_after", config.sites.forget_after.is_zero()),
             ("snapshot.every", config.snapshot.every.is_zero()),
+            ("relay.max_age", config.relay.max_age.is_zero()),
+            ("relay.heartbeat", config.relay.heartbeat.is_zero()),
+            ("relay.buffer_bytes", config.relay.buffer_bytes == 0),
         ] {
             if zero {
                 return Err(Error::config(format!("{name} must be above 0")));
@@ -268,6 +285,42 @@ impl Config {
         }
         Ok(config)
     }
+
+    fn check_relay(&mut self) -> Result<(), Error> {
+        let RelayConfig { publish, from, key_file, .. } = &self.relay;
+        if publish.is_some() && from.is_some() {
+            let message = "relay.publish and relay.from are both set: what comes by a log is not published again";
+            return Err(Error::config(message.into()));
+        }
+        let is_used = publish.is_some() || from.is_some();
+        if is_used && self.streams.keyed_identity {
+            let message = "streams.keyed_identity has a key of this process alone: for a log that several read, give \
+                           relay.key_file instead";
+            return Err(Error::config(message.into()));
+        }
+        if let (Some(file), true) = (key_file, is_used) {
+            let key = std::fs::read_to_string(file).map_err(|error| error.to_string());
+            let key = key.and_then(|text| {
+                key_of(text.trim()).ok_or_else(|| "a key has 64 hexadecimal digits: openssl rand -hex 32".to_owned())
+            });
+            let key = key.map_err(|error| Error::config(format!("relay.key_file: {}: {error}", file.display())))?;
+            self.streams.identity = Arc::new(Identity::with_key(key));
+        }
+        Ok(())
+    }
+}
+
+fn key_of(text: &str) -> Option<[u8; 32]> {
+    let mut key = [0; 32];
+    let digits = text.as_bytes().as_chunks::<2>().0;
+    if text.len() != 64 {
+        return None;
+    }
+    for (byte, digits) in key.iter_mut().zip(digits) {
+        let digit = |digit: u8| char::from(digit).to_digit(16);
+        *byte = (digit(digits[0])? << 4 | digit(digits[1])?) as u8;
+    }
+    Some(key)
 }
 
 pub(crate) mod seconds {

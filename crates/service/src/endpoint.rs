@@ -23,6 +23,17 @@ impl Endpoint {
         self.0.strip_prefix("bind://")?.parse().ok()
     }
 
+    /// A stream that comes by a log, under this subject. Nobody can register one by its address.
+    pub(crate) fn log(subject: &str) -> Self {
+        Self(format!("nats:{subject}").into())
+    }
+
+    /// The subject of a stream that comes by a log.
+    #[must_use]
+    pub fn log_subject(&self) -> Option<&str> {
+        self.0.strip_prefix("nats:")
+    }
+
     /// The host, without brackets; none for paths and ports of ours.
     #[must_use]
     pub fn host(&self) -> Option<&str> {

@@ -14,9 +14,11 @@
 //!
 //! * `adopt`: learns from prompts and answers what streams have not announced.
 //! * [`shown`]: what a page shows of a fleet.
+//! * `relay`: a log between this service and others; `reader` reads one.
+//! * [`sites`]: digests for a service above many sites, and that service's knowledge.
 //! * [`snapshot`]: what is kept over a restart, or taken over from another service.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
+//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
 //! `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
@@ -33,9 +35,12 @@ mod http;
 pub mod limits;
 pub mod log;
 pub mod lookup;
+mod reader;
+mod relay;
 pub mod secret;
 mod service;
 pub mod shown;
+pub mod sites;
 pub mod snapshot;
 pub mod state;
 mod stream;
@@ -43,4 +48,5 @@ mod stream;
 pub use adopt::Desk;
 pub use config::Config;
 pub use error::Error;
+pub use relay::{Relay, RelayConfig};
 pub use service::Service;

@@ -17,6 +17,9 @@ use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, Registering};
 use crate::http::{self, App, Server};
 use crate::log;
+use crate::reader;
+use crate::relay::Relay;
+use crate::sites::{Digests, KeyspaceDigest};
 use crate::snapshot::{self, Directory, Keeper, Origin, Snapshots};
 
 /// How long threads may take to end when a service is dropped.
@@ -31,6 +34,7 @@ pub struct Service {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     running: Mutex<Option<Running>>,
+    digests: Digests,
 }
 
 struct Running {
@@ -73,16 +77,24 @@ impl Service {
             })?;
         let directory = config.snapshot.dir.as_deref().map(Directory::open).transpose()?;
         let snapshots = Arc::new(Snapshots::new(config.snapshot));
-        let streams = StreamConfig { snapshots: snapshots.clone(), ..config.streams };
+        let relay = Arc::new(Relay::new(config.relay));
+        ingest.block_on(relay.start())?;
+        let streams = StreamConfig { snapshots: snapshots.clone(), relay: relay.clone(), ..config.streams };
         let mut holds = config.holds;
+        if relay.reads() {
+            holds.push(reader::HOLD.to_owned());
+        }
         if snapshots.is_loading() {
             holds.push(snapshot::HOLD.to_owned());
             ingest.spawn(snapshots.clone().expire());
         }
         let fleet = Fleet::new(streams.clone(), &holds, ingest.handle().clone());
+        if relay.reads() {
+            ingest.spawn(reader::run(fleet.clone(), relay));
+        }
         let adopt = adopt::start(&fleet, config.adopt.share, &streams)?;
         let adopt = Adopting { desk: streams.desk.clone(), thread: adopt };
-        let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone())?;
+        let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone(), &config.sites)?;
         for at in &streams.bind {
             listen_for_engines(*at, &streams, &app, &ingest)?;
         }
@@ -99,7 +111,7 @@ impl Service {
             tracing::info!(%address, "listening for health, readiness and metrics");
         }
         let running = Mutex::new(Some(Running { server, ingest, adopt, keeper }));
-        Ok(Self { app, address, admin_address, running })
+        Ok(Self { app, address, admin_address, running, digests: Digests::new(config.sites.grain) })
     }
 
     /// Where it listens.
@@ -211,6 +223,20 @@ impl Service {
             tracing::error!(why, "the snapshot of another service cannot be used; the streams begin without it");
         }
         snapshots.loaded(&self.app.fleet);
+    }
+
+    /// What has changed in each keyspace since the last call, for the service above many sites; of a keyspace that `whole`
+    /// has, by model and routing group, all there is.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the site cannot be called so.
+    pub fn site_digests(&self, site: &str, whole: &[(String, String)]) -> Result<Vec<KeyspaceDigest>, Error> {
+        let is_whole = |model: &str, group: &str| whole.iter().any(|(a, b)| a == model && b == group);
+        let keyspaces = self.app.fleet.keyspaces();
+        let next = |it: &std::sync::Arc<crate::state::Keyspace>| {
+            self.digests.next(site, it, is_whole(&it.model, &it.routing_group))
+        };
+        keyspaces.iter().map(next).collect()
     }
 
     /// What `/engines` says.

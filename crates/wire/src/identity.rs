@@ -67,6 +67,25 @@ impl Identity {
         Self { kind: Kind::Keyed(key), seen: Seen::new() }
     }
 
+    /// Blocks are called by words that depend on this key: the same in every process that has it.
+    #[must_use]
+    pub fn with_key(key: [u8; 32]) -> Self {
+        Self { kind: Kind::Keyed(key), seen: Seen::new() }
+    }
+
+    /// A number that says which key words depend on, and nothing of the key; 0 if they depend on none.
+    #[must_use]
+    pub fn key_check(&self) -> u32 {
+        match &self.kind {
+            Kind::Public(_) => 0,
+            Kind::Keyed(key) => {
+                let hash = blake3::keyed_hash(key, b"kvatlas: which key is this?");
+                let [a, b, c, d, ..] = *hash.as_bytes();
+                u32::from_le_bytes([a, b, c, d]).max(1)
+            }
+        }
+    }
+
     /// Whether blocks are called by words that nobody else can compute.
     #[must_use]
     pub fn is_keyed(&self) -> bool {

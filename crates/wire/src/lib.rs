@@ -25,6 +25,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod compact;
 mod decode;
 pub mod encode;
 mod error;

@@ -19,6 +19,7 @@ import click
 
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import Interrupt, on_interrupt
+from kvatlas.cli.relayed import MAGIC, decode_message
 from kvatlas.errors import DecodeError
 from kvatlas.wire import Batch, Cleared, Event, Removed, Stored, decode_batch
 
@@ -64,7 +65,7 @@ class _Message:
 def decode(
     source: str, as_json: bool, tokens: bool, salts: bool, count: int | None, topic: str, replay_endpoint: str | None
 ) -> None:
-    """Print the KV events that an engine publishes.
+    """Print the KV events that an engine publishes, or a message of a relay.
 
     The source is a file, standard input (-), or a live ENDPOINT such as tcp://host:5557. A file or standard input holds
     either one payload (raw, hexadecimal or base64) or a recording: JSON lines, optionally gzipped, whose objects of
@@ -88,13 +89,16 @@ def decode(
         messages = _subscribe(source, topic, replay_endpoint, interrupt) if live else _read(source, interrupt)
         for message in messages:
             try:
-                batch = decode_batch(message.payload)
+                if message.payload[:1] == bytes([MAGIC]):
+                    shown = _relayed(decode_message(message.payload), as_json)
+                else:
+                    shown = show(message, decode_batch(message.payload), tokens, salts)
             except DecodeError as error:
                 wrong += 1
                 where = "" if message.seq < 0 else f"batch {message.seq}: "
                 click.echo(f"{where}{error}", err=True)
             else:
-                click.echo(show(message, batch, tokens, salts))
+                click.echo(shown)
             done += 1
             if done == count or interrupt.pressed:
                 break
@@ -238,6 +242,22 @@ def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> I
             elif time.monotonic() > deadline:
                 click.echo(f"{endpoint} did not answer completely; continuing with live events", err=True)
                 return
+
+
+def _relayed(message: dict[str, Any], as_json: bool) -> str:
+    """What a relay has published."""
+    if as_json:
+        return json.dumps(message)
+    life, number = message["life"], message["id"]
+    lines = [f"relay {life:x}  message {number}  blocks of {message['block_size']} tokens"]
+    for frame in message["frames"]:
+        told = "  ".join(f"{name} {value}" for name, value in frame.items() if name not in ("type", "changes"))
+        lines.append(f"  {frame['type']}  {told}".rstrip())
+        for change in frame.get("changes", ()):
+            blocks = change.get("blocks", ())
+            shown = ", ".join(map(str, blocks[:_SHOWN])) + (", ..." if len(blocks) > _SHOWN else "")
+            lines.append(f"    {change['type']}  {change.get('tier', '')}  {len(blocks)} blocks: {shown}")
+    return "\n".join(lines)
 
 
 Show = Callable[[_Message, Batch, bool, bool], str]

@@ -63,6 +63,7 @@ _FLAGS = "--tokens, --tokens-file, --text, --chat and --content-hashes"
 @click.option("--salt", metavar="TEXT", help="Cache salt of the prompt.")
 @click.option("--top-k", type=click.IntRange(1), metavar="N", help="Return only the best N workers.")
 @click.option("--among", metavar="NAME,NAME,...", help="Consider only these workers.")
+@click.option("--sites", is_flag=True, help="Ask a service above many sites which of them hold how much.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def query(
     url: str,
@@ -73,6 +74,7 @@ def query(
     routing_group: str | None,
     top_k: int | None,
     among: str | None,
+    sites: bool,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -87,6 +89,9 @@ def query(
     """
     with asking(url, key_file, ca, timeout, os.environ) as client:
         prompt = _prompt(given, timeout)
+        if sites:
+            _sites(client, prompt, model, routing_group, as_json)
+            return
         model, routing_group = _keyspace(client, model, routing_group)
         answer = client.query(
             tokens=prompt.tokens,
@@ -104,6 +109,48 @@ def query(
             click.echo(json.dumps(about | _as_dict(answer), indent=2))
         else:
             _print(answer, model)
+
+
+def _sites(client: Client, prompt: Query, model: str | None, routing_group: str | None, as_json: bool) -> None:
+    model, routing_group = _keyspace_of_sites(client, model, routing_group)
+    answer = client.sites(
+        tokens=prompt.tokens,
+        content_hashes=prompt.content_hashes,
+        lora=prompt.lora,
+        salt=prompt.salt,
+        model=model,
+        routing_group=routing_group,
+    )
+    if as_json:
+        about = {"model": model, "routing_group": routing_group, "unit": "tokens"}
+        click.echo(json.dumps(about | dataclasses.asdict(answer), indent=2))
+        return
+    out = console()
+    out.print(f"{counted(answer.length, 'token')} in full blocks for {model}", highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("at least", "at most"):
+        table.add_column(name, justify="right")
+    table.add_column("sites", overflow="fold")
+    for level in answer.levels:
+        table.add_row(f"{level.at_least:,}", f"{level.at_most:,}", Text(", ".join(level.sites)))
+    table.add_row("0", f"{answer.rest_at_most:,}", Text("all others", style="italic"))
+    out.print(table)
+    if answer.unknown:
+        out.print(f"May hold anything: {', '.join(answer.unknown)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _keyspace_of_sites(client: Client, model: str | None, routing_group: str | None) -> tuple[str, str]:
+    found = {
+        (site.model, site.routing_group)
+        for site in client.site_statuses()
+        if model in (None, site.model) and routing_group in (None, site.routing_group)
+    }
+    if len(found) == 1:
+        return found.pop()
+    if not found:
+        raise ClientError(f"{client.url} has digests of no site, or not of this model", "no_sites")
+    names = ", ".join(f"{name} in {group}" for name, group in sorted(found))
+    raise InvalidArgumentError(f"{client.url} has several: choose with --model and --routing-group: {names}")
 
 
 def _as_dict(answer: Answer) -> dict[str, Any]:

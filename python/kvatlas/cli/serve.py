@@ -3,36 +3,60 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
-from kvatlas.service.config import read_config, show_config
+from kvatlas.service.config import Config, read_config, show_config
 from kvatlas.service.config.read import SERVICE
 from kvatlas.service.serve import serve as run
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def follow_options(command: _F) -> _F:
+    """The engines to follow, every setting, and where they come from."""
+    command = print_config_option(setting_flags(SERVICE)(command))
+    command = click.option(
+        "--stream",
+        multiple=True,
+        metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
+        help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other "
+        "keys: rank, topic, model, block_size, routing_group, count_copies, aliases, adapters. Repeatable.",
+    )(config_option(command))
+    return click.option(
+        "--engine",
+        multiple=True,
+        metavar="[NAME=]URL",
+        help="HTTP address of a vLLM or SGLang server, such as http://host:8000. Its event sockets are discovered. "
+        "Repeatable.",
+    )(command)
+
+
+def run_service(
+    config: Path | None, print_config: bool, options: dict[str, Any], check: Callable[[Config], None] | None = None
+) -> NoReturn:
+    """Run a service with these flags until it is stopped, and end the command."""
+    try:
+        resolved = read_config(given(SERVICE, options), file=config)
+        if print_config:
+            click.echo(show_config(resolved), nl=False)
+            sys.exit(0)
+        if check is not None:
+            check(resolved.config)
+        status = run(resolved.config)
+    except KvatlasError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(2 if isinstance(error, ValueError) else 1)
+    sys.exit(status)
+
 
 @click.command(short_help="Follow engines and answer how much of a prompt each holds.")
-@click.option(
-    "--engine",
-    multiple=True,
-    metavar="[NAME=]URL",
-    help="HTTP address of a vLLM or SGLang server, such as http://host:8000. Its event sockets are discovered. "
-    "Repeatable.",
-)
-@click.option(
-    "--stream",
-    multiple=True,
-    metavar="WORKER=ENDPOINT[,KEY=VALUE...]",
-    help="Event stream to follow without discovery: w1=tcp://host:5557,replay_endpoint=tcp://host:5757. Other keys: "
-    "rank, topic, model, block_size, routing_group, count_copies, aliases, adapters. Repeatable.",
-)
-@config_option
-@print_config_option
-@setting_flags(SERVICE)
+@follow_options
 def serve(config: Path | None, print_config: bool, **options: Any) -> None:
     """Follow the KV events of vLLM and SGLang engines, and answer over HTTP how much of a prompt each worker holds.
 
@@ -42,13 +66,4 @@ def serve(config: Path | None, print_config: bool, **options: Any) -> None:
     SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off
     or the service could not start; 2 if an argument or setting is invalid.
     """
-    try:
-        resolved = read_config(given(SERVICE, options), file=config)
-        if print_config:
-            click.echo(show_config(resolved), nl=False)
-            return
-        status = run(resolved.config)
-    except KvatlasError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2 if isinstance(error, ValueError) else 1)
-    sys.exit(status)
+    run_service(config, print_config, options)

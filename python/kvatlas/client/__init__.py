@@ -25,6 +25,7 @@ from kvatlas.client.answers import (
 )
 from kvatlas.client.prompts import Query
 from kvatlas.client.requests import DEFAULT_URL
+from kvatlas.client.sites import SitesAnswer, SitesLevel, SiteStatus
 from kvatlas.client.sync import Client
 
 __all__ = [
@@ -39,6 +40,9 @@ __all__ = [
     "RankDepth",
     "RankMatch",
     "Readiness",
+    "SiteStatus",
+    "SitesAnswer",
+    "SitesLevel",
     "Stored",
     "StreamStatus",
     "Untrusted",

@@ -18,6 +18,7 @@ import httpx
 
 from kvatlas._http import failure
 from kvatlas.client import answers, parse
+from kvatlas.client import sites as of_sites
 from kvatlas.client.learnt import Keyspace, Way
 from kvatlas.client.prompts import Prompt
 from kvatlas.errors import ClientError, InvalidTypeError, UnreachableError
@@ -238,6 +239,23 @@ def workers(*, model: str | None, routing_group: str | None) -> Call[list[answer
 def engines() -> Call[list[answers.EngineStatus]]:
     """GET /engines."""
     return _Json(parse.engine_statuses, "GET", "/engines")
+
+
+def sites(prompt: Prompt, keyspace: Keyspace) -> Call[of_sites.SitesAnswer]:
+    """POST /sites."""
+    body = {"model_name": keyspace.model, "routing_group": keyspace.routing_group, **prompt.body()}
+    return _Json(of_sites.answer, "POST", "/sites", body)
+
+
+def compare_site(keyspace: Keyspace, **claim: Any) -> Call[bool]:
+    """POST /sites/compare."""
+    body = {"model_name": keyspace.model, "routing_group": keyspace.routing_group, **claim}
+    return _Json(of_sites.known, "POST", "/sites/compare", body)
+
+
+def site_statuses() -> Call[list[of_sites.SiteStatus]]:
+    """GET /sites/status."""
+    return _Json(of_sites.statuses, "GET", "/sites/status")
 
 
 def dump() -> Call[list[answers.KeyspaceDump]]:

@@ -16,6 +16,7 @@ from kvatlas.client.answers import Answer, BatchAnswer, EngineStatus, KeyspaceDu
 from kvatlas.client.learnt import Keyspace, Learnt, Way
 from kvatlas.client.prompts import Numbers, Prompt, Query, prepare
 from kvatlas.client.requests import DEFAULT_GROUP, DEFAULT_URL, Call, Deadline, Scope, errors
+from kvatlas.client.sites import SitesAnswer, SiteStatus
 from kvatlas.errors import ClientError, UnreachableError
 from kvatlas.tokenize import Message, Tokenizer
 
@@ -201,6 +202,63 @@ class Client:
     def engines(self) -> list[EngineStatus]:
         """The engines and streams that the service was told to follow, registered or not, and why not."""
         return self._send(requests.engines())
+
+    def sites(
+        self,
+        *,
+        tokens: Numbers | None = None,
+        content_hashes: Numbers | None = None,
+        model: str,
+        routing_group: str = DEFAULT_GROUP,
+        lora: str | None = None,
+        salt: str | None = None,
+    ) -> SitesAnswer:
+        """Ask a service above many sites which of them hold how much of a prompt.
+
+        Args:
+            tokens: The prompt's token ids, from 0 to 2**32 - 1.
+            content_hashes: The content hashes of its full blocks, from `kvatlas.content_hashes`.
+            model: The model that the prompt is for.
+            routing_group: The routing group.
+            lora: The LoRA adapter that the prompt is for. Content hashes already include it.
+            salt: Its cache salt. Content hashes already include it.
+
+        Raises:
+            InvalidArgumentError: No prompt (code "missing_argument"), two prompts (code "conflicting_arguments"), a
+                number out of range.
+        """
+        query = Query(tokens, content_hashes, lora=lora, salt=salt)
+        query.check()
+        return self._send(requests.sites(Prompt.of(query), Keyspace(model, routing_group)))
+
+    def compare_site(
+        self,
+        site: str,
+        *,
+        at_least: int,
+        at_most: int,
+        was: int,
+        model: str,
+        routing_group: str = DEFAULT_GROUP,
+        by_engine: bool = False,
+    ) -> bool:
+        """Tell a service above many sites what a site that was asked really had. Returns whether it knows the site.
+
+        Args:
+            site: The site's name.
+            at_least: The lower bound that was given for it, in tokens.
+            at_most: The upper bound.
+            was: What there was.
+            model: The model.
+            routing_group: The routing group.
+            by_engine: Whether an engine has said so in its answer to the request, and not the site's index.
+        """
+        claim = {"site": site, "at_least": at_least, "at_most": at_most, "was": was, "by_engine": by_engine}
+        return self._send(requests.compare_site(Keyspace(model, routing_group), **claim))
+
+    def site_statuses(self) -> list[SiteStatus]:
+        """The sites whose digests a service above many sites takes in."""
+        return self._send(requests.site_statuses())
 
     def dump(self) -> list[KeyspaceDump]:
         """All blocks held. The result may be large."""

@@ -508,7 +508,7 @@ ROUTER_SECTIONS: dict[str, type[Section]] = {
     "router": RouterSection,
     "upstream": UpstreamConfig,
     "health": HealthConfig,
-    **{name: section for name, section in SECTIONS.items() if name not in ("", "http")},
+    **{name: section for name, section in SECTIONS.items() if name not in ("", "http", "sites")},
 }
 ROUTER_LISTS: dict[str, tuple[str, str, EntryKind]] = {
     **LISTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from kvatlas.client import requests
@@ -34,7 +35,15 @@ class Native(Protocol):
     def close(self) -> None: ...
 
 
-def start(config: dict[str, Any]) -> Native:
+class NativeService(Native, Protocol):
+    """What only the service does."""
+
+    def site_digests(
+        self, site: str, whole: Iterable[tuple[str, str]] = (), /
+    ) -> list[tuple[str, str, int, bytes]]: ...
+
+
+def start(config: dict[str, Any]) -> NativeService:
     """Start it.
 
     Raises:
@@ -44,7 +53,7 @@ def start(config: dict[str, Any]) -> Native:
         from kvatlas._native import Service  # noqa: PLC0415 - the command line works without
     except ImportError as error:
         raise ServiceError("this build of kvatlas has no service", "not_started") from error
-    made: Native = Service(json.dumps(config))
+    made: NativeService = Service(json.dumps(config))
     return made
 
 

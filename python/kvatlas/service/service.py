@@ -12,12 +12,13 @@ from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import native
 from kvatlas.service.config import Config, Engine, Stream
 from kvatlas.service.config.kinds import shown
+from kvatlas.service.digests import Pushing
 from kvatlas.service.discovery.watch import HOLD, Discovery
 from kvatlas.service.running import Running, registration_of
 from kvatlas.tokenize import AnyTokenizer, Tokenizer
 
 
-class Service(Running[native.Native]):
+class Service(Running[native.NativeService]):
     """Follows engines and answers over HTTP how much of a prompt each worker holds, like `kvatlas serve`.
 
     It runs from when it is made until `close`, or to the end of a `with` or `async with` block:
@@ -65,8 +66,10 @@ class Service(Running[native.Native]):
         started = native.start(config.for_native(holds=(HOLD,) if follows else (), log=log))
         super().__init__(started, config, discovery)
         self._clients: list[Client] = []
+        self._pushing: Pushing | None = None
         try:
             self._fetch_snapshot()
+            self._push_digests()
             # Here and not only by discovery, so that what cannot be registered is an error now.
             for stream in config.static_streams:
                 self._register(stream)
@@ -189,6 +192,16 @@ class Service(Running[native.Native]):
             clients, self._clients = self._clients, []
         for made in clients:
             made.close()
+
+    def _push_digests(self) -> None:
+        if self._config.sites.url is not None:
+            self._pushing = Pushing(self._config.sites, self._native)
+
+    def _stop_discovery(self) -> None:
+        pushing, self._pushing = self._pushing, None
+        if pushing is not None:
+            pushing.stop()
+        super()._stop_discovery()
 
     def _register(self, stream: Stream) -> bool:
         return self._native.register(registration_of(stream, self._config))

@@ -1,4 +1,4 @@
-//! Two instructions of the processor: asking for a cache line, and comparing eight tags at once.
+//! Some instructions of the processor: asking for a cache line, and comparing eight tags at once.
 //!
 //! **Invariant.** Both are total functions of their arguments: whatever the arguments, nothing is read but what they
 //! refer to. On other processors than x86-64 safe code does the same.
@@ -12,6 +12,21 @@ pub(crate) fn prefetch<T>(it: &T) {
     // SAFETY: a prefetch reads nothing architecturally, whatever the address.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(it).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = it;
+}
+
+/// Asks for all cache lines of a thing at once.
+#[inline]
+pub(crate) fn prefetch_all<T>(it: &T) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..size_of::<T>()).step_by(64).chain(size_of::<T>().checked_sub(1)) {
+        // SAFETY: as above.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<{ _MM_HINT_T0 }>(std::ptr::from_ref(it).cast::<i8>().wrapping_add(at));
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = it;
@@ -32,6 +47,21 @@ pub(crate) fn equal_lanes(lanes: [u16; 8], wanted: u16) -> u32 {
     bytes & 0x5555
 }
 
+/// Bit 2 i for each i with `lanes[i] < than`, as signed numbers: all lanes at once, as a branch for each would be one that
+/// nobody can predict.
+#[inline]
+pub(crate) fn lesser_lanes(lanes: [i16; 8], than: i16) -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 processor has SSE2.
+    let bytes = unsafe {
+        use std::arch::x86_64::{_mm_cmplt_epi16, _mm_movemask_epi8, _mm_set1_epi16};
+        _mm_movemask_epi8(_mm_cmplt_epi16(bytemuck::cast(lanes), _mm_set1_epi16(than))).cast_unsigned()
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let bytes = lanes.iter().rev().fold(0, |bytes, &lane| bytes << 2 | u32::from(lane < than));
+    bytes & 0x5555
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -43,6 +73,9 @@ mod tests {
                 let lanes = std::array::from_fn(|i| if pattern >> i & 1 == 1 { wanted } else { !wanted });
                 let expected = (0..8).filter(|i| pattern >> i & 1 == 1).fold(0, |marks, i| marks | 1 << (2 * i));
                 assert_eq!(equal_lanes(lanes, wanted), expected);
+                let (lanes, wanted) = (lanes.map(u16::cast_signed), wanted.cast_signed());
+                let expected = (0..8).filter(|i| lanes[*i] < wanted).fold(0, |marks, i| marks | 1 << (2 * i));
+                assert_eq!(lesser_lanes(lanes, wanted), expected);
             }
         }
     }

@@ -11,7 +11,7 @@
 //! | `table.rs` | a hash table that is probed while it changes |
 //! | `children.rs` | that table, of runs |
 //! | `found.rs` | what a lookup has found, beside the guard that keeps it |
-//! | `cpu.rs` | no protocol: two instructions |
+//! | `cpu.rs` | no protocol: some instructions |
 //!
 //! The rules, which all of them rely on:
 //!
@@ -42,7 +42,7 @@ mod thin;
 
 pub(crate) use boxes::{Owned, Published, WriterToken};
 pub(crate) use children::Children;
-pub(crate) use cpu::{equal_lanes, prefetch};
+pub(crate) use cpu::{equal_lanes, lesser_lanes, prefetch, prefetch_all};
 pub(crate) use found::{Found, Reaches};
 pub(crate) use head::{Level, LevelsNow, Spilled};
 pub(crate) use reclaim::{Guard, Readers, Retired};

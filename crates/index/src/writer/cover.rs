@@ -164,7 +164,7 @@ impl Writer {
             };
             private.push_new(run, 0, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
         }
-        self.holders[holder as usize].private = Some(Box::new(private));
+        self.holders[holder as usize].private = Some(private);
         self.counters.private_holders += 1;
     }
 

@@ -143,17 +143,9 @@ impl Writer {
         } else {
             self.names.make_ready(names.len(), 0, &self.runs);
             let (run, start, end) = self.add_blocks(place, contents, Some(names));
-            let runs = &self.runs;
-            let name_of = |number| Some(runs.name(runs.position(number)));
             let names = &names[..(end - start) as usize];
-            let mut taken = start;
-            for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
-                self.names.prefetch(names, i);
-                if !self.names.insert_new(name, number, name_of) {
-                    break;
-                }
-                taken += 1;
-            }
+            let numbers = self.runs.numbers_from(run, start);
+            let taken = start + self.names.insert_new(names, numbers, &self.runs) as u32;
             let gained = self.keep_blocks(holder, run, start, taken);
             if let Some(&last) = names[..gained].last() {
                 self.holders[holder as usize].tails.add(last, Position { run, offset: taken - 1 });

@@ -11,7 +11,7 @@ use crate::position::{NO_NAME, Place, Position, ROOT};
 #[derive(Default)]
 pub(crate) struct Holder {
     /// Names of its own; none while it names blocks as the others do.
-    pub(crate) private: Option<Box<Private>>,
+    pub(crate) private: Option<Private>,
     /// Blocks that are not regular; none while there are none.
     pub(crate) irregular: Option<Box<Irregular>>,
     /// The block before the one it lost last: a guess at what it loses next.
@@ -176,7 +176,7 @@ impl Holder {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.private.as_ref().map_or(0, |p| p.bytes() + size_of::<Private>())
+        self.private.as_ref().map_or(0, Private::bytes)
             + self.irregular.as_ref().map_or(0, |o| o.bytes())
             + self.hanging.bytes()
             + self.runs.capacity() * size_of::<u32>()

@@ -60,7 +60,7 @@ impl Leaving {
     pub(super) fn bytes(&self) -> usize {
         let holders = self.holders.iter().map(|it| it.listed.capacity() * 4 + it.sorted.capacity() * 8);
         let tables = self.tables.iter().map(|table| match table {
-            Table::Private(it) => it.bytes(),
+            Table::Private(it) => it.bytes() + size_of::<Private>(),
             Table::Places(it) => it.bytes(),
             Table::Irregular(it) => it.bytes(),
             Table::Copies(it) => it.bytes(),
@@ -88,7 +88,7 @@ impl Writer {
         if private.is_some() {
             self.counters.private_holders -= 1;
         }
-        self.leaving.tables.extend(private.map(Table::Private));
+        self.leaving.tables.extend(private.map(|it| Table::Private(Box::new(it))));
         self.leaving.tables.extend(irregular.map(Table::Irregular));
         self.leaving.holders.push_back(Holder { number: holder, listed, sorted: BinaryHeap::new() });
         self.count_waiting(holder);

@@ -8,14 +8,16 @@
 //! There are as many lines as a power of two, or half as many again: small tables double, large ones grow by half and by a
 //! third in turn.
 
+use smallvec::SmallVec;
+
 use crate::raw::prefetch;
 use crate::spread::line_of;
 use crate::steps::step;
 
 /// Lines of a piece of memory.
 const PIECE: usize = 2048;
-/// Lines that are moved for each entry that comes or goes. At two, half an entry a line comes while a table grows.
-const PACE: usize = 2;
+/// Lines that are moved for each entry that comes or goes while a table shrinks: an empty one is as small as a new one.
+const SHRINKING_PACE: usize = 2;
 /// Lines that are asked for before they are moved.
 const AHEAD: usize = 8;
 /// Tables of so few lines are moved at once: what each line has to take differs much among few.
@@ -25,30 +27,36 @@ const FEW: usize = 64;
 const SMALL: usize = 1 << 17;
 
 /// A line of a table: a cache line.
-pub(super) trait Line: Clone {
+pub(super) trait Line: Copy {
     const EMPTY: Self;
     /// Entries in two lines, on average, of a full table.
     const FULL_PAIR: usize;
+    /// Lines that are moved for each entry that comes while the table grows. At one, one entry a line comes meanwhile, and
+    /// must find room.
+    const PACE: usize;
 }
 
 /// See the module's text.
-pub(super) struct Lines<L> {
-    /// Where the hashes below `frontier` are,
-    lower: Side<L>,
-    /// and all others.
-    upper: Side<L>,
+pub(super) struct Lines<L: Line> {
+    /// Where the hashes from `frontier` on are, and where all others are: a look-up chooses without a branch, which nobody
+    /// could predict.
+    sides: [Side<L>; 2],
     frontier: u64,
-    /// Lines of `upper` whose entries have moved.
+    /// Lines of the upper side whose entries have moved.
     moved: usize,
     /// Of all pieces.
     bytes: usize,
 }
 
+const UPPER: usize = 0;
+const LOWER: usize = 1;
+
 /// One set of lines.
-pub(super) struct Side<L> {
+pub(super) struct Side<L: Line> {
     /// Those that there are: of the lower side up to the frontier, of the upper side from there on.
-    pieces: Vec<Box<[L]>>,
-    lines: usize,
+    /// Most tables are one piece: here it costs no look elsewhere.
+    pieces: SmallVec<[Box<[L]>; 1]>,
+    pub(super) lines: usize,
     /// What the table keeps of hashes begins at this bit; the table's own.
     pub(super) shift: u32,
 }
@@ -59,8 +67,9 @@ pub(super) struct Moving<'t, L> {
     /// ones after the last.
     pub(super) piece: &'t mut [L],
     pub(super) at: usize,
-    /// The lowest hash that belongs to it.
+    /// The lowest and the largest hash that belong to it.
     pub(super) first: u64,
+    pub(super) last: u64,
     /// Which line it is, of so many.
     pub(super) line: usize,
     pub(super) lines: usize,
@@ -69,26 +78,45 @@ pub(super) struct Moving<'t, L> {
 
 impl<L: Line> Side<L> {
     fn none() -> Self {
-        Self { pieces: Vec::new(), lines: 0, shift: 0 }
+        Self::of_so_many(0, 0)
+    }
+
+    /// Without any memory yet.
+    fn of_so_many(lines: usize, shift: u32) -> Self {
+        Self { pieces: SmallVec::with_capacity(lines.div_ceil(PIECE)), lines, shift }
+    }
+
+    /// A line in its piece of memory.
+    #[inline]
+    fn place(line: usize) -> (usize, usize) {
+        (line / PIECE, line % PIECE)
     }
 
     /// The piece of memory that a hash belongs to, and the line in it.
     #[inline]
     pub(super) fn of(&self, hash: u64) -> (&[L], usize) {
-        let line = line_of(hash, self.lines);
-        (&self.pieces[line / PIECE], line % PIECE)
+        let (piece, at) = Self::place(line_of(hash, self.lines));
+        (&self.pieces[piece], at)
     }
 
     #[inline]
     pub(super) fn of_mut(&mut self, hash: u64) -> (&mut [L], usize) {
-        let line = line_of(hash, self.lines);
-        (&mut self.pieces[line / PIECE], line % PIECE)
+        let (piece, at) = Self::place(line_of(hash, self.lines));
+        (&mut self.pieces[piece], at)
+    }
+
+    /// A line and the next, if they are in one piece of memory.
+    #[inline]
+    pub(super) fn pair_mut(&mut self, line: usize) -> Option<&mut [L; 2]> {
+        let (piece, at) = Self::place(line);
+        self.pieces[piece][at..].first_chunk_mut()
     }
 
     /// Asks for a line that will soon be needed, if it is there.
     #[inline]
     fn ask_for(&self, line: usize) {
-        if let Some(it) = self.pieces.get(line / PIECE).and_then(|piece| piece.get(line % PIECE)) {
+        let (piece, at) = Self::place(line);
+        if let Some(it) = self.pieces.get(piece).and_then(|piece| piece.get(at)) {
             prefetch(it);
         }
     }
@@ -99,6 +127,7 @@ impl<L: Line> Side<L> {
     }
 
     /// Makes pieces up to that of a line; returns their bytes.
+    #[inline]
     fn make_until(&mut self, line: usize) -> usize {
         let mut bytes = 0;
         while self.pieces.len() <= line / PIECE {
@@ -144,13 +173,14 @@ impl<L: Line> Lines<L> {
     /// Lines with room for so many entries.
     pub(super) fn with_room_for(entries: usize, shift: impl FnOnce(usize) -> u32) -> Self {
         let lines = lines_for::<L>(entries);
-        let mut upper = Side { pieces: Vec::new(), lines, shift: shift(lines) };
+        let mut upper = Side::of_so_many(lines, shift(lines));
         let bytes = upper.make_until(lines - 1);
-        Self { lower: Side::none(), upper, frontier: 0, moved: 0, bytes }
+        Self { sides: [upper, Side::none()], frontier: 0, moved: 0, bytes }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.bytes + (self.lower.pieces.capacity() + self.upper.pieces.capacity()) * size_of::<Box<[L]>>()
+        let lists = self.sides.iter().map(|side| &side.pieces).filter(|pieces| pieces.spilled());
+        self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Box<[L]>>()
     }
 
     /// Whether the bytes are what they must be.
@@ -160,7 +190,7 @@ impl<L: Line> Lines<L> {
     }
 
     fn all(&self) -> impl Iterator<Item = &[L]> {
-        self.lower.pieces.iter().chain(&self.upper.pieces).map(|piece| &**piece)
+        self.sides.iter().rev().flat_map(|side| &side.pieces).map(|piece| &**piece)
     }
 
     /// All lines there are, those that have moved among them, in which nothing is left.
@@ -171,23 +201,23 @@ impl<L: Line> Lines<L> {
     /// The lines among which a hash is.
     #[inline]
     pub(super) fn side(&self, hash: u64) -> &Side<L> {
-        if hash < self.frontier { &self.lower } else { &self.upper }
+        &self.sides[usize::from(hash < self.frontier)]
     }
 
     #[inline]
     pub(super) fn side_mut(&mut self, hash: u64) -> &mut Side<L> {
-        if hash < self.frontier { &mut self.lower } else { &mut self.upper }
+        &mut self.sides[usize::from(hash < self.frontier)]
     }
 
     #[inline]
     pub(super) fn is_moving(&self) -> bool {
-        self.lower.lines != 0
+        self.sides[LOWER].lines != 0
     }
 
     /// Lines when all that is begun will be done.
     #[inline]
     fn lines(&self) -> usize {
-        if self.is_moving() { self.lower.lines } else { self.upper.lines }
+        if self.is_moving() { self.sides[LOWER].lines } else { self.sides[UPPER].lines }
     }
 
     #[inline]
@@ -204,7 +234,7 @@ impl<L: Line> Lines<L> {
     /// Whether the next smaller number of lines would still be two fifths empty.
     #[inline]
     fn is_too_large_for(&self, len: usize) -> bool {
-        len * 5 < self.room() * 2 && self.upper.lines > 1
+        len * 5 < self.room() * 2 && self.sides[UPPER].lines > 1
     }
 
     /// Makes room for `more` entries beside the `len` there are, or gives room back, as far as it is time for it now that
@@ -221,11 +251,12 @@ impl<L: Line> Lines<L> {
     ) {
         // Growing has time until as many have come as there is room for: what goes meanwhile need not hurry it, unless so
         // much has gone that all of it was for nothing.
-        let is_growing = self.lower.lines > self.upper.lines && !self.is_too_large_for(len + more);
-        let mut due = PACE * if is_growing { more } else { more + changed };
+        let is_growing = self.sides[LOWER].lines > self.sides[UPPER].lines && !self.is_too_large_for(len + more);
+        let mut due = if is_growing { L::PACE * more } else { SHRINKING_PACE * (more + changed) };
         loop {
             if self.is_moving() {
-                let few = self.upper.lines <= FEW || 2 * due > self.upper.lines || len + more > self.room();
+                let few =
+                    self.sides[UPPER].lines <= FEW || 2 * due > self.sides[UPPER].lines || len + more > self.room();
                 self.go_on(if few { usize::MAX } else { std::mem::take(&mut due) }, &mut to);
                 if self.is_moving() {
                     return;
@@ -235,42 +266,54 @@ impl<L: Line> Lines<L> {
                 let lines = lines_for::<L>(len + more);
                 if lines < SMALL { lines.next_power_of_two() } else { lines }
             } else if self.is_too_large_for(len + more) {
-                fewer(self.upper.lines)
+                fewer(self.sides[UPPER].lines)
             } else {
                 return;
             };
-            self.lower = Side { pieces: Vec::new(), lines, shift: shift(lines) };
-            self.lower.pieces.reserve_exact(lines.div_ceil(PIECE));
+            self.sides[LOWER] = Side::of_so_many(lines, shift(lines));
         }
     }
 
     fn go_on(&mut self, lines: usize, to: &mut impl FnMut(Moving<'_, L>, &mut Side<L>)) {
-        let end = self.upper.lines.min(self.moved.saturating_add(lines));
-        for line in self.moved..end {
+        let Self { sides: [upper, lower], frontier, moved, bytes } = self;
+        let end = upper.lines.min(moved.saturating_add(lines));
+        for line in *moved..end {
             step();
-            let first = self.frontier;
-            let next = first_of(line + 1, self.upper.lines);
-            self.bytes += self.lower.make_until(self.lower.line_of(next.map_or(u64::MAX, |next| next - 1)));
-            self.upper.ask_for(line + AHEAD);
-            self.lower.ask_for(self.lower.line_of(first) + 2 * AHEAD);
-            let Self { upper, lower, .. } = self;
-            let (piece, at) = (&mut *upper.pieces[line / PIECE], line % PIECE);
-            to(Moving { piece, at, first, line, lines: upper.lines, shift: upper.shift }, lower);
-            if at + 1 == upper.pieces[line / PIECE].len() {
-                let done = std::mem::take(&mut upper.pieces[line / PIECE]);
-                self.bytes -= size_of_val::<[L]>(&done);
+            let first = *frontier;
+            let next = first_of(line + 1, upper.lines);
+            let last = next.map_or(u64::MAX, |next| next - 1);
+            *bytes += lower.make_until(lower.line_of(last));
+            upper.ask_for(line + AHEAD);
+            lower.ask_for(lower.line_of(first) + 2 * AHEAD);
+            let (piece, at) = Side::<L>::place(line);
+            let is_last = at + 1 == upper.pieces[piece].len();
+            to(
+                Moving {
+                    piece: &mut upper.pieces[piece],
+                    at,
+                    first,
+                    last,
+                    line,
+                    lines: upper.lines,
+                    shift: upper.shift,
+                },
+                lower,
+            );
+            if is_last {
+                let done = std::mem::take(&mut upper.pieces[piece]);
+                *bytes -= size_of_val::<[L]>(&done);
             }
-            (self.moved, self.frontier) = (line + 1, next.unwrap_or(0));
+            (*moved, *frontier) = (line + 1, next.unwrap_or(0));
         }
-        if self.moved == self.upper.lines {
-            self.upper = std::mem::replace(&mut self.lower, Side::none());
-            (self.moved, self.frontier) = (0, 0);
+        if *moved == upper.lines {
+            *upper = std::mem::replace(lower, Side::none());
+            (*moved, *frontier) = (0, 0);
         }
     }
 
     /// Gives up a piece; returns whether there are more. There is nothing to be looked up after.
     pub(super) fn shed(&mut self) -> bool {
-        for side in [&mut self.lower, &mut self.upper] {
+        for side in &mut self.sides {
             while let Some(piece) = side.pieces.pop() {
                 self.bytes -= size_of_val::<[L]>(&piece);
                 if !piece.is_empty() {

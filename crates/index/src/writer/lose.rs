@@ -18,6 +18,13 @@ struct Stretch {
     first: usize,
 }
 
+impl Stretch {
+    /// Whether a position is the one just before or after.
+    fn is_beside(&self, at: Position) -> bool {
+        at.run == self.run && (at.offset + 1 == self.low || at.offset == self.high + 1)
+    }
+}
+
 /// Stretches looked through for a name that comes twice, before what there is gets done.
 const MOST_STRETCHES: usize = 32;
 
@@ -44,10 +51,15 @@ impl Writer {
                 }
                 continue;
             }
-            let next = stretches.last().and_then(|last| self.neighbour(holder, last, name));
-            let found = match (next, stretches.last()) {
-                (Some(at), Some(last)) => Some((at, last.cutoff)),
-                (_, last) => self.guessed(holder, last, name).or_else(|| self.find_cut(holder, name)),
+            let own = self.holders[holder as usize].private.as_ref().map(|private| private.find(name, &self.runs));
+            let next = stretches.last().and_then(|last| match own {
+                Some(at) => at.filter(|at| last.is_beside(*at)),
+                None => self.neighbour(last, name),
+            });
+            let found = match (next, stretches.last(), own) {
+                (Some(at), Some(last), _) => Some((at, last.cutoff)),
+                (_, _, Some(at)) => at.map(|at| (at, self.cutoff(holder, at.run, at.offset))),
+                (_, last, None) => self.guessed(holder, last, name).or_else(|| self.find_cut(holder, name)),
             };
             let Some((at, cutoff)) = found else { continue };
             if next.is_none() && self.is_irregular_in(holder, at.run) {
@@ -77,16 +89,11 @@ impl Writer {
         self.cut(holder, &mut stretches, gone);
     }
 
-    /// The block just before or after the stretch, if it has this name. Most removals are one chain in order, either
-    /// way: this spares them the table of names.
+    /// The block just before or after the stretch, if it has this name, and the holder none of its own. Most removals are one
+    /// chain in order, either way: this spares them the table of names.
     #[inline]
-    fn neighbour(&self, holder: u32, stretch: &Stretch, name: u64) -> Option<Position> {
+    fn neighbour(&self, stretch: &Stretch, name: u64) -> Option<Position> {
         let run = stretch.run;
-        if let Some(private) = &self.holders[holder as usize].private {
-            let at = private.find(name, &self.runs)?;
-            let is_next = at.run == run && (at.offset + 1 == stretch.low || at.offset == stretch.high + 1);
-            return is_next.then_some(at);
-        }
         let names = self.runs.get(run).names();
         if stretch.low > 0 && names[stretch.low as usize - 1] == name {
             return Some(Position { run, offset: stretch.low - 1 });

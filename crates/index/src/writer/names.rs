@@ -29,17 +29,6 @@ impl NameTable {
         self.slots.bytes()
     }
 
-    /// Asks for the lines of names that are about to be looked up one by one: called for each `i` before `names[i]` is.
-    #[inline]
-    pub(crate) fn prefetch(&self, names: &[u64], i: usize) {
-        if i == 0 {
-            names.iter().take(AHEAD).for_each(|&name| self.slots.prefetch(self.hash(name)));
-        }
-        if let Some(&name) = names.get(i + AHEAD) {
-            self.slots.prefetch(self.hash(name));
-        }
-    }
-
     /// The number of the position of `name`; `name_of` tells what the position of a number is named.
     #[inline]
     pub(crate) fn find(&self, name: u64, name_of: impl Fn(u32) -> Option<u64>) -> Option<u32> {
@@ -52,10 +41,16 @@ impl NameTable {
         self.slots.insert(self.hash(name), number);
     }
 
-    /// Adds a name unless it is there; returns whether it was added. There must be room.
-    #[inline]
-    pub(crate) fn insert_new(&mut self, name: u64, number: u32, name_of: impl Fn(u32) -> Option<u64>) -> bool {
-        self.slots.insert_new(self.hash(name), number, |number| name_of(number) == Some(name))
+    /// Adds names with their numbers, up to the first that is there already; returns how many. There must be room.
+    pub(crate) fn insert_new(&mut self, names: &[u64], numbers: impl Iterator<Item = u32>, runs: &Runs) -> usize {
+        let mut ahead = Ahead::of(self, names);
+        for (i, (&name, number)) in names.iter().zip(numbers).enumerate() {
+            let hash = ahead.next(self, names, i);
+            if !self.slots.insert_new(hash, number, |number| runs.name(runs.position(number)) == name) {
+                return i;
+            }
+        }
+        names.len()
     }
 
     /// Makes room for `more` names, or gives room back, as far as it is time for it now that `changed` have come or gone.
@@ -80,10 +75,12 @@ impl NameTable {
 
     /// Takes out the names of the positions of a run from `offset` on.
     pub(crate) fn remove_all(&mut self, run: u32, offset: u32, names: &[u64], runs: &Runs) {
+        let mut ahead = Ahead::of(self, names);
         for (i, (&name, offset)) in names.iter().zip(offset..).enumerate() {
-            self.prefetch(names, i);
+            let hash = ahead.next(self, names, i);
             if name != NO_NAME {
-                self.remove(name, |number| runs.position(number) == Position { run, offset });
+                let was_there = self.slots.remove(hash, |number| runs.position(number) == Position { run, offset });
+                debug_assert!(was_there);
             }
         }
     }
@@ -91,6 +88,33 @@ impl NameTable {
 
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
+
+/// The hashes of the next names of a list that is gone through, whose lines have been asked for.
+struct Ahead([u64; AHEAD]);
+
+impl Ahead {
+    #[inline]
+    fn of(table: &NameTable, names: &[u64]) -> Self {
+        let mut hashes = [0; AHEAD];
+        for (hash, &name) in hashes.iter_mut().zip(names) {
+            *hash = table.hash(name);
+            table.slots.prefetch(*hash);
+        }
+        Self(hashes)
+    }
+
+    /// The hash of `names[i]`: to be called for each `i` in turn.
+    #[inline]
+    fn next(&mut self, table: &NameTable, names: &[u64], i: usize) -> u64 {
+        let slot = &mut self.0[i % AHEAD];
+        let hash = *slot;
+        if let Some(&name) = names.get(i + AHEAD) {
+            *slot = table.hash(name);
+            table.slots.prefetch(*slot);
+        }
+        hash
+    }
+}
 
 /// The names of one holder whose engine does not name blocks as the others do.
 pub(crate) struct Private {

@@ -15,7 +15,7 @@ const SLOTS: usize = 5;
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
 const AHEAD: usize = 16;
 
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line {
     /// [`NO_NAME`] for an empty slot.
@@ -30,6 +30,7 @@ const _: () = assert!(size_of::<Line>() == 64);
 impl super::lines::Line for Line {
     const EMPTY: Self = Self { names: [NO_NAME; SLOTS], numbers: [0; SLOTS], overflow: 0 };
     const FULL_PAIR: usize = 8;
+    const PACE: usize = 2;
 }
 
 /// See the module's text.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::state::Writer;
 use super::workers::{Copies, Offloaded, Rank};
 use crate::handle::{Lives, RankHandle};
-use crate::raw::Published;
+use crate::raw::{Published, prefetch_all};
 use crate::roster::{ALL_VIEWS, Member, Roster};
 
 impl Writer {
@@ -17,6 +17,15 @@ impl Writer {
     #[inline]
     pub(super) fn device_of(&self, rank: u32) -> u32 {
         self.workers.get(rank).expect("added before it is used").device
+    }
+
+    /// Asks for the books of a rank and of its device, both at once: of a thousand ranks, those of one are seldom at hand.
+    #[inline]
+    pub(super) fn ask_for(&self, handle: &RankHandle) {
+        self.workers.ask_for(handle.found().0);
+        if let Some(holder) = self.holders.get(handle.device() as usize) {
+            prefetch_all(holder);
+        }
     }
 
     /// The number of a rank, from now on known.

@@ -16,6 +16,7 @@ impl Writer {
     /// The same, by a handle.
     #[inline]
     pub(crate) fn remove_from(&mut self, handle: &RankHandle, tier: Tier, block_hashes: &[BlockHash]) {
+        self.ask_for(handle);
         self.remove_by(self.workers.rank_of(handle), tier, block_hashes);
     }
 

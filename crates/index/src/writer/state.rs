@@ -95,6 +95,9 @@ impl Writer {
 
     pub(super) fn new_holder(&mut self) -> u32 {
         self.free_holders.pop().unwrap_or_else(|| {
+            if self.holders.len() == self.holders.capacity() {
+                self.holders.reserve_exact(self.holders.len() / 4 + 4);
+            }
             self.holders.push(Holder::default());
             (self.holders.len() - 1) as u32
         })

@@ -52,6 +52,7 @@ impl Writer {
         chain: &Chain<'_>,
         roster: &Published<Roster>,
     ) -> Result<(), Error> {
+        self.ask_for(handle);
         self.store_by(|writer| writer.known_rank_of(handle, roster), tier, chain, roster)
     }
 

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::position::NO_NAME;
+use crate::raw::prefetch_all;
 use crate::segmented::Map;
 use crate::steps::step;
 use crate::types::{BlockHash, Tier};
@@ -211,11 +212,20 @@ impl Workers {
         self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| *it)
     }
 
+    /// Asks for the books of a rank, if there are any.
+    #[inline]
+    pub(super) fn ask_for(&self, rank: u32) {
+        self.books.get(rank as usize).map(prefetch_all);
+    }
+
     /// The number of a rank, without a look at its name if that was looked up before.
     #[inline]
     pub(super) fn rank_of(&self, handle: &RankHandle) -> Option<u32> {
         let (number, life) = handle.found();
-        if self.get(number).is_some_and(|books| books.life == life) {
+        if let Some(books) = self.get(number)
+            && books.life == life
+        {
+            handle.remember_device(books.device);
             return Some(number);
         }
         let number = self.rank(handle.worker(), handle.rank())?;
@@ -236,6 +246,9 @@ impl Workers {
     /// A rank of a worker is known from now on. Returns its number.
     pub(super) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
         let rank = self.free.pop().unwrap_or_else(|| {
+            if self.books.len() == self.books.capacity() {
+                self.books.reserve_exact(self.books.len() / 4 + 4);
+            }
             self.books.push(None);
             (self.books.len() - 1) as u32
         });

@@ -25,6 +25,7 @@ use crate::config::StreamConfig;
 use crate::error::Error;
 use crate::limits::Shared;
 use crate::log::panic_text;
+use crate::relay::Relay;
 use crate::snapshot::Snapshots;
 use crate::state::{Keyspace, Registration, Stream, lock};
 use crate::stream::Publishers;
@@ -118,6 +119,11 @@ impl Fleet {
     #[must_use]
     pub fn snapshots(&self) -> &Arc<Snapshots> {
         self.registry.snapshots()
+    }
+
+    /// The log that streams are published to, or come by.
+    pub(crate) fn relay(&self) -> &Arc<Relay> {
+        self.registry.relay()
     }
 
     /// What all streams share, and how often each limit was reached.

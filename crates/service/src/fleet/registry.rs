@@ -11,6 +11,7 @@ use super::names::{Names, Target};
 use crate::config::StreamConfig;
 use crate::error::Error;
 use crate::limits::{Limit, Shared};
+use crate::relay::Relay;
 use crate::snapshot::Snapshots;
 use crate::state::{Keyspace, ModelNames, Registration, Stream, lock};
 use crate::stream::{self, Publishers, StreamHandle};
@@ -206,6 +207,10 @@ impl Registry {
 
     pub(super) fn snapshots(&self) -> &Arc<Snapshots> {
         &self.config.snapshots
+    }
+
+    pub(super) fn relay(&self) -> &Arc<Relay> {
+        &self.config.relay
     }
 
     pub(super) fn shared(&self) -> &Shared {

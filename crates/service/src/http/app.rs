@@ -16,6 +16,7 @@ use crate::config::HttpConfig;
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::shown::Page;
+use crate::sites::{SitesConfig, Tops};
 
 /// What every request may need.
 pub(crate) struct App {
@@ -30,6 +31,8 @@ pub(crate) struct App {
     pub(crate) allow: Allow,
     /// Where prompts are left that may tell what was never announced.
     pub(crate) desk: Arc<Desk>,
+    /// What is known of many sites.
+    pub(crate) tops: Tops,
     /// What the page shows.
     pub(crate) page: Page,
     /// For the one dump that may run at a time.
@@ -42,6 +45,7 @@ impl App {
         config: HttpConfig,
         allow: &[String],
         desk: Arc<Desk>,
+        sites: &SitesConfig,
     ) -> Result<Arc<Self>, Error> {
         let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
         let trust = Arc::new(Trust::new(&config, &["http/1.1"])?);
@@ -56,6 +60,7 @@ impl App {
             places,
             allow,
             desk,
+            tops: Tops::new(sites.clone()),
             page: Page::default(),
             dumps,
         }))

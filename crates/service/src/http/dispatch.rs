@@ -17,7 +17,7 @@ use super::query::{Body, Kind};
 use super::refusal::Refusal;
 use super::routes::{Door, Route, WELCOME};
 use super::trace::Trace;
-use super::{body, dump, exposition, health, observed, page, queries, register, snapshot, workers};
+use super::{body, dump, exposition, health, observed, page, queries, register, sites, snapshot, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -79,6 +79,7 @@ async fn dispatch(
                 Ok(json(StatusCode::OK, list.to_string()))
             })
         }
+        Route::SitesStatus => guarded(app, || sites::status(app)),
         Route::Engines => Ok(json(StatusCode::OK, health::engines(&app.fleet).to_string())),
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
@@ -117,7 +118,7 @@ async fn post(
     let parameters = head.uri.query().unwrap_or_default();
     let sent = match Content::of(&head.headers) {
         Some(Content::Json) => Body::Json(&body),
-        Some(Content::Bytes) if matches!(route, Route::Query | Route::QueryByHash) => {
+        Some(Content::Bytes) if matches!(route, Route::Query | Route::QueryByHash | Route::Digest) => {
             Body::Bytes { parameters, blocks: &body }
         }
         _ => return Err(Refusal::wrong_content_type()),
@@ -125,6 +126,12 @@ async fn post(
     match route {
         Route::Register => counted(app, register::register(app, &body).await),
         Route::Observed => guarded(app, || observed::observed(app, &body)),
+        Route::Digest => guarded(app, || match sent {
+            Body::Bytes { parameters, blocks } => sites::digest(app, parameters, blocks),
+            Body::Json(_) => Err(Refusal::wrong_content_type()),
+        }),
+        Route::Sites => guarded(app, || sites::find(app, &body)),
+        Route::SitesCompare => guarded(app, || sites::compare(app, &body)),
         Route::Unregister => counted(app, register::unregister(app, &body).await),
         Route::Query => guarded(app, || queries::single(app, sent, Kind::Tokens)),
         Route::QueryByHash => guarded(app, || queries::single(app, sent, Kind::Hashes)),
@@ -190,7 +197,7 @@ mod tests {
         let runtime = tokio::runtime::Runtime::new().expect("threads");
         let config = crate::config::Config::from_json("{}").expect("a configuration");
         let fleet = crate::fleet::Fleet::new(config.streams, &[], runtime.handle().clone());
-        let app = App::new(fleet, config.http, &[], Arc::default()).expect("no files");
+        let app = App::new(fleet, config.http, &[], Arc::default(), &config.sites).expect("no files");
         let refusal = guarded(&app, || panic!("a bug")).err().expect("refused");
         assert_eq!(app.counts.panics.load(Relaxed), 1);
         assert_eq!((refusal.status, refusal.code), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));

@@ -21,6 +21,7 @@ use super::process::Process;
 use super::routes::Route;
 use crate::fleet::EngineState;
 use crate::limits::{LAG_SECONDS, Limit};
+use crate::sites::Top;
 use crate::snapshot::{Outcome, Skip};
 use crate::state::{Counters, State, Stream};
 
@@ -57,6 +58,8 @@ impl Collector for Scrape {
         self.keyspaces(&mut encoder)?;
         self.adoption(&mut encoder)?;
         self.snapshots(&mut encoder)?;
+        self.relay(&mut encoder)?;
+        self.sites(&mut encoder)?;
         self.streams(&mut encoder)
     }
 }
@@ -184,6 +187,79 @@ impl Scrape {
         let mut family = describe(encoder, "snapshot_skipped_streams", help, MetricType::Gauge)?;
         for (skip, count) in Skip::ALL.into_iter().zip(skipped) {
             gauge_of(&mut family, &[("reason", skip.name())], count as i64)?;
+        }
+        Ok(())
+    }
+
+    fn relay(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        for (name, help, count) in self.app.fleet.relay().counts.all() {
+            counter(encoder, name, help, count)?;
+        }
+        let help = "Bytes that wait to be published to the log, or to be acknowledged by it";
+        gauge(encoder, "relay_buffered_bytes", help, self.app.fleet.relay().buffered() as i64)
+    }
+
+    fn sites(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let tops = &self.app.tops;
+        let read = |top: Arc<Top>| {
+            let (counts, list) = {
+                let sites = top.read();
+                (sites.counts(), sites.list(tops.now()))
+            };
+            (counts, list, top)
+        };
+        let all: Vec<_> = tops.all().into_iter().map(read).collect();
+        let help = "Sites whose digests are taken in, by how much their word counts";
+        let mut family = describe(encoder, "sites", help, MetricType::Gauge)?;
+        for (_, list, top) in &all {
+            for state in [kvatlas_digest::State::Known, kvatlas_digest::State::Unknown, kvatlas_digest::State::Doubted]
+            {
+                let count = list.iter().filter(|site| site.state == state).count();
+                let state = super::sites::state_name(state);
+                let labels = [("model", &*top.model), ("routing_group", &*top.routing_group), ("state", state)];
+                gauge_of(&mut family, &labels, count as i64)?;
+            }
+        }
+        type Read = fn(&kvatlas_digest::Counts) -> u64;
+        let gauges: [(&str, &str, Read); 2] = [
+            ("sites_marks", "Different marks of all sites", |counts| counts.marks),
+            ("sites_bytes", "Memory of the index of sites in bytes", |counts| counts.bytes),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for (counts, _, top) in &all {
+                let labels = [("model", &*top.model), ("routing_group", &*top.routing_group)];
+                gauge_of(&mut family, &labels, read(counts) as i64)?;
+            }
+        }
+        let help = "Digests of sites, by what became of them";
+        let mut family = describe(encoder, "sites_digests", help, MetricType::Counter)?;
+        for (counts, _, top) in &all {
+            let (changes, of) =
+                (counts.applied - counts.whole, [("model", &*top.model), ("routing_group", &*top.routing_group)]);
+            for (outcome, count) in [
+                ("applied", changes),
+                ("whole", counts.whole),
+                ("repeated", counts.repeated),
+                ("whole_wanted", counts.whole_wanted),
+                ("refused", counts.refused),
+            ] {
+                count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
+            }
+        }
+        let help = "Claims of sites: compared with what there was, short of it, beyond the bounds, and left out of answers as the site was doubted";
+        let mut family = describe(encoder, "sites_claims", help, MetricType::Counter)?;
+        for (counts, _, top) in &all {
+            let of = [("model", &*top.model), ("routing_group", &*top.routing_group)];
+            for (outcome, count) in [
+                ("compared", counts.compared),
+                ("short", counts.short),
+                ("beyond", counts.beyond),
+                ("left_out", counts.left_out),
+                ("probed", counts.probes),
+            ] {
+                count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
+            }
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ mod register;
 mod routes;
 mod served;
 mod server;
+mod sites;
 mod snapshot;
 mod tls;
 mod trace;

@@ -10,6 +10,10 @@ POST /query            how much of these token_ids each worker holds
 POST /query_by_hash    how much of these content_hashes each worker holds
 POST /query_batch      many queries in one request
 POST /observed         report how much of a prompt an engine had cached
+POST /digest           take in a digest of a site (--role global)
+POST /sites            which sites hold how much of a prompt (--role global)
+POST /sites/compare    report what a site that was asked really held
+GET  /sites/status     the sites, their age and how far they are trusted
 POST /register         follow an engine's events
 POST /unregister       stop following a worker and forget its blocks
 GET  /workers          registered workers and the state of their streams
@@ -103,6 +107,10 @@ routes! {
     QueryByHash "/query_by_hash" POST Ask,
     QueryBatch "/query_batch" POST Ask,
     Observed "/observed" POST Admin,
+    Digest "/digest" POST Admin,
+    Sites "/sites" POST Ask,
+    SitesCompare "/sites/compare" POST Admin,
+    SitesStatus "/sites/status" GET Ask,
     Register "/register" POST Admin,
     Unregister "/unregister" POST Admin,
     Workers "/workers" GET Ask,

@@ -162,6 +162,12 @@ impl Snapshots {
         }
     }
 
+    /// Where a log is to be read from, if a snapshot has streams that came by it. Waits until all are loaded.
+    pub(crate) async fn sequence(&self) -> Option<u64> {
+        let _ = self.loading.subscribe().wait_for(|left| *left == 0).await;
+        lock(&self.pending).sequence()
+    }
+
     /// Drops what no stream has come for, after the time that it is kept.
     pub(crate) async fn expire(self: Arc<Self>) {
         let mut loading = self.loading.subscribe();

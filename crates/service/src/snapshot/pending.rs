@@ -80,6 +80,11 @@ impl Pending {
         taken
     }
 
+    /// How far a log was read, by the stream that came least far: from there on it is to be read again.
+    pub(super) fn sequence(&self) -> Option<u64> {
+        self.0.iter().flat_map(|waiting| waiting.streams.values()).filter_map(|stream| stream.head.sequence).min()
+    }
+
     /// Takes all: workers, with the blocks of each stream.
     pub(super) fn drain(&mut self) -> Vec<(String, u64)> {
         let streams = self.0.drain(..).flat_map(|waiting| waiting.streams.into_values());
@@ -106,7 +111,7 @@ impl Waiting {
 
     fn restoring(&self, keyspace: &Keyspace, stream: &Stream, saved: SavedStream) -> Result<Restoring, Outcome> {
         let registration = &stream.registration;
-        if registration.replay_endpoint.is_none() {
+        if registration.replay_endpoint.is_none() && registration.endpoint.log_subject().is_none() {
             return Err(Outcome::NoReplay);
         }
         let is_same = self.block_size == keyspace.block_size

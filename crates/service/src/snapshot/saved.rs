@@ -30,6 +30,9 @@ pub(crate) struct StreamHead {
     pub(crate) claimed: Vec<(u32, u32)>,
     /// Whether a batch has named the registered rank, or none.
     pub(crate) plain: bool,
+    /// How far a log was read, if the stream came by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sequence: Option<u64>,
     pub(crate) ranks: Vec<RankHead>,
 }
 

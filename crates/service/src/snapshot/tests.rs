@@ -45,6 +45,7 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
         partial: true,
         claimed: vec![(5, 1)],
         plain: true,
+        sequence: None,
         ranks: (0..ranks.len() as u32)
             .map(|rank| RankHead {
                 rank,

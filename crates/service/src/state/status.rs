@@ -138,6 +138,8 @@ counters! {
     rank_conflicts,
     /// How often the stream's task failed and was restarted.
     task_restarts,
+    /// Messages of another relay that publishes the same engine, left out.
+    other_relays,
 }
 
 /// What a snapshot had of a stream.
@@ -198,6 +200,8 @@ pub struct StreamStatus {
     failing: AtomicBool,
     /// The number of the limit reached.
     limit: AtomicU8,
+    /// Whether its relay has left.
+    gone: AtomicBool,
 }
 
 impl Default for StreamStatus {
@@ -223,6 +227,7 @@ impl Default for StreamStatus {
             snapshot: Mutex::default(),
             failing: AtomicBool::new(false),
             limit: AtomicU8::new(NO_LIMIT),
+            gone: AtomicBool::new(false),
         }
     }
 }
@@ -352,6 +357,15 @@ impl StreamStatus {
     /// Whether something is wrong that [`recover`](Self::recover) would end.
     pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Relaxed)
+    }
+
+    /// Whether the relay that it came by has left.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Relaxed)
+    }
+
+    pub(crate) fn set_gone(&self, gone: bool) {
+        self.gone.store(gone, Relaxed);
     }
 
     /// What a snapshot had of the stream.

@@ -1,13 +1,14 @@
 //! One engine rank's event stream, as everybody sees it.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use super::copies::Copies;
 use super::lates::Lates;
 use super::lock;
 use super::registration::Registration;
 use super::status::StreamStatus;
+use crate::relay::Outlet;
 
 /// So many ranks one stream may feed: more than any engine has behind one socket.
 const MOST_RANKS: usize = 1024;
@@ -26,13 +27,23 @@ pub struct Stream {
     late: Mutex<Lates>,
     /// Where its task is asked for a copy of what it holds.
     copies: Copies,
+    /// Where what it brings is published, if it is.
+    outlet: OnceLock<Arc<Outlet>>,
 }
 
 impl Stream {
     pub(crate) fn new(worker: Arc<str>, registration: Registration) -> Self {
         let ranks = Mutex::new(BTreeSet::from([registration.rank]));
         let copies = Copies::default();
-        Self { worker, registration, status: StreamStatus::default(), ranks, late: Mutex::default(), copies }
+        Self {
+            worker,
+            registration,
+            status: StreamStatus::default(),
+            ranks,
+            late: Mutex::default(),
+            copies,
+            outlet: OnceLock::new(),
+        }
     }
 
     /// The ranks that it feeds: the registered one, and those that its batches name.
@@ -48,6 +59,15 @@ impl Stream {
 
     pub(crate) fn copies(&self) -> &Copies {
         &self.copies
+    }
+
+    /// Where what it brings is published, if it is.
+    pub(crate) fn outlet(&self) -> Option<&Arc<Outlet>> {
+        self.outlet.get()
+    }
+
+    pub(crate) fn set_outlet(&self, outlet: Arc<Outlet>) {
+        let _ = self.outlet.set(outlet);
     }
 
     pub(crate) fn feeds(&self, rank: u32) -> bool {

@@ -36,8 +36,37 @@ pub(super) struct StreamCopier {
     due: Instant,
 }
 
+/// What whoever decides about a stream knows of the moment.
+pub(super) trait Moment {
+    /// The last batch, if all that is held is known to be of its life.
+    fn mark(&self) -> Result<Mark, Skip>;
+    /// The number of the last batch.
+    fn last(&self) -> Option<u64>;
+    /// The first batch applied since the last clear, and whether the engine may hold more than is known.
+    fn reach(&self) -> (u64, bool);
+    /// How far the log is read that the stream comes by.
+    fn sequence(&self) -> Option<u64>;
+}
+
+impl<P: AsRef<[u8]>> Moment for Machine<P> {
+    fn mark(&self) -> Result<Mark, Skip> {
+        Machine::mark(self)
+    }
+    fn last(&self) -> Option<u64> {
+        Machine::last(self)
+    }
+    fn reach(&self) -> (u64, bool) {
+        Machine::reach(self)
+    }
+    fn sequence(&self) -> Option<u64> {
+        None
+    }
+}
+
 struct Begun {
     mark: Mark,
+    /// How far the log was read then.
+    sequence: Option<u64>,
     /// What was cleared by then does not come again.
     clears: u64,
     ranks: Vec<u32>,
@@ -47,11 +76,7 @@ struct Begun {
 
 impl StreamCopier {
     /// Begins, if there is anything that could be of use to somebody later; else says why not.
-    pub(super) fn begin<P: AsRef<[u8]>>(
-        request: CopyRequest,
-        holdings: &Holdings,
-        machine: &Machine<P>,
-    ) -> Option<Self> {
+    pub(super) fn begin(request: CopyRequest, holdings: &Holdings, machine: &impl Moment) -> Option<Self> {
         match Begun::new(holdings, machine) {
             Ok(begun) => Some(Self { request, begun, again: 0, due: Instant::now() }),
             Err(why) => {
@@ -66,7 +91,7 @@ impl StreamCopier {
     }
 
     /// Goes on, if that is due. None if it is done.
-    pub(super) fn step<P: AsRef<[u8]>>(mut self, holdings: &mut Holdings, machine: &Machine<P>) -> Option<Self> {
+    pub(super) fn step(mut self, holdings: &mut Holdings, machine: &impl Moment) -> Option<Self> {
         if Instant::now() < self.due {
             return Some(self);
         }
@@ -110,8 +135,9 @@ impl StreamCopier {
 }
 
 impl Begun {
-    fn new<P: AsRef<[u8]>>(holdings: &Holdings, machine: &Machine<P>) -> Result<Self, Skip> {
-        if holdings.stream.registration.replay_endpoint.is_none() {
+    fn new(holdings: &Holdings, machine: &impl Moment) -> Result<Self, Skip> {
+        let registration = &holdings.stream.registration;
+        if registration.replay_endpoint.is_none() && registration.endpoint.log_subject().is_none() {
             return Err(Skip::NoReplay);
         }
         if holdings.stream.status.limit().is_some() {
@@ -119,11 +145,12 @@ impl Begun {
         }
         let mark = machine.mark()?;
         let (clears, ranks) = (holdings.clears(), holdings.stream.ranks().into_iter().collect());
-        Ok(Self { mark, clears, ranks, copier: None, done: Vec::new() })
+        let sequence = machine.sequence();
+        Ok(Self { mark, sequence, clears, ranks, copier: None, done: Vec::new() })
     }
 
     /// True when all ranks are copied.
-    fn step<P: AsRef<[u8]>>(&mut self, holdings: &mut Holdings, machine: &Machine<P>) -> Result<bool, Skip> {
+    fn step(&mut self, holdings: &mut Holdings, machine: &impl Moment) -> Result<bool, Skip> {
         let mut left = BlockIndex::SLICE;
         // Several small ranks are one step.
         while let Some(&rank) = self.ranks.last() {
@@ -159,7 +186,7 @@ impl Begun {
         Ok(self.ranks.is_empty())
     }
 
-    fn end<P: AsRef<[u8]>>(self, holdings: &Holdings, machine: &Machine<P>) -> Result<CopiedStream, Skip> {
+    fn end(self, holdings: &Holdings, machine: &impl Moment) -> Result<CopiedStream, Skip> {
         // What was doubted meanwhile is not worth much.
         machine.mark()?;
         let registration = &holdings.stream.registration;
@@ -176,6 +203,7 @@ impl Begun {
             partial,
             claimed,
             plain,
+            sequence: self.sequence,
             ranks: heads,
         };
         Ok(CopiedStream { head, ranks })

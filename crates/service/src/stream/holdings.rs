@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvatlas_adopt::{At, Late, Scheme};
 use kvatlas_index::{BlockHash, BlockIndex, Tier};
+use kvatlas_wire::compact::{Changes, Malformed, Recorder};
 use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, ReaderState, Reason, SaltedBlock, Tally};
 
 use super::block_limits::BlockLimits;
@@ -64,6 +65,8 @@ pub(crate) struct Holdings {
     untold: Untold,
     /// Whether the engine was heard since the status was told.
     pub(crate) heard: bool,
+    /// Kept for its memory.
+    changes: Changes,
 }
 
 /// Counts of a stream's latest batches, kept where nobody else looks until all that was there to read is read.
@@ -82,6 +85,9 @@ impl Holdings {
         // What somebody before has left there is of another time.
         forget_groups(&keyspace, &stream);
         stream.lates().begin(Some(index.clone()));
+        if let Some(outlet) = stream.outlet() {
+            outlet.forgotten();
+        }
         Self {
             keyspace,
             stream,
@@ -100,6 +106,7 @@ impl Holdings {
             had: HashMap::new(),
             untold: Untold::default(),
             heard: false,
+            changes: Changes::default(),
         }
     }
 
@@ -153,10 +160,11 @@ impl Holdings {
         let seen = &mut self.seen;
         let reader = self.readers.entry(rank).or_insert_with(|| {
             seen.insert(rank);
-            Reader::new(keyspace.block_size)
+            let reader = Reader::new(keyspace.block_size)
                 .calling(keyspace.identity().clone())
                 .counting(stream.registration.count_copies)
-                .following_groups(true)
+                .following_groups(true);
+            if stream.outlet().is_some() { reader.recording() } else { reader }
         });
         let mut tally = Tally::default();
         let adopts = keyspace.desk().is_open();
@@ -179,6 +187,12 @@ impl Holdings {
             }
         };
         keyspace.try_change(&self.index, apply).unwrap_or_else(|panic| resume_unwind(panic));
+        if let (Some(outlet), Some(recorder)) = (stream.outlet(), reader.recorder()) {
+            let changes = recorder.take();
+            if !changes.is_empty() {
+                outlet.batch(rank, &changes, if live { batch.timestamp } else { 0.0 });
+            }
+        }
         if let Some(hybrid) = reader.hybrid() {
             keyspace.hybrids().set(&stream.worker, rank, Some(hybrid));
         }
@@ -205,6 +219,51 @@ impl Holdings {
             self.untold.timestamps.push(batch.timestamp);
         }
         if strange.is_some() { Verdict::Strange } else { self.verdict(rank, batch, &tally) }
+    }
+
+    /// Applies what a batch has changed in what a rank holds, as a relay says it. `seq`: the message's number.
+    ///
+    /// # Errors
+    /// If it cannot be read; a part of it may be applied.
+    pub(crate) fn apply_changes(&mut self, seq: u64, rank: u32, changes: &[u8]) -> Result<(), Malformed> {
+        self.untold.batches += 1;
+        self.untold.bytes += changes.len() as u64;
+        if self.stream.status.limit().is_some() {
+            return Ok(());
+        }
+        let rank = self.rank(Some(rank));
+        if !self.had.is_empty() && self.had.get(&rank).is_some_and(|last| seq <= *last) {
+            return Ok(());
+        }
+        self.seen.insert(rank);
+        let stream = self.stream.clone();
+        let tally = &mut self.untold.tally;
+        let before = tally.stored_blocks;
+        let apply = |index: &BlockIndex| {
+            let into = &mut index.changes();
+            self.changes.read(changes, |change| {
+                tally.note(&change);
+                if change.apply(into, &stream.worker, rank).is_err() {
+                    tally.refuse(Reason::IndexFull, 1);
+                }
+                Ok(())
+            })
+        };
+        self.keyspace.try_change(&self.index, apply).unwrap_or_else(|panic| resume_unwind(panic))?;
+        let stored = self.untold.tally.stored_blocks - before;
+        if let Some(limit) = self.limits.stored(stored, &self.keyspace, &stream) {
+            self.clear();
+            stream.status.set_limit(Some(limit));
+            self.keyspace.trust_changed(&stream);
+        }
+        Ok(())
+    }
+
+    /// The engine's time of a live batch.
+    pub(super) fn note_timestamp(&mut self, timestamp: f64) {
+        if timestamp > 0.0 {
+            self.untold.timestamps.push(timestamp);
+        }
     }
 
     /// Tells the status what the batches since the last call came to.
@@ -301,6 +360,9 @@ impl Holdings {
             self.keyspace.try_change(&self.index, clear).unwrap_or_else(|panic| resume_unwind(panic));
         }
         drop(lates);
+        if let Some(outlet) = self.stream.outlet() {
+            outlet.forgotten();
+        }
         self.readers.clear();
         forget_groups(&self.keyspace, &self.stream);
         self.stream.status.set_limit(None);
@@ -360,7 +422,8 @@ impl Holdings {
         let status = &self.stream.status;
         let reader = Reader::new(self.keyspace.block_size);
         let reader = reader.counting(self.stream.registration.count_copies).following_groups(true);
-        let reader = reader.with_state(head.reader(salts));
+        let reader = reader.with_state(head.reader(salts)).calling(self.keyspace.identity().clone());
+        let reader = if self.stream.outlet().is_some() { reader.recording() } else { reader };
         let shows_salts = reader.shows_salts();
         status.upper_bound.fetch_or(reader.upper_bound(), Relaxed);
         self.seen.insert(head.rank);
@@ -380,6 +443,11 @@ impl Holdings {
         self.keyspace.try_change(&self.index, remove).unwrap_or_else(|panic| resume_unwind(panic));
     }
 
+    /// Where a rank's reader writes down what it changes.
+    pub(super) fn recorder(&mut self, rank: u32) -> Option<&mut Recorder> {
+        self.readers.get_mut(&rank)?.recorder()
+    }
+
     /// Whether so many blocks more are too many.
     pub(super) fn is_over_limits(&mut self, blocks: u64) -> bool {
         self.limits.stored(blocks, &self.keyspace, &self.stream).is_some()
@@ -392,7 +460,7 @@ impl Holdings {
 
     /// Blocks held by all ranks that this feeds. It takes a while, as a loss does.
     fn held(&self) -> u64 {
-        if self.readers.is_empty() {
+        if self.seen.is_empty() {
             return 0;
         }
         let ranks = self.index.ranks().into_iter();

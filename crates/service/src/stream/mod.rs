@@ -13,8 +13,10 @@ mod files;
 mod holdings;
 mod machine;
 mod publishers;
+mod relayed;
 mod replay;
 mod restore;
+mod state_copier;
 mod task;
 #[cfg(test)]
 mod task_tests;
@@ -35,6 +37,7 @@ pub(crate) use self::publishers::Publishers;
 use self::task::follow;
 use self::zmq_transport::ZmqTransport;
 use crate::config::StreamConfig;
+use crate::relay::Subject;
 use crate::state::{Keyspace, Stream};
 
 /// A stream's task.
@@ -59,8 +62,25 @@ pub(crate) fn spawn(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
 ) -> StreamHandle {
-    files::allow_many();
     let (stop, stopped) = oneshot::channel();
+    if let Some(subject) = stream.registration.endpoint.log_subject() {
+        let inbox = config.relay.take_inbox(subject);
+        let task = runtime.spawn(relayed::follow(keyspace, stream, config, inbox, stopped));
+        return StreamHandle { stop, task };
+    }
+    files::allow_many();
+    if config.relay.publishes() {
+        let registration = &stream.registration;
+        let subject = Subject {
+            routing_group: registration.routing_group.clone(),
+            model: registration.model.clone(),
+            worker: registration.worker.clone(),
+            rank: registration.rank,
+        };
+        let _runtime = runtime.enter();
+        let key = keyspace.identity().key_check();
+        stream.set_outlet(config.relay.outlet(&subject, registration.block_size, key));
+    }
     let (registration, pauses) = (stream.registration.clone(), config.clone());
     let transport = move || ZmqTransport::new(&registration, &pauses, &publishers);
     let task = runtime.spawn(follow(keyspace, stream, config, transport, stopped));

@@ -5,9 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use kvatlas_wire::compact::Status;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
@@ -15,6 +16,7 @@ use super::copier::StreamCopier;
 use super::holdings::Holdings;
 use super::machine::{Counts, Effects, Machine, Verdict};
 use super::restore::restore;
+use super::state_copier::StateCopier;
 use super::transport::{Incoming, Transport};
 use crate::config::StreamConfig;
 use crate::snapshot::{Outcome, Restoring};
@@ -25,9 +27,9 @@ const MIXED: &str = "batches of two publishers are mixed here: each rank of each
 
 /// After so many messages others have their turn. Up to as many are taken in at once if they are there: the clock is
 /// read, and counts are told, once for all of them.
-const TURN: u32 = 128;
+pub(super) const TURN: u32 = 128;
 /// Before a stream begins anew whose task has failed.
-const AFTER_PANIC: Duration = Duration::from_secs(1);
+pub(super) const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// Longest sleep without a look at the clock.
 const LOOK: Duration = Duration::from_secs(3600);
 
@@ -47,12 +49,8 @@ pub(crate) async fn follow<T: Transport>(
     loop {
         let ended = {
             let asked = Asked { stop: &mut stop, copies: &mut copies };
-            let mut life = pin!(live(&keyspace, &stream, &config, &transport, asked, restoring.take()));
-            let caught = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| life.as_mut().poll(cx))) {
-                Ok(poll) => poll.map(Ok),
-                Err(panic) => Poll::Ready(Err(panic)),
-            });
-            caught.await
+            let life = pin!(live(&keyspace, &stream, &config, &transport, asked, restoring.take()));
+            caught(life).await
         };
         let panic = match ended {
             Ok(End::Stopped) => break,
@@ -70,6 +68,7 @@ pub(crate) async fn follow<T: Transport>(
         stream.status.set_state(State::Connecting);
         stream.status.set_trusted(false);
         keyspace.trust_changed(&stream);
+        publish_status(&stream);
         let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone(), &config).clear());
         if catch_unwind(clear).is_err() {
             tracing::error!(worker = &*stream.worker, "the stream's blocks cannot be cleared");
@@ -79,6 +78,18 @@ pub(crate) async fn follow<T: Transport>(
         }
     }
     stream.status.set_state(State::Stopped);
+    if let Some(outlet) = stream.outlet() {
+        outlet.close();
+    }
+}
+
+/// What a future comes to, or what it panics with.
+pub(super) async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Output> {
+    let poll = |cx: &mut Context<'_>| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => Poll::Ready(Err(panic)),
+    };
+    poll_fn(poll).await
 }
 
 /// The machine's hands.
@@ -159,6 +170,11 @@ async fn live<T: Transport>(
         take_up(restoring, &mut holdings, &mut machine, config).await;
     }
     let mut copier: Option<StreamCopier> = None;
+    let mut published: Option<StateCopier> = None;
+    if let Some(outlet) = stream.outlet().filter(|_| machine.last().is_some()) {
+        // A snapshot's, of which nobody was told.
+        outlet.break_off();
+    }
     let mut transport = transport();
     let mut timer = pin!(sleep_until(start));
     let mut turn = 0;
@@ -189,9 +205,16 @@ async fn live<T: Transport>(
             {
                 copier = StreamCopier::begin(request, &holdings, &machine);
             }
+            if published.is_none()
+                && let Some(outlet) = stream.outlet()
+                && outlet.poll_asked(cx).is_ready()
+            {
+                published = Some(StateCopier::new(&holdings));
+            }
             if let Some(speaks) = taken {
                 Poll::Ready(Woken::Incoming { speaks })
-            } else if copier.as_ref().is_some_and(|copier| copier.due() <= Instant::now().into_std()) {
+            } else if is_due(copier.as_ref().map(StreamCopier::due)) || is_due(published.as_ref().map(StateCopier::due))
+            {
                 Poll::Ready(Woken::Time)
             } else if rebuilt.as_mut().poll(cx).is_ready() {
                 Poll::Ready(Woken::End(End::Rebuilt))
@@ -209,8 +232,10 @@ async fn live<T: Transport>(
             }
         };
         copier = copier.and_then(|copier| copier.step(&mut holdings, &machine));
+        published = published.and_then(|published| published.step(&mut holdings));
         holdings.tell();
         report(&mut holdings, config, &mut machine, now, speaks);
+        publish_status(stream);
         // The timer may go off too early, never too late: it is set anew only then, not for each message.
         let mut wake = machine.wake(now).unwrap_or(LOOK + now);
         if !status.is_settled() {
@@ -219,6 +244,9 @@ async fn live<T: Transport>(
         let mut wake = start + wake;
         if let Some(copier) = &copier {
             wake = wake.min(copier.due().into());
+        }
+        if let Some(published) = &published {
+            wake = wake.min(published.due().into());
         }
         if timer.deadline() > wake || timer.is_elapsed() || timer.deadline() <= start + now {
             timer.as_mut().reset(wake.max(start + now));
@@ -235,9 +263,28 @@ async fn live<T: Transport>(
                 let now = start.elapsed();
                 machine.tick(now, &mut Hands::new(&mut holdings, &mut transport));
                 report(&mut holdings, config, &mut machine, now, false);
+                publish_status(stream);
             }
         }
     }
+}
+
+fn is_due(at: Option<std::time::Instant>) -> bool {
+    at.is_some_and(|at| at <= Instant::now().into_std())
+}
+
+/// Tells those who read the stream from a log what is known of it, if that is news.
+fn publish_status(stream: &Stream) {
+    let Some(outlet) = stream.outlet() else { return };
+    let status = &stream.status;
+    let is_hybrid = status.upper_bound.load(Relaxed);
+    outlet.status(Status {
+        trusted: status.is_trusted(),
+        partial: status.partial.load(Relaxed),
+        upper_bound: is_hybrid,
+        no_salts: status.no_salts.load(Relaxed),
+        late: false,
+    });
 }
 
 /// Begins with what a snapshot has of the stream, if that can be used.
@@ -276,7 +323,7 @@ fn status_of(stream: &Stream, partial: bool) {
 }
 
 /// What became of what a snapshot had of the stream is known.
-fn end_restored(stream: &Stream, config: &StreamConfig, outcome: Outcome) {
+pub(super) fn end_restored(stream: &Stream, config: &StreamConfig, outcome: Outcome) {
     config.snapshots.counts.ended(outcome);
     let Some(it) = stream.status.from_snapshot() else { return };
     stream.status.set_from_snapshot(FromSnapshot { outcome: Some(outcome), ..it });

@@ -7,5 +7,6 @@ mod impostors;
 mod joining;
 mod limits;
 mod lives;
+mod relay;
 mod restarts;
 mod truth;

@@ -13,6 +13,7 @@ use self::groups::Groups;
 use self::salts::Salts;
 pub use self::state::{ReaderState, SaltedBlock};
 pub use self::tally::Tally;
+use crate::compact::Recorder;
 use crate::error::Reason;
 use crate::event::{BatchOf, EventOf, RemovedOf, StoredOf};
 use crate::hybrid::Hybrid;
@@ -38,6 +39,8 @@ pub struct Reader {
     looks_ahead: bool,
     /// Whether events have a place for salts, as far as is known.
     shows_salts: Option<bool>,
+    /// Where changes are written down, if they are.
+    recorder: Option<Box<Recorder>>,
     /// Kept for its memory.
     scratch: Scratch,
 }
@@ -73,6 +76,7 @@ impl Reader {
             hybrid: None,
             looks_ahead: false,
             shows_salts: None,
+            recorder: None,
             scratch: Scratch::default(),
         }
     }
@@ -95,6 +99,17 @@ impl Reader {
     #[must_use]
     pub fn following_groups(self, follow_groups: bool) -> Self {
         Self { follow_groups, ..self }
+    }
+
+    /// Writes down what it changes in the index, from now on.
+    #[must_use]
+    pub fn recording(self) -> Self {
+        Self { recorder: Some(Box::default()), ..self }
+    }
+
+    /// Where it writes down what it changes, if it does.
+    pub fn recorder(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_deref_mut()
     }
 
     /// Applies a batch, event by event in its order, to what `rank` of `worker` holds. Events that cannot be applied,
@@ -122,6 +137,9 @@ impl Reader {
                     // The event names no tier. One engine means all of them; the other's offloaded blocks may or may
                     // not be gone, and to hold less than there is is the harmless side of that.
                     index.clear(worker, Some(rank), None);
+                    if let Some(recorder) = &mut self.recorder {
+                        recorder.clear();
+                    }
                     self.salts = Salts::default();
                     if let Some(hybrid) = &self.hybrid {
                         hybrid.clear(None);
@@ -139,10 +157,14 @@ impl Reader {
 
     /// Forgets everything: what the stream held was cleared, and it begins anew.
     pub fn reset(&mut self) {
+        let recorder = self.recorder.is_some();
         *self = Self::new(self.block_size)
             .calling(self.identity.clone())
             .counting(self.count_copies)
             .following_groups(self.follow_groups);
+        if recorder {
+            self.recorder = Some(Box::default());
+        }
     }
 
     /// Forgets what was on one tier, because that was cleared.
@@ -228,6 +250,9 @@ impl Reader {
         let store = if self.count_copies { Changes::store } else { Changes::store_once };
         store(index, worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
         let count_copies = self.count_copies && index.config().count_copies;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.store(tier, parent, names, contents, !count_copies);
+        }
         self.salts.store(names, salt.as_ref(), tier, count_copies);
         if let Some(hybrid) = &self.hybrid {
             hybrid.store(parent, names, contents, tier, it.group.is_none(), count_copies);
@@ -255,6 +280,9 @@ impl Reader {
         let mut left_out = unknown.iter().peekable();
         names.retain(|name| left_out.next_if_eq(&name).is_none());
         let count_copies = self.count_copies && index.config().count_copies;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.store_known(tier, names, !index.config().count_copies);
+        }
         for &name in &*names {
             let salt = self.salts.of(name);
             self.salts.store(&[name], salt.as_ref(), tier, count_copies);
@@ -290,6 +318,9 @@ impl Reader {
             return Ok(());
         }
         index.remove(worker, rank, tier, names);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.remove(tier, names, !index.config().count_copies);
+        }
         self.salts.remove(names, tier);
         if let Some(hybrid) = &self.hybrid {
             hybrid.remove(names, tier, it.group.is_none());

@@ -2,6 +2,7 @@
 
 use std::ops::AddAssign;
 
+use crate::compact::Change;
 use crate::error::Reason;
 
 /// What became of events. Tallies add up.
@@ -36,6 +37,16 @@ impl Tally {
     #[must_use]
     pub fn refused_total(&self) -> u64 {
         self.refused.iter().sum()
+    }
+
+    /// Counts a change that a relay told.
+    pub fn note(&mut self, change: &Change<'_>) {
+        self.events += 1;
+        match change {
+            Change::Store { names, .. } | Change::StoreKnown { names, .. } => self.stored_blocks += names.len() as u64,
+            Change::Remove { names, .. } => self.removed_blocks += names.len() as u64,
+            Change::Clear => self.clears += 1,
+        }
     }
 
     /// Counts events as left out.

@@ -13,6 +13,8 @@ from kvatlas.service.config.schema import (
     HttpConfig,
     LimitsConfig,
     LogConfig,
+    RelayConfig,
+    SitesConfig,
     SnapshotConfig,
     StreamConfig,
 )
@@ -25,7 +27,9 @@ __all__ = [
     "HttpConfig",
     "LimitsConfig",
     "LogConfig",
+    "RelayConfig",
     "ResolvedConfig",
+    "SitesConfig",
     "SnapshotConfig",
     "Stream",
     "StreamConfig",

@@ -1,0 +1,63 @@
+//! Why a digest is refused.
+
+/// What was wrong with a digest or a setting.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The grain is 0.
+    #[error("the grain must be at least 1 block, got 0")]
+    Grain,
+    /// The site's name is empty or too long.
+    #[error("a site's name has 1 to {most} bytes, got {got}")]
+    Name {
+        /// Bytes given.
+        got: usize,
+        /// Bytes at most.
+        most: usize,
+    },
+    /// The bytes are no digest.
+    #[error("not a digest: {what}")]
+    Invalid {
+        /// What is wrong with them.
+        what: String,
+    },
+    /// A site's digest has another grain than the index of sites.
+    #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
+    OtherGrain {
+        /// That of the digest.
+        got: u32,
+        /// That of the index.
+        expected: u32,
+    },
+    /// A digest is missing before this one, or the site has restarted.
+    #[error("a whole digest is wanted: {why}")]
+    WholeWanted {
+        /// Why.
+        why: &'static str,
+    },
+    /// There are too many sites.
+    #[error("there are {most} sites already, and no more can be numbered")]
+    TooMany {
+        /// How many there may be.
+        most: usize,
+    },
+}
+
+impl Error {
+    /// A stable name.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Grain => "invalid_grain",
+            Self::Name { .. } => "invalid_site_name",
+            Self::Invalid { .. } => "invalid_digest",
+            Self::OtherGrain { .. } => "other_grain",
+            Self::WholeWanted { .. } => "whole_wanted",
+            Self::TooMany { .. } => "too_many_sites",
+        }
+    }
+
+    pub(crate) fn invalid(what: impl Into<String>) -> Self {
+        Self::Invalid { what: what.into() }
+    }
+}

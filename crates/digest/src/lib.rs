@@ -1,0 +1,41 @@
+//! A sparse index of many sites: which sites can hold how much of a prompt, in little memory.
+//!
+//! A *site* is a fleet of workers with an exact index of its own. It publishes a *digest*: the prefix hash at every G-th
+//! block of each chain that one of its ranks holds from the start of a prompt. G is the *grain*. A digest is a set, sent
+//! as what came and went since the last one. The index of sites ([`Sites`]) keeps, for each prefix hash, the set of
+//! sites that have it, and answers with bounds: a site with the prefix hash at depth 3 G, and not the one at 4 G, holds at
+//! least 3 G and at most 4 G − 1 blocks. Routers ask the exact indexes of the few sites that matter.
+//!
+//! ```text
+//! index of a site ──▶ marks ──▶ Publisher ──Digest──▶ Sites ──▶ bounds by site
+//!                     (of a rank)   (differences)       table + sets + trust
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | `error.rs` | why a digest is refused |
+//! | `marks.rs` | from what a rank holds, and from a prompt, to prefix hashes at the grain |
+//! | `message.rs` | a digest as bytes |
+//! | `publisher.rs` | a site's side: what came and went since the last digest |
+//! | `table.rs`, `sets.rs` | prefix hash to set of sites, in 12 bytes and a little room |
+//! | `trust.rs` | how far a site's claims have held |
+//! | `sites.rs` | many sites' digests, and the answer |
+//!
+//! No I/O and no clock: the caller says what time it is.
+
+mod error;
+mod marks;
+mod message;
+mod publisher;
+mod sets;
+mod sites;
+mod table;
+mod trust;
+
+pub use error::Error;
+pub use marks::{marks_of_prompt, marks_of_rank};
+pub use message::Digest;
+pub use publisher::{Looked, Publisher};
+pub use sets::MAX_SITES;
+pub use sites::{Answer, Applied, Counts, Level, SiteStatus, Sites, State};
+pub use trust::Proof;

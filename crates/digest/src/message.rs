@@ -1,0 +1,191 @@
+//! A digest as bytes.
+//!
+//! ```text
+//! "KVAD"  version u8  kind u8 (0: what changed, 1: whole)
+//! site                          u16 bytes of UTF-8, then these
+//! life, seq, word               u64 each
+//! grain                         u32
+//! removed, added                u32 each: how many
+//! removed marks, added marks    u64 each, in increasing order
+//! XXH3-64 of all that           u64
+//! ```
+//!
+//! All numbers are little endian.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::Error;
+
+const MAGIC: [u8; 4] = *b"KVAD";
+const VERSION: u8 = 1;
+/// Bytes of a site's name at most.
+pub(crate) const LONGEST_NAME: usize = 256;
+
+/// What a site publishes: all its marks, or those that came and went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Digest {
+    /// The site's name.
+    pub site: String,
+    /// Whether this is all that the site holds; else what changed since `seq` − 1.
+    pub whole: bool,
+    /// One life of the publisher: another number after a restart.
+    pub life: u64,
+    /// The number of the digest within the life. A whole one has that of the last change in it.
+    pub seq: u64,
+    /// The sum of a mix of each mark that the site has published after this digest.
+    pub word: u64,
+    /// Blocks between marks.
+    pub grain: u32,
+    /// Marks that went, in increasing order. None in a whole one.
+    pub removed: Vec<u64>,
+    /// Marks that came, in increasing order.
+    pub added: Vec<u64>,
+}
+
+impl Digest {
+    /// The bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let name = self.site.as_bytes();
+        let mut out = Vec::with_capacity(64 + name.len() + 8 * (self.removed.len() + self.added.len()));
+        out.extend(MAGIC);
+        out.extend([VERSION, u8::from(self.whole)]);
+        out.extend((name.len() as u16).to_le_bytes());
+        out.extend(name);
+        for number in [self.life, self.seq, self.word] {
+            out.extend(number.to_le_bytes());
+        }
+        for number in [self.grain, self.removed.len() as u32, self.added.len() as u32] {
+            out.extend(number.to_le_bytes());
+        }
+        for mark in self.removed.iter().chain(&self.added) {
+            out.extend(mark.to_le_bytes());
+        }
+        let sum = xxh3_64(&out);
+        out.extend(sum.to_le_bytes());
+        out
+    }
+
+    /// The digest that the bytes are of.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] says what is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
+        let Some((body, sum)) = bytes.split_last_chunk::<8>() else {
+            return Err(Error::invalid(format!("{} bytes are too few", bytes.len())));
+        };
+        let mut rest = Rest(body);
+        if rest.array::<4>()? != MAGIC {
+            return Err(Error::invalid("it does not begin as one"));
+        }
+        let [version, kind] = rest.array()?;
+        if version != VERSION {
+            return Err(Error::invalid(format!("it is of version {version}, and this reads version {VERSION}")));
+        }
+        if u64::from_le_bytes(*sum) != xxh3_64(body) {
+            return Err(Error::invalid("it was cut off or altered: its checksum does not match"));
+        }
+        if kind > 1 {
+            return Err(Error::invalid(format!("its kind is {kind}, not 0 or 1")));
+        }
+        let name = rest.u16()?.into();
+        if name == 0 || name > LONGEST_NAME {
+            return Err(Error::invalid(format!("a site's name has 1 to {LONGEST_NAME} bytes, got {name}")));
+        }
+        let site = std::str::from_utf8(rest.take(name)?).map_err(|_| Error::invalid("the site's name is not UTF-8"))?;
+        let (life, seq, word) = (rest.u64()?, rest.u64()?, rest.u64()?);
+        let (grain, removed, added) = (rest.u32()?, rest.u32()? as usize, rest.u32()? as usize);
+        if grain == 0 {
+            return Err(Error::invalid("its grain is 0"));
+        }
+        let whole = kind == 1;
+        if whole && removed > 0 {
+            return Err(Error::invalid("it is whole, and there are marks that went"));
+        }
+        let (removed, added) = (rest.marks(removed)?, rest.marks(added)?);
+        if !rest.0.is_empty() {
+            return Err(Error::invalid("there is more in it than it says"));
+        }
+        Ok(Self { site: site.to_owned(), whole, life, seq, word, grain, removed, added })
+    }
+}
+
+/// The part that one mark has in a digest's word.
+pub(crate) fn word(mark: u64) -> u64 {
+    let product = u128::from(mark ^ 0x243f_6a88_85a3_08d3) * u128::from(mark.rotate_left(29) ^ 0x9e37_79b9_7f4a_7c15);
+    (product >> 64) as u64 ^ product as u64
+}
+
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], Error> {
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or_else(|| Error::invalid("it ends too early"))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or_else(|| Error::invalid("it ends too early"))?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u16(&mut self) -> Result<u16, Error> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Error> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Error> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn marks(&mut self, marks: usize) -> Result<Vec<u64>, Error> {
+        let bytes = marks.checked_mul(8).ok_or_else(|| Error::invalid("it ends too early"))?;
+        let marks: Vec<u64> = self.take(bytes)?.as_chunks().0.iter().map(|mark| u64::from_le_bytes(*mark)).collect();
+        match marks.is_sorted_by(|a, b| a < b) {
+            true => Ok(marks),
+            false => Err(Error::invalid("its marks are not in increasing order")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn digest() -> Digest {
+        let (removed, added) = (vec![1, 5], vec![2, 3, u64::MAX]);
+        Digest { site: "süd".into(), whole: false, life: 7, seq: 8, word: 9, grain: 32, removed, added }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let whole = Digest { whole: true, removed: Vec::new(), ..digest() };
+        for digest in [digest(), whole] {
+            assert_eq!(Digest::decode(&digest.encode()), Ok(digest));
+        }
+    }
+
+    #[test]
+    fn altered_bytes_are_refused() {
+        let bytes = digest().encode();
+        for at in 0..bytes.len() {
+            assert!(Digest::decode(&bytes[..at]).is_err(), "cut off at {at}");
+            let mut altered = bytes.clone();
+            altered[at] ^= 4;
+            assert!(Digest::decode(&altered).is_err(), "altered at {at}");
+        }
+        for wrong in [
+            Digest { grain: 0, ..digest() },
+            Digest { site: String::new(), ..digest() },
+            Digest { whole: true, ..digest() },
+            Digest { added: vec![3, 3], ..digest() },
+        ] {
+            assert!(matches!(Digest::decode(&wrong.encode()), Err(Error::Invalid { .. })), "{wrong:?}");
+        }
+    }
+}

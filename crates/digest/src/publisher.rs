@@ -1,0 +1,227 @@
+//! A site's side: which marks its ranks have, and what of that is new since the last digest.
+//!
+//! Marks are made from copies of ranks, which the index gives in slices, and not from events: the index has already
+//! sorted out what order, gaps, copies, holes and restarts mean, and a second account of the same would be a second
+//! truth. A rank is copied again only if its fingerprint says that it has changed.
+
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use kvatlas_index::{BlockIndex, Copying, RankCopier, RankCopy};
+
+use crate::error::Error;
+use crate::marks::marks_of_rank;
+use crate::message::{Digest, LONGEST_NAME, word};
+
+/// Makes the digests of one site's index.
+#[derive(Debug)]
+pub struct Publisher {
+    site: String,
+    life: u64,
+    seq: u64,
+    grain: u32,
+    ranks: HashMap<(Arc<str>, u32), Rank>,
+    /// How many ranks have each mark.
+    marks: HashMap<u64, u32>,
+    /// Marks of which that has become 0 or more than 0 since the last digest, and what it was then.
+    changed: HashMap<u64, bool>,
+    /// Of what was published.
+    word: u64,
+    /// Copied whatever its fingerprint: this many ranks from the first.
+    turn: usize,
+}
+
+#[derive(Debug, Default)]
+struct Rank {
+    fingerprint: u64,
+    marks: Box<[u64]>,
+    seen: bool,
+}
+
+/// What [`Publisher::look`] did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Looked {
+    /// Ranks of the index.
+    pub ranks: usize,
+    /// Those that were copied.
+    pub copied: usize,
+}
+
+impl Publisher {
+    /// For a site of this name. `life`: a number that no earlier publisher of the name had.
+    ///
+    /// # Errors
+    /// [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
+    pub fn new(site: &str, life: u64, grain: u32) -> Result<Self, Error> {
+        if grain == 0 {
+            return Err(Error::Grain);
+        }
+        if site.is_empty() || site.len() > LONGEST_NAME {
+            return Err(Error::Name { got: site.len(), most: LONGEST_NAME });
+        }
+        Ok(Self {
+            site: site.to_owned(),
+            life,
+            seq: 0,
+            grain,
+            ranks: HashMap::new(),
+            marks: HashMap::new(),
+            changed: HashMap::new(),
+            word: 0,
+            turn: 0,
+        })
+    }
+
+    /// The site's name.
+    #[must_use]
+    pub fn site(&self) -> &str {
+        &self.site
+    }
+
+    /// Blocks between marks.
+    #[must_use]
+    pub fn grain(&self) -> u32 {
+        self.grain
+    }
+
+    /// Marks that the site has now.
+    #[must_use]
+    pub fn marks(&self) -> usize {
+        self.marks.len()
+    }
+
+    /// Takes in what has changed in the index since the last look. Its writers wait for less than a millisecond at a time;
+    /// `between` is called between two such times.
+    ///
+    /// Ranks that are not `usable` are taken for empty: those of which the index is not sure.
+    ///
+    /// One rank in turn is copied though its fingerprint is as before: a fingerprint is made of names, and an engine may
+    /// give a name to another block.
+    pub fn look(
+        &mut self,
+        index: &Arc<BlockIndex>,
+        usable: impl Fn(&str, u32) -> bool,
+        mut between: impl FnMut(),
+    ) -> Looked {
+        let mut ranks = index.ranks();
+        ranks.retain(|rank| usable(&rank.worker, rank.rank));
+        let turn = self.turn % ranks.len().max(1);
+        self.turn = turn + 1;
+        let mut looked = Looked { ranks: ranks.len(), copied: 0 };
+        for (at, stats) in ranks.iter().enumerate() {
+            let rank = self.ranks.entry((stats.worker.clone(), stats.rank)).or_default();
+            rank.seen = true;
+            if rank.fingerprint == stats.fingerprint && at != turn {
+                continue;
+            }
+            // A change between the look at the fingerprint and the copy has the rank copied once more.
+            rank.fingerprint = stats.fingerprint;
+            let mut copier = RankCopier::new(index.clone(), &stats.worker, stats.rank);
+            let copy = loop {
+                match copier.step(BlockIndex::SLICE) {
+                    Copying::More(more) => copier = more,
+                    Copying::Done(done) => break done.sorted(),
+                }
+                between();
+            };
+            self.set(&stats.worker, stats.rank, &copy);
+            between();
+            looked.copied += 1;
+        }
+        let gone: Vec<_> = self.ranks.iter().filter(|(_, rank)| !rank.seen).map(|(name, _)| name.clone()).collect();
+        for name in gone {
+            if let Some(rank) = self.ranks.remove(&name) {
+                self.replace(&rank.marks, &[]);
+            }
+        }
+        self.ranks.values_mut().for_each(|rank| rank.seen = false);
+        looked
+    }
+
+    fn set(&mut self, worker: &Arc<str>, rank: u32, copy: &RankCopy) {
+        let new: Box<[u64]> = marks_of_rank(copy, self.grain).into();
+        let Some(entry) = self.ranks.get_mut(&(worker.clone(), rank)) else { return };
+        let old = std::mem::replace(&mut entry.marks, new.clone());
+        self.replace(&old, &new);
+    }
+
+    /// A rank has the marks `new` and no more the marks `old`; both in increasing order.
+    fn replace(&mut self, old: &[u64], new: &[u64]) {
+        let (mut old, mut new) = (old.iter().copied().peekable(), new.iter().copied().peekable());
+        loop {
+            match (old.peek().copied(), new.peek().copied()) {
+                (None, None) => return,
+                (Some(gone), came) if came.is_none_or(|came| gone < came) => {
+                    self.lose(gone);
+                    old.next();
+                }
+                (gone, Some(came)) if gone.is_none_or(|gone| came < gone) => {
+                    self.gain(came);
+                    new.next();
+                }
+                _ => {
+                    old.next();
+                    new.next();
+                }
+            }
+        }
+    }
+
+    fn gain(&mut self, mark: u64) {
+        let ranks = self.marks.entry(mark).or_default();
+        *ranks += 1;
+        if *ranks == 1 {
+            self.changed.entry(mark).or_insert(false);
+        }
+    }
+
+    fn lose(&mut self, mark: u64) {
+        let Some(ranks) = self.marks.get_mut(&mark) else { return };
+        *ranks -= 1;
+        if *ranks == 0 {
+            self.marks.remove(&mark);
+            self.changed.entry(mark).or_insert(true);
+        }
+    }
+
+    /// What has changed since the last digest. It is the next one, also if nothing has changed: it says that the site is
+    /// there.
+    pub fn delta(&mut self) -> Digest {
+        let (mut removed, mut added) = (Vec::new(), Vec::new());
+        for (mark, was) in self.changed.drain() {
+            match (was, self.marks.contains_key(&mark)) {
+                (true, false) => removed.push(mark),
+                (false, true) => added.push(mark),
+                _ => {}
+            }
+        }
+        // What was much once is not kept for ever.
+        self.changed.shrink_to(1 << 10);
+        removed.sort_unstable();
+        added.sort_unstable();
+        self.word = removed.iter().fold(self.word, |sum, &mark| sum.wrapping_sub(word(mark)));
+        self.word = added.iter().fold(self.word, |sum, &mark| sum.wrapping_add(word(mark)));
+        self.seq += 1;
+        self.digest(false, removed, added)
+    }
+
+    /// All that the digests so far and the changes since then come to: for whoever has missed one.
+    pub fn whole(&mut self) -> Digest {
+        self.delta();
+        let mut marks: Vec<u64> = self.marks.keys().copied().collect();
+        marks.sort_unstable();
+        self.digest(true, Vec::new(), marks)
+    }
+
+    fn digest(&self, whole: bool, removed: Vec<u64>, added: Vec<u64>) -> Digest {
+        let Self { life, seq, word, grain, .. } = *self;
+        Digest { site: self.site.clone(), whole, life, seq, word, grain, removed, added }
+    }
+
+    /// Bytes that this takes beside the index, about.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let of_ranks: usize = self.ranks.values().map(|rank| 8 * rank.marks.len() + 64).sum();
+        of_ranks + 17 * self.marks.capacity() + 17 * self.changed.capacity()
+    }
+}

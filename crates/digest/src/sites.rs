@@ -1,0 +1,499 @@
+//! Many sites' digests, and what they say of a prompt.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use hashbrown::HashMap;
+
+use crate::error::Error;
+use crate::message::{Digest, word};
+use crate::sets::{MAX_SITES, Sets};
+use crate::table::Table;
+use crate::trust::{PROBE_EVERY, Proof, Trust};
+
+/// Sparse index of many sites. Times are since any moment of the caller's, always the same.
+pub struct Sites {
+    grain: u32,
+    stale_after: Duration,
+    table: Table,
+    sets: Sets,
+    sites: Vec<Option<Site>>,
+    numbers: HashMap<Box<str>, u32>,
+    counts: Counting,
+}
+
+struct Site {
+    name: Box<str>,
+    life: u64,
+    seq: u64,
+    word: u64,
+    marks: u64,
+    /// A digest was missed: what is known is left out until a whole one comes.
+    broken: bool,
+    heard: Duration,
+    trust: Trust,
+    /// Answers that left the site out though it would have been the best, since the last probe.
+    doubts: AtomicU32,
+    /// Bytes of digests.
+    bytes: u64,
+}
+
+#[derive(Default)]
+struct Counting {
+    applied: u64,
+    whole: u64,
+    repeated: u64,
+    refused: u64,
+    wanted: u64,
+    forgotten: u64,
+    doubted: u64,
+    compared: u64,
+    short: u64,
+    beyond: u64,
+    answers: AtomicU64,
+    left_out: AtomicU64,
+    probes: AtomicU64,
+}
+
+/// Counts since the index was made, and sizes now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Sites.
+    pub sites: u64,
+    /// Different marks of all sites.
+    pub marks: u64,
+    /// Different sets of more than one site.
+    pub sets: u64,
+    /// Memory of all this, as allocated.
+    pub bytes: u64,
+    /// Digests that were taken in; those that were whole are among them.
+    pub applied: u64,
+    /// Whole digests that were taken in.
+    pub whole: u64,
+    /// Digests that were known already.
+    pub repeated: u64,
+    /// Digests that could not be used.
+    pub refused: u64,
+    /// Digests in place of which a whole one was asked for.
+    pub whole_wanted: u64,
+    /// Sites that were forgotten.
+    pub forgotten: u64,
+    /// Times that a site came to be doubted.
+    pub doubted: u64,
+    /// Claims that were compared with what there was.
+    pub compared: u64,
+    /// Those of which less was there.
+    pub short: u64,
+    /// Answers of sites that had more than the bounds said.
+    pub beyond: u64,
+    /// Prompts looked up.
+    pub answers: u64,
+    /// Claims of doubted sites that were left out of answers.
+    pub left_out: u64,
+    /// Questions to doubted sites that answers suggested.
+    pub probes: u64,
+}
+
+impl Counts {
+    /// All of them, by the names of the fields.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, u64); 17] {
+        [
+            ("sites", self.sites),
+            ("marks", self.marks),
+            ("sets", self.sets),
+            ("bytes", self.bytes),
+            ("applied", self.applied),
+            ("whole", self.whole),
+            ("repeated", self.repeated),
+            ("refused", self.refused),
+            ("whole_wanted", self.whole_wanted),
+            ("forgotten", self.forgotten),
+            ("doubted", self.doubted),
+            ("compared", self.compared),
+            ("short", self.short),
+            ("beyond", self.beyond),
+            ("answers", self.answers),
+            ("left_out", self.left_out),
+            ("probes", self.probes),
+        ]
+    }
+}
+
+/// How much a site's word counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Its bounds are used.
+    Known,
+    /// It was not heard for too long, or a digest of it is missing: it may hold anything.
+    Unknown,
+    /// It claimed more than it had, too often: it may hold anything.
+    Doubted,
+}
+
+/// What is known of a site.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct SiteStatus {
+    /// Its name.
+    pub site: String,
+    /// How much its word counts.
+    pub state: State,
+    /// Since its last digest.
+    pub age: Duration,
+    /// One life of its publisher.
+    pub life: u64,
+    /// Its last digest.
+    pub seq: u64,
+    /// Marks that it has.
+    pub marks: u64,
+    /// Bytes of its digests so far.
+    pub bytes: u64,
+    /// Which share of its claims it kept, from 0 to 1.
+    pub trust: f64,
+    /// Claims that were compared with what there was.
+    pub compared: u64,
+    /// Those of which less was there.
+    pub short: u64,
+}
+
+/// What became of a digest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    /// It was taken in.
+    Now,
+    /// It was known already.
+    Before,
+}
+
+/// Sites with the same bounds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Level {
+    /// Blocks of the prompt that each of them has at least.
+    pub at_least: u32,
+    /// And at most.
+    pub at_most: u32,
+    /// The sites, by number; [`Sites::name`] has the names.
+    pub sites: Vec<u32>,
+}
+
+/// Bounds for every site. Of those in no list, all hold 0 to [`rest_at_most`](Self::rest_at_most) blocks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// Sites that have something for sure when their digest was made, the most first.
+    pub levels: Vec<Level>,
+    /// What all others that are known have at most.
+    pub rest_at_most: u32,
+    /// Sites that may have anything: not heard for too long, or doubted.
+    pub unknown: Vec<u32>,
+    /// A doubted site that it is time to ask, to see whether its claims hold again; with what it claims at least.
+    pub probe: Option<(u32, u32)>,
+}
+
+impl Sites {
+    /// An empty one, for digests with this grain. `key`: a random number. `stale_after`: without a digest, until a site
+    /// may have anything.
+    ///
+    /// # Errors
+    /// [`Error::Grain`] if the grain is 0.
+    pub fn new(grain: u32, stale_after: Duration, key: u64) -> Result<Self, Error> {
+        if grain == 0 {
+            return Err(Error::Grain);
+        }
+        Ok(Self {
+            grain,
+            stale_after,
+            table: Table::new(key),
+            sets: Sets::default(),
+            sites: Vec::new(),
+            numbers: HashMap::new(),
+            counts: Counting::default(),
+        })
+    }
+
+    /// Blocks between marks.
+    #[must_use]
+    pub fn grain(&self) -> u32 {
+        self.grain
+    }
+
+    /// Takes in a digest of `bytes` bytes.
+    ///
+    /// # Errors
+    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if one is missing before it, and until a whole one comes the site may
+    /// have anything; [`Error::TooMany`].
+    pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<Applied, Error> {
+        let applied = self.try_apply(digest, bytes, now);
+        match &applied {
+            Ok(Applied::Now) => {
+                self.counts.applied += 1;
+                self.counts.whole += u64::from(digest.whole);
+            }
+            Ok(Applied::Before) => self.counts.repeated += 1,
+            Err(Error::WholeWanted { .. }) => self.counts.wanted += 1,
+            Err(_) => self.counts.refused += 1,
+        }
+        applied
+    }
+
+    fn try_apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<Applied, Error> {
+        if digest.grain != self.grain {
+            return Err(Error::OtherGrain { got: digest.grain, expected: self.grain });
+        }
+        let at = match self.numbers.get(&*digest.site) {
+            Some(&at) => at as usize,
+            None if digest.whole => self.new_site(&digest.site)?,
+            None => return Err(Error::WholeWanted { why: "the site is not known" }),
+        };
+        let Some(site) = self.sites[at].as_mut() else { return Err(Error::WholeWanted { why: "it was forgotten" }) };
+        site.bytes += bytes as u64;
+        if digest.life == site.life && !site.broken {
+            if digest.seq < site.seq || (digest.seq == site.seq && digest.word == site.word) {
+                site.heard = now;
+                return Ok(Applied::Before);
+            }
+            if !digest.whole && digest.seq != site.seq + 1 {
+                site.broken = true;
+                return Err(Error::WholeWanted { why: "a digest is missing before it" });
+            }
+        } else if !digest.whole {
+            // Its claims are those of another life.
+            site.broken = true;
+            return Err(Error::WholeWanted { why: "the site has restarted, or a digest was missing" });
+        }
+        if digest.whole {
+            self.clear(at);
+        }
+        self.change(at, &digest.removed, &digest.added);
+        let Some(site) = self.sites[at].as_mut() else { return Ok(Applied::Before) };
+        (site.life, site.seq, site.heard) = (digest.life, digest.seq, now);
+        site.broken = site.word != digest.word;
+        if site.broken {
+            return Err(Error::WholeWanted { why: "the marks do not come to the digest's word" });
+        }
+        Ok(Applied::Now)
+    }
+
+    fn new_site(&mut self, name: &str) -> Result<usize, Error> {
+        let at = self.sites.iter().position(Option::is_none).unwrap_or(self.sites.len());
+        if at >= MAX_SITES {
+            return Err(Error::TooMany { most: MAX_SITES });
+        }
+        if at == self.sites.len() {
+            self.sites.push(None);
+        }
+        self.numbers.insert(name.into(), at as u32);
+        self.sites[at] = Some(Site {
+            name: name.into(),
+            life: 0,
+            seq: 0,
+            word: 0,
+            marks: 0,
+            broken: true,
+            heard: Duration::ZERO,
+            trust: Trust::default(),
+            doubts: AtomicU32::new(0),
+            bytes: 0,
+        });
+        Ok(at)
+    }
+
+    fn change(&mut self, at: usize, removed: &[u64], added: &[u64]) {
+        let Self { table, sets, sites, .. } = self;
+        let Some(site) = sites[at].as_mut() else { return };
+        for &mark in removed {
+            table.change(mark, |set| {
+                let set = set?;
+                if sets.has(set, at) {
+                    site.marks -= 1;
+                    site.word = site.word.wrapping_sub(word(mark));
+                }
+                sets.without(set, at)
+            });
+        }
+        for &mark in added {
+            table.change(mark, |set| {
+                if !set.is_some_and(|set| sets.has(set, at)) {
+                    site.marks += 1;
+                    site.word = site.word.wrapping_add(word(mark));
+                }
+                Some(sets.with(set, at))
+            });
+        }
+    }
+
+    /// Removes a site's marks: looks at all there are.
+    fn clear(&mut self, at: usize) {
+        if self.sites[at].as_ref().is_some_and(|site| site.marks > 0) {
+            let has = |(_, set): &(u64, u32)| self.sets.has(*set, at);
+            let marks: Vec<u64> = self.table.iter().filter(has).map(|(mark, _)| mark).collect();
+            self.change(at, &marks, &[]);
+        }
+    }
+
+    /// Forgets a site. False if it is not known.
+    pub fn forget(&mut self, site: &str) -> bool {
+        let Some(at) = self.numbers.get(site).map(|&at| at as usize) else { return false };
+        self.clear(at);
+        self.sites[at] = None;
+        self.numbers.remove(site);
+        self.counts.forgotten += 1;
+        true
+    }
+
+    /// The name of a site.
+    #[must_use]
+    pub fn name(&self, site: u32) -> &str {
+        self.sites.get(site as usize).and_then(Option::as_ref).map_or("", |site| &site.name)
+    }
+
+    /// Which sites hold how much of a prompt of so many blocks, given its [marks](crate::marks_of_prompt).
+    #[must_use]
+    pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
+        self.counts.answers.fetch_add(1, Relaxed);
+        let mut answer = Answer { rest_at_most: blocks.min(self.grain - 1), ..Answer::default() };
+        // A site that has a mark has those before it.
+        let sets: Vec<u32> = marks.iter().map_while(|&mark| self.table.get(mark)).collect();
+        let mut seen = vec![0_u64; self.sites.len().div_ceil(64)];
+        let mut doubted = Vec::new();
+        for (at, site) in self.sites.iter().zip(0_u32..) {
+            match at.as_ref().map(|site| self.state(site, now)) {
+                None | Some(State::Known) => continue,
+                Some(State::Unknown) => {}
+                Some(State::Doubted) => doubted.push(site),
+            }
+            answer.unknown.push(site);
+            seen[site as usize / 64] |= 1 << (site % 64);
+        }
+        let mut best = 0;
+        for (before, &set) in sets.iter().enumerate().rev() {
+            let at_least = (before as u32 + 1) * self.grain;
+            let mut level = Level { at_least, at_most: blocks.min(at_least + self.grain - 1), sites: Vec::new() };
+            self.sets.each(set, |site| {
+                let (word, bit) = (site / 64, 1 << (site % 64));
+                if seen[word] & bit == 0 {
+                    seen[word] |= bit;
+                    level.sites.push(site as u32);
+                }
+            });
+            if !level.sites.is_empty() {
+                best = best.max(at_least);
+                answer.levels.push(level);
+            }
+        }
+        self.probe(&sets, best, &doubted, &mut answer);
+        answer
+    }
+
+    /// Counts the claims of doubted sites that would have been the best, and suggests to ask one now and then.
+    fn probe(&self, sets: &[u32], best: u32, doubted: &[u32], answer: &mut Answer) {
+        for &number in doubted {
+            let Some(depth) = sets.iter().rposition(|&set| self.sets.has(set, number as usize)) else { continue };
+            let claimed = (depth as u32 + 1) * self.grain;
+            let Some(site) = self.sites[number as usize].as_ref().filter(|_| claimed > best) else { continue };
+            self.counts.left_out.fetch_add(1, Relaxed);
+            if (site.doubts.fetch_add(1, Relaxed) + 1).is_multiple_of(PROBE_EVERY) && answer.probe.is_none() {
+                self.counts.probes.fetch_add(1, Relaxed);
+                answer.probe = Some((number, claimed));
+            }
+        }
+    }
+
+    /// A site was asked, or an engine of it has reported, for a prompt: it had `was` blocks of it, and its bounds had been
+    /// these. False if it is not known.
+    pub fn compare(&mut self, site: &str, at_least: u32, at_most: u32, was: u32, proof: Proof) -> bool {
+        let Some(site) = self.numbers.get(site).and_then(|&at| self.sites[at as usize].as_mut()) else { return false };
+        // An engine may have computed what it held: that it took less from its cache proves less than an answer, and that
+        // it took more proves as much.
+        self.counts.compared += 1;
+        self.counts.short += u64::from(was < at_least);
+        self.counts.beyond += u64::from(was > at_most);
+        let claimed = match proof {
+            Proof::Answer => at_least,
+            // It always computes the last block of a prompt, and caches in units of its own.
+            Proof::Engine => at_least.saturating_sub(self.grain),
+        };
+        self.counts.doubted += u64::from(site.trust.compare(claimed, was, self.grain));
+        true
+    }
+
+    fn state(&self, site: &Site, now: Duration) -> State {
+        if site.broken || now.saturating_sub(site.heard) > self.stale_after {
+            State::Unknown
+        } else if site.trust.is_doubted() {
+            State::Doubted
+        } else {
+            State::Known
+        }
+    }
+
+    /// All sites, by name.
+    #[must_use]
+    pub fn list(&self, now: Duration) -> Vec<SiteStatus> {
+        let status = |site: &Site| SiteStatus {
+            site: site.name.to_string(),
+            state: self.state(site, now),
+            age: now.saturating_sub(site.heard),
+            life: site.life,
+            seq: site.seq,
+            marks: site.marks,
+            bytes: site.bytes,
+            trust: site.trust.share(self.grain),
+            compared: site.trust.compared,
+            short: site.trust.short,
+        };
+        let mut list: Vec<_> = self.sites.iter().flatten().map(status).collect();
+        list.sort_unstable_by(|a, b| a.site.cmp(&b.site));
+        list
+    }
+
+    /// Counts and sizes.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let Counting { applied, whole, repeated, refused, wanted, forgotten, doubted, compared, short, beyond, .. } =
+            self.counts;
+        let sites = self.sites.capacity() * size_of::<Option<Site>>() + self.numbers.capacity() * 24;
+        Counts {
+            sites: self.numbers.len() as u64,
+            marks: self.table.len() as u64,
+            sets: self.sets.len() as u64,
+            bytes: (self.table.bytes() + self.sets.bytes() + sites) as u64,
+            applied,
+            whole,
+            repeated,
+            refused,
+            whole_wanted: wanted,
+            forgotten,
+            doubted,
+            compared,
+            short,
+            beyond,
+            answers: self.counts.answers.load(Relaxed),
+            left_out: self.counts.left_out.load(Relaxed),
+            probes: self.counts.probes.load(Relaxed),
+        }
+    }
+
+    /// Whether the table and the sites agree. For tests.
+    #[must_use]
+    pub fn is_consistent(&self) -> bool {
+        let mut of_sites = vec![(0_u64, 0_u64); self.sites.len()];
+        for (mark, set) in self.table.iter() {
+            self.sets.each(set, |site| {
+                let (marks, sum) = &mut of_sites[site];
+                (*marks, *sum) = (*marks + 1, sum.wrapping_add(word(mark)));
+            });
+        }
+        let agrees = |(site, counted): (&Option<Site>, &(u64, u64))| {
+            site.as_ref().map_or((0, 0), |site| (site.marks, site.word)) == *counted
+        };
+        self.sites.iter().zip(&of_sites).all(agrees)
+    }
+}
+
+impl std::fmt::Debug for Sites {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sites").field("grain", &self.grain).field("sites", &self.numbers.len()).finish_non_exhaustive()
+    }
+}

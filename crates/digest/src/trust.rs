@@ -1,0 +1,92 @@
+//! How far a site's claims have held.
+//!
+//! A site that was asked has answered with a depth, or an engine of it has reported what it had cached. Of what the site
+//! had claimed at least, the smaller of both numbers was *kept*. Trust is the share of the claimed blocks that was kept,
+//! over about the last [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`] a site's claims are left
+//! out of answers, until the share is above [`BELIEVED`] again, which single questions find out: one in [`PROBE_EVERY`] of the answers in
+//! which it would have been the best.
+//!
+//! So a site that claims everything is asked in vain some ten times, and then once in [`PROBE_EVERY`] times. Honest sites fall
+//! short a little, when blocks go between a digest and a question.
+
+/// Answers after which one counts 1/e of a new one.
+const MEMORY: f64 = 16.0;
+/// Grains of kept claims that a new site is credited with.
+const CREDIT: f64 = 4.0;
+const DOUBTED: f64 = 0.5;
+const BELIEVED: f64 = 0.75;
+/// Answers that a doubted site would have been the best of, for each question to it.
+pub(crate) const PROBE_EVERY: u32 = 32;
+
+/// Who says what a site really had.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Proof {
+    /// The site's exact index, when it was asked.
+    Answer,
+    /// An engine of the site, in its answer to the request.
+    Engine,
+}
+
+/// What is known of a site's honesty.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Trust {
+    claimed: f64,
+    kept: f64,
+    doubted: bool,
+    /// Answers that were compared with claims.
+    pub(crate) compared: u64,
+    /// Those that had less than was claimed.
+    pub(crate) short: u64,
+}
+
+impl Trust {
+    /// Compares a claim of at least so many blocks with what there was. True if the site is doubted from now on.
+    pub(crate) fn compare(&mut self, claimed: u32, was: u32, grain: u32) -> bool {
+        if claimed == 0 {
+            return false;
+        }
+        let kept = claimed.min(was);
+        let fade = 1.0 - 1.0 / MEMORY;
+        self.claimed = self.claimed * fade + f64::from(claimed);
+        self.kept = self.kept * fade + f64::from(kept);
+        self.compared += 1;
+        self.short += u64::from(kept < claimed);
+        let before = self.doubted;
+        let share = self.share(grain);
+        self.doubted = if self.doubted { share < BELIEVED } else { share < DOUBTED };
+        self.doubted && !before
+    }
+
+    /// From 0 to 1.
+    pub(crate) fn share(&self, grain: u32) -> f64 {
+        let credit = CREDIT * f64::from(grain);
+        (self.kept + credit) / (self.claimed + credit)
+    }
+
+    pub(crate) fn is_doubted(&self) -> bool {
+        self.doubted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_liar_is_doubted_soon_and_believed_again_when_it_is_honest() {
+        let mut trust = Trust::default();
+        let lies = (1..).find(|_| trust.compare(32, 0, 32)).unwrap();
+        assert!((2..=10).contains(&lies), "{lies}");
+        let truths = (1..).find(|_| !trust.is_doubted() || (trust.compare(32, 40, 32), false).1).unwrap();
+        assert!((2..=64).contains(&truths), "{truths}");
+        assert_eq!((trust.compared, trust.short), (lies + truths - 1, lies));
+    }
+
+    #[test]
+    fn falling_a_little_short_is_no_lie() {
+        let mut trust = Trust::default();
+        assert!((0..10_000).all(|at| !trust.compare(64, if at % 10 == 0 { 0 } else { 64 }, 32)));
+        assert!(trust.share(32) > 0.7);
+        assert!(!trust.compare(0, 0, 32));
+    }
+}

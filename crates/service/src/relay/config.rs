@@ -1,0 +1,62 @@
+//! How a service publishes to a log, or reads one.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// How a service publishes to a log, or reads one.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RelayConfig {
+    /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas.
+    pub publish: Option<String>,
+    /// Servers whose log brings the streams.
+    pub from: Option<String>,
+    /// A file with the credentials for the servers.
+    pub credentials: Option<PathBuf>,
+    /// A file with certificates of authorities besides the system's.
+    pub ca: Option<PathBuf>,
+    /// A file with 64 hexadecimal digits: the key that content hashes depend on.
+    pub key_file: Option<PathBuf>,
+    /// The JetStream stream.
+    pub stream: String,
+    /// How long messages are kept, if the stream is made here.
+    #[serde(with = "crate::config::seconds")]
+    pub max_age: Duration,
+    /// Bytes that are kept, if the stream is made here.
+    pub max_bytes: i64,
+    /// Whether they are kept in memory instead of on disk, if the stream is made here.
+    pub in_memory: bool,
+    /// Bytes in queues, of all streams together, before something is dropped.
+    pub buffer_bytes: usize,
+    /// Between two signs of life of a stream that has nothing to say.
+    #[serde(with = "crate::config::seconds")]
+    pub heartbeat: Duration,
+    /// Silence of a relay after which its streams are not trusted any more.
+    #[serde(with = "crate::config::seconds")]
+    pub lost_after: Duration,
+    /// Silence of a relay after which its streams are forgotten.
+    #[serde(with = "crate::config::seconds")]
+    pub forget_after: Duration,
+}
+
+impl Default for RelayConfig {
+    fn default() -> Self {
+        Self {
+            publish: None,
+            from: None,
+            credentials: None,
+            ca: None,
+            key_file: None,
+            stream: "kvatlas".to_owned(),
+            max_age: Duration::from_secs(600),
+            max_bytes: 1 << 30,
+            in_memory: false,
+            buffer_bytes: 64 << 20,
+            heartbeat: Duration::from_secs(2),
+            lost_after: Duration::from_secs(7),
+            forget_after: Duration::from_secs(600),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Connecting to NATS.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, Event};
+
+use super::{Link, Relay};
+use crate::error::Error;
+
+/// Longest wait before a connection is tried again.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// Begins to connect. Servers may be away for now, and later.
+///
+/// # Errors
+/// [`Error::Start`] if a file cannot be read, or an address is none.
+pub(crate) async fn connect(relay: &Arc<Relay>, url: &str) -> Result<Client, Error> {
+    let config = &relay.config;
+    let wrong = |what: &str, error: String| Error::Start { message: format!("relay: {what}: {error}") };
+    let told = Arc::downgrade(relay);
+    let mut options = ConnectOptions::new()
+        .name("kvatlas")
+        .retry_on_initial_connect()
+        .client_capacity(256)
+        .subscription_capacity(1024)
+        .ping_interval(Duration::from_secs(2))
+        .connection_timeout(Duration::from_secs(2))
+        .reconnect_delay_callback(|attempts| LONGEST.min(Duration::from_millis(50 << attempts.min(6))))
+        .event_callback(move |event| {
+            let told = told.clone();
+            async move {
+                let Some(relay) = told.upgrade() else { return };
+                match event {
+                    // Who reads has yet to catch up.
+                    Event::Connected => {
+                        tracing::info!("connected to NATS");
+                        relay.set_link(Link::Behind);
+                    }
+                    Event::Disconnected => {
+                        tracing::warn!("the connection to NATS is lost; it is tried again");
+                        relay.set_link(Link::Down);
+                    }
+                    other => tracing::warn!(event = %other, "NATS"),
+                }
+            }
+        });
+    if let Some(file) = &config.credentials {
+        let credentials = std::fs::read_to_string(file);
+        let credentials = credentials.map_err(|error| wrong(&file.display().to_string(), error.to_string()))?;
+        options = options.credentials(&credentials).map_err(|error| wrong("credentials", error.to_string()))?;
+    }
+    if let Some(ca) = &config.ca {
+        std::fs::metadata(ca).map_err(|error| wrong(&ca.display().to_string(), error.to_string()))?;
+        options = options.add_root_certificates(ca.clone());
+    }
+    let addresses: Vec<&str> = url.split(',').map(str::trim).collect();
+    options.connect(addresses).await.map_err(|error| wrong(url, error.to_string()))
+}

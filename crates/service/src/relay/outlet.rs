@@ -1,0 +1,237 @@
+//! What one stream's task has applied and the log does not have yet.
+//!
+//! The task adds to the queue and never waits. If all queues together are too long, the one that is added to is dropped,
+//! its message numbers skip one, and nothing is added until all that the stream holds follows: so readers notice, forget
+//! what they have, and get it anew.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use kvatlas_wire::compact::{Frame, MessageWriter, Status};
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+
+use super::{Link, Relay};
+use crate::state::lock;
+
+/// Bytes of frames in a message, if there are more: NATS takes 1 MiB by default, and a frame is not divided.
+const MESSAGE: usize = 128 << 10;
+/// What a frame takes besides its bytes.
+const OVERHEAD: usize = 64;
+/// What waits for longer is not of now any more.
+const LATE: Duration = Duration::from_secs(2);
+
+/// The queue of one stream.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    pub(super) relay: Arc<Relay>,
+    pub(crate) subject: String,
+    /// The subject in short: numbers of messages are the log's, not the subject's.
+    pub(super) named: u64,
+    pub(super) writer: MessageWriter,
+    queue: Mutex<Queue>,
+    pub(super) added: Notify,
+    asked: mpsc::Sender<()>,
+    asks: Mutex<mpsc::Receiver<()>>,
+    closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    items: VecDeque<Item>,
+    bytes: usize,
+    /// Whether what comes is dropped, until all that is held comes.
+    broken: bool,
+    /// The status at the end of the queue, and at its beginning.
+    told: Status,
+    sent: Status,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Item {
+    bytes: Vec<u8>,
+    status: Option<Status>,
+    timestamp: f64,
+    at: Instant,
+    /// The next stream is copied when this is on its way.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(super) struct Packed {
+    pub(super) id: u64,
+    pub(super) payload: bytes::Bytes,
+    /// What it took of the queue.
+    pub(super) size: usize,
+}
+
+impl Outlet {
+    pub(super) fn new(relay: Arc<Relay>, subject: String, writer: MessageWriter) -> Self {
+        let (asked, asks) = mpsc::channel(1);
+        Self {
+            relay,
+            named: xxhash_rust::xxh3::xxh3_64(subject.as_bytes()),
+            subject,
+            writer,
+            queue: Mutex::default(),
+            added: Notify::new(),
+            asked,
+            asks: Mutex::new(asks),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// All ranks hold nothing: so it is when a task begins, and after all was forgotten. It is all that there is to know.
+    pub(crate) fn forgotten(&self) {
+        self.frame(Frame::Forgotten, 0.0);
+    }
+
+    /// A batch has changed what a rank holds.
+    pub(crate) fn batch(&self, rank: u32, changes: &[u8], timestamp: f64) {
+        self.frame(Frame::Batch { rank, changes }, timestamp);
+    }
+
+    /// A part of the holdings, or what belongs to them. They begin with [`Frame::StateBegin`].
+    pub(crate) fn state(&self, frame: Frame<'_>, permit: Option<OwnedSemaphorePermit>) {
+        if frame == Frame::StateBegin {
+            self.relay.counts.states.fetch_add(1, Relaxed);
+            lock(&self.queue).broken = false;
+        }
+        let mut bytes = Vec::new();
+        MessageWriter::put(&mut bytes, frame);
+        self.push(Item { bytes, status: None, timestamp: 0.0, at: Instant::now(), permit }, true);
+    }
+
+    /// What is known of the stream.
+    pub(crate) fn status(&self, status: Status) {
+        if std::mem::replace(&mut lock(&self.queue).told, status) != status {
+            let mut bytes = Vec::new();
+            MessageWriter::put(&mut bytes, Frame::Status(status));
+            let item = Item { bytes, status: Some(status), timestamp: 0.0, at: Instant::now(), permit: None };
+            self.push(item, false);
+        }
+    }
+
+    /// What readers have is not what is held: they are to get it anew.
+    pub(crate) fn break_off(&self) {
+        self.break_queue(&mut lock(&self.queue));
+        self.ask();
+    }
+
+    /// All that the stream holds is to be published.
+    pub(crate) fn ask(&self) {
+        // One question is enough for all who ask.
+        let _ = self.asked.try_send(());
+    }
+
+    /// Whether somebody asks for all that the stream holds.
+    pub(crate) fn poll_asked(&self, cx: &mut Context<'_>) -> Poll<()> {
+        lock(&self.asks).poll_recv(cx).map(drop)
+    }
+
+    /// Leave to copy all that is held, if the log is there and has room: one stream at a time.
+    pub(crate) fn may_copy(&self) -> Option<OwnedSemaphorePermit> {
+        let relay = &self.relay;
+        let room = relay.buffered.load(Relaxed) < relay.config.buffer_bytes / 2;
+        let is_connected = *relay.link.borrow() != Link::Down;
+        if room && is_connected { relay.copying.clone().try_acquire_owned().ok() } else { None }
+    }
+
+    /// Nothing is added any more; readers are told.
+    pub(crate) fn close(&self) {
+        self.frame(Frame::Gone, 0.0);
+        self.closed.store(true, Relaxed);
+        self.added.notify_one();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    fn frame(&self, frame: Frame<'_>, timestamp: f64) {
+        let mut bytes = Vec::new();
+        MessageWriter::put(&mut bytes, frame);
+        self.push(Item { bytes, status: None, timestamp, at: Instant::now(), permit: None }, false);
+    }
+
+    fn push(&self, item: Item, always: bool) {
+        let size = item.bytes.len() + OVERHEAD;
+        let mut queue = lock(&self.queue);
+        let relay = &self.relay;
+        if !queue.broken && !always && relay.buffered.load(Relaxed) + size > relay.config.buffer_bytes {
+            self.break_queue(&mut queue);
+            tracing::warn!(subject = self.subject, "the queue to the log is full: what waited in it is dropped");
+            self.ask();
+        }
+        if queue.broken {
+            relay.counts.dropped.fetch_add(1, Relaxed);
+            return;
+        }
+        relay.buffered.fetch_add(size, Relaxed);
+        queue.bytes += size;
+        queue.items.push_back(item);
+        drop(queue);
+        self.added.notify_one();
+    }
+
+    fn break_queue(&self, queue: &mut Queue) {
+        self.relay.counts.dropped.fetch_add(queue.items.len() as u64, Relaxed);
+        self.relay.buffered.fetch_sub(queue.bytes, Relaxed);
+        queue.items.clear();
+        (queue.bytes, queue.broken) = (0, true);
+        queue.next_id += 1;
+    }
+
+    /// The next message, if there is anything to be said, or `beats`: a sign of life.
+    pub(super) fn pack(&self, beats: bool) -> Option<Packed> {
+        let mut queue = lock(&self.queue);
+        if queue.items.is_empty() && !beats {
+            return None;
+        }
+        let oldest = queue.items.front().map(|item| item.at);
+        let id = queue.next_id;
+        queue.next_id += 1;
+        let mut timestamp = 0.0;
+        let (mut frames, mut size) = (Vec::new(), 0);
+        while let Some(item) = queue.items.front() {
+            if !frames.is_empty() && frames.len() + item.bytes.len() > MESSAGE {
+                break;
+            }
+            let Some(item) = queue.items.pop_front() else { break };
+            frames.extend(&item.bytes);
+            size += item.bytes.len() + OVERHEAD;
+            if item.timestamp > 0.0 {
+                timestamp = item.timestamp;
+            }
+            queue.sent = item.status.unwrap_or(queue.sent);
+            // With it goes the permit.
+            drop(item.permit);
+        }
+        queue.bytes -= size;
+        let late = oldest.is_some_and(|at| at.elapsed() > LATE);
+        let mut status = Status { late, ..queue.sent };
+        if queue.broken {
+            status.trusted = false;
+        }
+        MessageWriter::put(&mut frames, Frame::Status(status));
+        drop(queue);
+        let mut payload = self.writer.begin(id, timestamp, frames.len());
+        payload.extend(&frames);
+        Some(Packed { id, payload: payload.into(), size })
+    }
+
+    /// A message has arrived, or will not.
+    pub(super) fn arrived(&self, packed: &Packed) {
+        self.relay.buffered.fetch_sub(packed.size, Relaxed);
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.relay.buffered.fetch_sub(lock(&self.queue).bytes, Relaxed);
+    }
+}

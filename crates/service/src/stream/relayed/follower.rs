@@ -1,0 +1,365 @@
+//! What to make of a relay's messages: decides, without log or clock.
+//!
+//! A message's number follows the one before in the same life of the relay. Then what is held is what the relay holds.
+//! If one is missing, what came after it waits for a moment, as it may be on its way again; then all is forgotten, and
+//! the relay is asked for all that it holds.
+//!
+//! Of two relays for one engine the one with the later life counts. The other one's messages are left out, unless the
+//! first has been silent for long.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvatlas_wire::compact::{Frame, Malformed, Message, Status};
+
+use crate::snapshot::{Mark, Skip};
+use crate::stream::copier::Moment;
+
+/// How long a message that is missing may be on its way.
+const GRACE: Duration = Duration::from_millis(2500);
+/// Messages that wait for it at most.
+const MOST_WAITING: usize = 256;
+/// Until a relay is asked again, if nothing has come.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// What the follower has done with a stream.
+pub(super) trait Hands {
+    /// Applies changes of a rank.
+    fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), Malformed>;
+    /// Forgets all.
+    fn clear(&mut self);
+    /// Asks the relay for all that it holds.
+    fn ask(&mut self);
+    /// The engine's time of the last batch in a message.
+    fn timestamp(&mut self, timestamp: f64);
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Phase {
+    /// Nothing is known of what the relay holds.
+    #[default]
+    Unknown,
+    /// It is being told. The ranks of which all was told.
+    Told(BTreeSet<u32>),
+    /// All is known.
+    Whole,
+}
+
+/// What happened how often.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) epochs: u64,
+    pub(super) gaps: u64,
+    pub(super) recovered: u64,
+    pub(super) lost: u64,
+    pub(super) resets: u64,
+    pub(super) duplicates: u64,
+    pub(super) other_relays: u64,
+    pub(super) malformed: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Follower {
+    block_size: u32,
+    key: u32,
+    silence: Duration,
+    life: Option<u64>,
+    next: u64,
+    phase: Phase,
+    told: Status,
+    /// Whether what a snapshot had is to be proved by a message of the same life.
+    unproved: bool,
+    waiting: BTreeMap<u64, (Bytes, u64)>,
+    gap_until: Option<Duration>,
+    heard: Option<Duration>,
+    asked: Option<Duration>,
+    /// How far the log is read: the last message applied.
+    sequence: u64,
+    first: u64,
+    gone: bool,
+    pub(super) counts: Counts,
+    pub(super) error: Option<String>,
+}
+
+impl Follower {
+    pub(super) fn new(block_size: u32, key: u32, silence: Duration) -> Self {
+        Self {
+            block_size,
+            key,
+            silence,
+            life: None,
+            next: 0,
+            phase: Phase::Unknown,
+            told: Status::default(),
+            unproved: false,
+            waiting: BTreeMap::new(),
+            gap_until: None,
+            heard: None,
+            asked: None,
+            sequence: 0,
+            first: 0,
+            gone: false,
+            counts: Counts::default(),
+            error: None,
+        }
+    }
+
+    /// Begins with what a snapshot had.
+    pub(super) fn restore(&mut self, mark: Mark, first: u64, sequence: Option<u64>) {
+        (self.life, self.next, self.first) = (Some(mark.hash), mark.seq + 1, first);
+        (self.phase, self.unproved, self.sequence) = (Phase::Whole, true, sequence.unwrap_or(0));
+    }
+
+    /// A message came.
+    pub(super) fn message(&mut self, now: Duration, payload: &Bytes, sequence: u64, hands: &mut impl Hands) {
+        let message = match Message::read(payload) {
+            Ok(message) => message,
+            Err(error) => return self.refuse(now, error.to_string(), hands),
+        };
+        if message.block_size != self.block_size {
+            let message = format!(
+                "the relay says that blocks have {} tokens, and not {} as others of the model have",
+                message.block_size, self.block_size
+            );
+            return self.refuse(now, message, hands);
+        }
+        if message.key != self.key {
+            let message = match (message.key, self.key) {
+                (0, _) => "the relay has no key, but this service has one (relay.key_file)",
+                (_, 0) => "the relay has a key: give this service the same (relay.key_file)",
+                _ => "the relay has another key than this service (relay.key_file)",
+            };
+            return self.refuse(now, message.to_owned(), hands);
+        }
+        if let Some(life) = self.life
+            && message.life < life
+            && !self.is_stale(now)
+        {
+            self.counts.other_relays += 1;
+            self.error = Some(
+                "another relay publishes the same engine: the one that began later is followed, the other one's \
+                 messages are left out; stop one of them"
+                    .to_owned(),
+            );
+            return;
+        }
+        if self.life != Some(message.life) {
+            self.counts.epochs += u64::from(self.life.is_some());
+            self.life = Some(message.life);
+            self.next = message.id;
+            self.forget(hands);
+        }
+        self.heard = Some(now);
+        if message.id < self.next {
+            self.counts.duplicates += 1;
+            self.unproved = false;
+        } else if message.id > self.next {
+            self.waiting.insert(message.id, (payload.clone(), sequence));
+            if self.gap_until.is_none() {
+                self.counts.gaps += 1;
+                self.gap_until = Some(now + GRACE);
+            }
+            if self.waiting.len() > MOST_WAITING || self.phase == Phase::Unknown {
+                self.lose(now, hands);
+            }
+        } else {
+            self.take(now, message, sequence, hands);
+            self.drain(now, hands);
+        }
+        self.ask_if_needed(now, hands);
+    }
+
+    /// Time has passed.
+    pub(super) fn tick(&mut self, now: Duration, hands: &mut impl Hands) {
+        if self.gap_until.is_some_and(|until| until <= now) {
+            self.lose(now, hands);
+        }
+        self.ask_if_needed(now, hands);
+    }
+
+    /// When time is to pass.
+    pub(super) fn wake(&self, now: Duration) -> Duration {
+        let stale = self.heard.filter(|_| !self.is_stale(now)).map(|heard| heard + self.silence);
+        let ask = self.needs().then(|| self.asked.map_or(now, |asked| asked + ASK_AGAIN));
+        [self.gap_until, stale, ask].into_iter().flatten().min().unwrap_or(now + Duration::from_secs(3600))
+    }
+
+    /// Whether what is held is what the engine announced.
+    pub(super) fn trusted(&self, now: Duration) -> bool {
+        let is_now = self.told.trusted && !self.told.late && !self.is_stale(now) && self.heard.is_some();
+        is_now && self.phase == Phase::Whole && !self.unproved && self.waiting.is_empty()
+    }
+
+    pub(super) fn told(&self) -> Status {
+        self.told
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.phase == Phase::Whole && !self.unproved
+    }
+
+    pub(super) fn has_gap(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether the relay has been silent for too long.
+    pub(super) fn is_stale(&self, now: Duration) -> bool {
+        self.silent(now, self.silence)
+    }
+
+    /// Whether the relay has been silent for so long.
+    pub(super) fn silent(&self, now: Duration, limit: Duration) -> bool {
+        now.saturating_sub(self.heard.unwrap_or_default()) >= limit
+    }
+
+    fn take(&mut self, now: Duration, message: Message<'_>, sequence: u64, hands: &mut impl Hands) {
+        self.next = message.id + 1;
+        self.sequence = sequence;
+        self.unproved = false;
+        for frame in message.frames() {
+            let done = frame.and_then(|frame| self.frame(now, message.id, frame, hands));
+            if let Err(error) = done {
+                self.refuse(now, error.to_string(), hands);
+                return;
+            }
+        }
+        if self.phase == Phase::Whole {
+            hands.timestamp(message.timestamp);
+        }
+    }
+
+    fn frame(&mut self, now: Duration, id: u64, frame: Frame<'_>, hands: &mut impl Hands) -> Result<(), Malformed> {
+        match frame {
+            Frame::Batch { rank, changes } => {
+                let counts = match &self.phase {
+                    Phase::Unknown => false,
+                    Phase::Told(ranks) => ranks.contains(&rank),
+                    Phase::Whole => true,
+                };
+                if counts {
+                    hands.apply(id, rank, changes)?;
+                }
+            }
+            Frame::Forgotten => {
+                hands.clear();
+                (self.phase, self.told.trusted, self.first) = (Phase::Whole, false, id);
+            }
+            Frame::StateBegin if self.phase != Phase::Whole => {
+                hands.clear();
+                (self.phase, self.first, self.asked) = (Phase::Told(BTreeSet::new()), id, Some(now));
+            }
+            Frame::State { rank, changes } => {
+                if let Phase::Told(ranks) = &self.phase
+                    && !ranks.contains(&rank)
+                {
+                    hands.apply(id, rank, changes)?;
+                    self.asked = Some(now);
+                }
+            }
+            Frame::StateRankEnd { rank } => {
+                if let Phase::Told(ranks) = &mut self.phase {
+                    ranks.insert(rank);
+                }
+            }
+            Frame::StateEnd => {
+                if matches!(self.phase, Phase::Told(_)) {
+                    self.phase = Phase::Whole;
+                    self.error = None;
+                }
+            }
+            Frame::Status(status) => self.told = status,
+            Frame::Gone => self.gone = true,
+            Frame::StateBegin => {}
+        }
+        if !matches!(frame, Frame::Gone | Frame::Status(_)) {
+            self.gone = false;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, now: Duration, hands: &mut impl Hands) {
+        while let Some(entry) = self.waiting.first_entry().filter(|entry| *entry.key() <= self.next) {
+            let (id, (payload, sequence)) = entry.remove_entry();
+            if id == self.next
+                && let Ok(message) = Message::read(&payload)
+            {
+                self.counts.recovered += 1;
+                self.take(now, message, sequence, hands);
+            }
+        }
+        self.gap_until = if self.waiting.is_empty() { None } else { self.gap_until.or(Some(now + GRACE)) };
+    }
+
+    /// What is missing does not come any more.
+    fn lose(&mut self, now: Duration, hands: &mut impl Hands) {
+        self.gap_until = None;
+        let Some(first) = self.waiting.keys().next().copied() else { return };
+        self.counts.lost += first - self.next;
+        if self.phase != Phase::Unknown {
+            self.counts.resets += 1;
+            let lost = first - self.next;
+            self.error = Some(format!("{lost} messages of the relay are missing: it is asked for all that it holds"));
+        }
+        hands.clear();
+        (self.phase, self.unproved, self.next) = (Phase::Unknown, false, first);
+        self.drain(now, hands);
+    }
+
+    /// What is held belongs to nothing that is known.
+    fn forget(&mut self, hands: &mut impl Hands) {
+        hands.clear();
+        self.waiting.clear();
+        (self.phase, self.unproved, self.gap_until) = (Phase::Unknown, false, None);
+        (self.told, self.asked) = (Status::default(), None);
+    }
+
+    fn refuse(&mut self, _now: Duration, why: String, hands: &mut impl Hands) {
+        self.counts.malformed += 1;
+        self.error = Some(why);
+        if self.phase != Phase::Unknown {
+            self.forget(hands);
+        }
+    }
+
+    fn needs(&self) -> bool {
+        self.life.is_some() && self.phase != Phase::Whole && !self.gone
+    }
+
+    fn ask_if_needed(&mut self, now: Duration, hands: &mut impl Hands) {
+        if self.needs() && self.asked.is_none_or(|asked| asked + ASK_AGAIN <= now) {
+            self.asked = Some(now);
+            hands.ask();
+        }
+    }
+}
+
+impl Moment for Follower {
+    fn mark(&self) -> Result<Mark, Skip> {
+        let Some(life) = self.life.filter(|_| self.next > 0) else { return Err(Skip::Nothing) };
+        if !self.is_whole() || !self.waiting.is_empty() {
+            return Err(Skip::Unproven);
+        }
+        Ok(Mark { seq: self.next - 1, hash: life })
+    }
+
+    fn last(&self) -> Option<u64> {
+        self.next.checked_sub(1).filter(|_| self.life.is_some())
+    }
+
+    fn reach(&self) -> (u64, bool) {
+        (self.first, self.told.partial)
+    }
+
+    fn sequence(&self) -> Option<u64> {
+        Some(self.sequence)
+    }
+}

@@ -1,0 +1,204 @@
+//! The follower: what it makes of messages in and out of order, and of two relays.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvatlas_wire::compact::{Frame, Malformed, MessageWriter, Status};
+
+use super::follower::{Follower, Hands};
+use crate::snapshot::Mark;
+use crate::stream::copier::Moment as _;
+
+const SILENCE: Duration = Duration::from_secs(7);
+
+/// What it holds, as far as a test needs to know: the first byte of the changes of each rank, in order.
+#[derive(Default)]
+struct Held {
+    applied: Vec<(u32, u8)>,
+    asked: u32,
+}
+
+impl Hands for Held {
+    fn apply(&mut self, _id: u64, rank: u32, changes: &[u8]) -> Result<(), Malformed> {
+        self.applied.push((rank, changes[0]));
+        Ok(())
+    }
+    fn clear(&mut self) {
+        self.applied.clear();
+    }
+    fn ask(&mut self) {
+        self.asked += 1;
+    }
+    fn timestamp(&mut self, _timestamp: f64) {}
+}
+
+struct Test {
+    follower: Follower,
+    held: Held,
+    now: Duration,
+}
+
+impl Test {
+    fn new() -> Self {
+        Self { follower: Follower::new(16, 0, SILENCE), held: Held::default(), now: Duration::from_secs(1) }
+    }
+
+    /// A message with these frames, and that all is well at its end.
+    fn message(&mut self, life: u64, id: u64, frames: &[Frame<'_>]) {
+        let mut bytes = MessageWriter { life, block_size: 16, key: 0 }.begin(id, 1.0, 0);
+        frames.iter().for_each(|frame| MessageWriter::put(&mut bytes, *frame));
+        MessageWriter::put(&mut bytes, Frame::Status(Status { trusted: true, ..Status::default() }));
+        self.follower.message(self.now, &Bytes::from(bytes), id + 100, &mut self.held);
+    }
+
+    fn pass(&mut self, seconds: f64) {
+        self.now += Duration::from_secs_f64(seconds);
+        self.follower.tick(self.now, &mut self.held);
+    }
+
+    fn trusted(&self) -> bool {
+        self.follower.trusted(self.now)
+    }
+}
+
+fn batch(changes: &[u8]) -> Frame<'_> {
+    Frame::Batch { rank: 0, changes }
+}
+
+const STATE: [Frame<'static>; 4] =
+    [Frame::StateBegin, Frame::State { rank: 0, changes: b"s" }, Frame::StateRankEnd { rank: 0 }, Frame::StateEnd];
+
+#[test]
+fn a_life_is_followed_from_its_beginning() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    assert!(test.trusted());
+    test.message(5, 1, &[batch(b"b")]);
+    test.message(5, 1, &[batch(b"b")]);
+    assert_eq!((test.held.applied.len(), test.held.asked, test.follower.counts.duplicates), (2, 0, 1));
+    // What it knows already it is not told again.
+    test.message(5, 2, &STATE);
+    assert_eq!(test.held.applied, [(0, b'a'), (0, b'b')]);
+    assert_eq!((test.follower.mark().ok(), test.follower.sequence()), (Some(Mark { seq: 2, hash: 5 }), Some(102)));
+    test.pass(7.0);
+    assert!(!test.trusted(), "the relay is silent");
+    test.message(5, 3, &[]);
+    assert!(test.trusted());
+}
+
+#[test]
+fn who_comes_late_asks_and_leaves_out_what_is_in_the_copy() {
+    let mut test = Test::new();
+    test.message(5, 70, &[batch(b"x")]);
+    assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
+    test.pass(2.0);
+    assert_eq!(test.held.asked, 2, "nobody has answered");
+    test.message(5, 71, &[batch(b"y"), Frame::StateBegin, Frame::State { rank: 0, changes: b"s" }, batch(b"z")]);
+    let other = Frame::Batch { rank: 1, changes: b"o" };
+    test.message(5, 72, &[Frame::StateRankEnd { rank: 0 }, batch(b"a"), other]);
+    assert!(!test.trusted());
+    test.message(5, 73, &[Frame::State { rank: 1, changes: b"t" }, Frame::StateRankEnd { rank: 1 }, other]);
+    test.message(5, 74, &[Frame::StateEnd]);
+    assert!(test.trusted());
+    assert_eq!(test.held.applied, [(0, b's'), (0, b'a'), (1, b't'), (1, b'o')]);
+}
+
+#[test]
+fn a_copy_that_begins_anew_takes_the_place_of_the_first() {
+    let mut test = Test::new();
+    test.message(5, 9, &[Frame::StateBegin, Frame::State { rank: 0, changes: b"s" }]);
+    test.message(5, 10, &[Frame::Forgotten, batch(b"a")]);
+    assert!(test.trusted(), "there is nothing else to know");
+    test.message(5, 11, &STATE);
+    assert_eq!(test.held.applied, [(0, b'a')]);
+}
+
+#[test]
+fn a_message_that_is_late_is_waited_for() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten]);
+    test.message(5, 2, &[batch(b"b")]);
+    assert_eq!((test.trusted(), test.held.applied.len()), (false, 0));
+    test.message(5, 1, &[batch(b"a")]);
+    assert!(test.trusted());
+    assert_eq!(test.held.applied, [(0, b'a'), (0, b'b')]);
+    assert_eq!((test.follower.counts.gaps, test.follower.counts.lost, test.held.asked), (1, 0, 0));
+}
+
+#[test]
+fn a_message_that_is_lost_costs_all_until_it_is_told_anew() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.message(5, 2, &[batch(b"c")]);
+    test.pass(3.0);
+    assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
+    let counts = test.follower.counts;
+    assert_eq!((counts.gaps, counts.lost, counts.resets), (1, 1, 1));
+    // One that came too late after all.
+    test.message(5, 1, &[batch(b"b")]);
+    test.message(5, 3, &STATE);
+    assert!(test.trusted());
+    assert_eq!(test.held.applied, [(0, b's')]);
+    assert!(test.follower.error.take().is_none(), "it is over");
+}
+
+#[test]
+fn of_two_relays_the_later_one_counts() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.message(6, 0, &[Frame::Forgotten, batch(b"b")]);
+    test.message(5, 1, &[batch(b"x")]);
+    test.message(6, 1, &[batch(b"c")]);
+    assert!(test.trusted());
+    assert_eq!(test.held.applied, [(0, b'b'), (0, b'c')]);
+    assert_eq!((test.follower.counts.other_relays, test.follower.counts.epochs), (1, 1));
+    assert!(test.follower.error.take().is_some_and(|error| error.contains("another relay")));
+    // It has left: then the other one is as good as any, once it has told what it holds.
+    test.pass(8.0);
+    test.message(5, 2, &[batch(b"y")]);
+    assert_eq!((test.trusted(), test.held.asked), (false, 1));
+    test.message(5, 3, &STATE);
+    assert!(test.trusted());
+}
+
+#[test]
+fn a_snapshot_is_proved_by_the_life_and_the_number() {
+    let restored = || {
+        let mut test = Test::new();
+        test.follower.restore(Mark { seq: 41, hash: 5 }, 0, Some(141));
+        test.held.applied.push((0, b'r'));
+        assert!(!test.trusted(), "nobody was heard");
+        test
+    };
+    let mut next = restored();
+    next.message(5, 42, &[batch(b"a")]);
+    assert!(next.trusted());
+    assert_eq!(next.held.applied, [(0, b'r'), (0, b'a')]);
+    let mut again = restored();
+    again.message(5, 41, &[batch(b"r")]);
+    assert!(again.follower.is_whole() && !again.trusted(), "what the relay says of it now comes with the next");
+    again.message(5, 42, &[]);
+    assert!(again.trusted());
+    assert_eq!(again.held.applied, [(0, b'r')]);
+    let mut purged = restored();
+    purged.message(5, 45, &[batch(b"x")]);
+    purged.pass(3.0);
+    assert_eq!((purged.trusted(), purged.held.applied.len(), purged.held.asked), (false, 0, 1));
+    let mut other = restored();
+    other.message(6, 42, &[batch(b"x")]);
+    assert_eq!((other.trusted(), other.held.applied.len(), other.held.asked), (false, 0, 1));
+}
+
+#[test]
+fn what_cannot_be_read_is_not_trusted() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.follower.message(test.now, &Bytes::from_static(b"\xc1\x02"), 101, &mut test.held);
+    assert_eq!((test.trusted(), test.held.applied.len(), test.follower.counts.malformed), (false, 0, 1));
+    let with_key = MessageWriter { life: 5, block_size: 16, key: 9 }.begin(1, 0.0, 0);
+    test.follower.message(test.now, &with_key.into(), 102, &mut test.held);
+    assert!(test.follower.error.take().is_some_and(|error| error.contains("relay.key_file")));
+    let other_size = MessageWriter { life: 5, block_size: 32, key: 0 }.begin(1, 0.0, 0);
+    test.follower.message(test.now, &other_size.into(), 103, &mut test.held);
+    assert!(test.follower.error.take().is_some_and(|error| error.contains("32 tokens, and not 16")));
+}

@@ -1,0 +1,287 @@
+//! A service that publishes what it follows, and others that hold the same without following anybody, with a real
+//! `nats-server` between them that is killed, emptied and away for a while.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvatlas_index::View;
+use kvatlas_service::state::{Counters, Stream};
+use kvatlas_service::{Config, Service};
+use tokio::runtime::Runtime;
+
+use crate::bench::WORKER;
+use crate::engine::{BLOCK_SIZE, Engine, tokens};
+
+/// A server with a directory and a port of its own.
+struct Nats {
+    process: Option<Child>,
+    port: u16,
+    directory: PathBuf,
+}
+
+impl Nats {
+    /// None if it is not installed: then there is nothing to be tested.
+    fn start() -> Option<Self> {
+        let found = Command::new("nats-server").arg("--version").stdout(Stdio::null()).status();
+        if found.is_err() {
+            eprintln!("skipped: nats-server is not installed (apt-get install nats-server)");
+            return None;
+        }
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port").port();
+        let directory = std::env::temp_dir().join(format!("kvatlas-nats-{}-{port}", std::process::id()));
+        let mut nats = Self { process: None, port, directory };
+        nats.up();
+        Some(nats)
+    }
+
+    fn up(&mut self) {
+        let mut command = Command::new("nats-server");
+        command.args(["-js", "-a", "127.0.0.1", "-p", &self.port.to_string(), "-sd"]).arg(&self.directory);
+        self.process = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it is installed"));
+    }
+
+    fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().and_then(|()| process.wait()).expect("it ends");
+        }
+    }
+
+    /// Nothing of what it kept is left.
+    fn empty(&self) {
+        std::fs::remove_dir_all(&self.directory).expect("it has a directory");
+    }
+
+    fn url(&self) -> String {
+        format!("nats://127.0.0.1:{}", self.port)
+    }
+}
+
+impl Drop for Nats {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+struct Node(Service);
+
+impl Node {
+    fn new(relay: &str, more: &str) -> Self {
+        let json = format!(
+            r#"{{ "http": {{ "bind": "127.0.0.1:0", "threads": 1 }}, "log": {{ "level": "off" }}, "adopt": {{ "share": 0 }},
+                 "streams": {{ "threads": 1, "probe_interval": 0.5, "replay_timeout": 0.3, "reconnect_max": 0.2 }},
+                 "relay": {{ "heartbeat": 0.2, "lost_after": 1.5, {relay} }} {more} }}"#
+        );
+        Self(Service::start(Config::from_json(&json).expect("a configuration")).expect("it starts"))
+    }
+
+    /// Follows the engine and publishes.
+    fn relay(nats: &Nats, engine: &Engine, more: &str) -> Self {
+        let node = Self::new(&format!(r#""publish": "{}" {more}"#, nats.url()), "");
+        let registration = format!(
+            r#"{{ "instance_id": "{WORKER}", "endpoint": "{}", "replay_endpoint": "{}", "model_name": "model",
+                 "block_size": {BLOCK_SIZE} }}"#,
+            engine.events, engine.replay
+        );
+        node.0.register(&registration, None).expect("it is registered");
+        node
+    }
+
+    fn reader(nats: &Nats) -> Self {
+        Self::new(&format!(r#""from": "{}""#, nats.url()), "")
+    }
+
+    fn stream(&self) -> Option<Arc<Stream>> {
+        Some(self.0.fleet().workers().first()?.streams.first()?.1.clone())
+    }
+
+    fn is_trusted(&self) -> bool {
+        self.stream().is_some_and(|stream| stream.status.is_trusted())
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        let at = Counters::NAMES.iter().position(|(known, _)| *known == name).expect("a counter");
+        self.stream().map_or(0, |stream| stream.status.counters.values()[at])
+    }
+
+    /// How many blocks of a life are known, if whoever says so is trusted.
+    fn depth(&self, life: u32, of: u64) -> Option<u64> {
+        let worker = self.0.fleet().workers().into_iter().next()?;
+        let prompt = worker.keyspace.identity().words(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
+        worker.keyspace.steady(|untrusted| {
+            let found = worker.keyspace.index().find(&prompt).to_owned();
+            let depth = found.depth(View::Device);
+            (!untrusted.contains(WORKER, 0)).then_some(u64::from(depth))
+        })
+    }
+
+    #[track_caller]
+    fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let start = Instant::now();
+        while !condition(self) {
+            let stream = self.stream();
+            let status = stream.as_ref().map(|stream| &stream.status);
+            assert!(start.elapsed() < Duration::from_secs(30), "not {what}: {status:?}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[track_caller]
+    fn whole(&self, life: u32, blocks: u64) {
+        self.until("whole", |node| node.depth(life, blocks) == Some(blocks));
+    }
+
+    /// All blocks evicted once: whatever was applied twice remains.
+    #[track_caller]
+    fn leaves_nothing(&self, engine: &Engine, life: u32, blocks: u64) {
+        engine.evict();
+        self.until("empty", |node| node.depth(life, blocks) == Some(0));
+    }
+}
+
+/// A scenario with an engine; nothing if there is no `nats-server`.
+fn scenario(scenario: impl FnOnce(Nats, &Engine)) {
+    let Some(nats) = Nats::start() else { return };
+    scenario(nats, &Engine::start(10_000));
+}
+
+#[test]
+fn a_reader_holds_what_the_relay_holds_whenever_it_comes() {
+    scenario(|nats, engine| {
+        let (relay, early) = (Node::relay(&nats, engine, ""), Node::reader(&nats));
+        engine.publish(500);
+        relay.whole(1, 500);
+        early.whole(1, 500);
+        let late = Node::reader(&nats);
+        late.whole(1, 500);
+        engine.publish(100);
+        for reader in [&early, &late] {
+            reader.whole(1, 600);
+            assert_eq!((reader.count("gaps"), reader.count("undecodable_batches")), (0, 0));
+            assert!(reader.stream().is_some_and(|stream| stream.status.lag().is_some()));
+        }
+        engine.restart();
+        engine.publish(50);
+        for reader in [&early, &late] {
+            reader.whole(2, 50);
+            assert_eq!(reader.depth(1, 600), Some(0), "the engine has restarted");
+        }
+        early.leaves_nothing(engine, 2, 50);
+    });
+}
+
+#[test]
+fn nats_is_killed_away_and_emptied() {
+    scenario(|mut nats, engine| {
+        let (relay, reader) = (Node::relay(&nats, engine, ""), Node::reader(&nats));
+        engine.publish(200);
+        reader.whole(1, 200);
+        nats.kill();
+        reader.until("untrusted", |node| !node.is_trusted());
+        engine.publish(300);
+        relay.whole(1, 500);
+        nats.up();
+        reader.whole(1, 500);
+        assert_eq!(reader.count("resets"), 0, "nothing was lost");
+        // With all that it kept.
+        nats.kill();
+        nats.empty();
+        engine.publish(100);
+        relay.whole(1, 600);
+        nats.up();
+        reader.whole(1, 600);
+        reader.leaves_nothing(engine, 1, 600);
+    });
+}
+
+#[test]
+fn what_does_not_fit_into_the_queue_is_told_anew() {
+    scenario(|mut nats, engine| {
+        let (relay, reader) = (Node::relay(&nats, engine, r#", "buffer_bytes": 20000"#), Node::reader(&nats));
+        engine.publish(100);
+        reader.whole(1, 100);
+        nats.kill();
+        reader.until("untrusted", |node| !node.is_trusted());
+        engine.publish(2000);
+        relay.whole(1, 2100);
+        nats.up();
+        reader.whole(1, 2100);
+        assert!(reader.count("resets") > 0, "something was lost, and it was noticed");
+        reader.leaves_nothing(engine, 1, 2100);
+    });
+}
+
+#[test]
+fn a_relay_ends_in_the_middle_and_another_takes_its_place() {
+    scenario(|nats, engine| {
+        let (relay, reader) = (Node::relay(&nats, engine, ""), Node::reader(&nats));
+        let meanwhile = engine.publish_meanwhile(3000);
+        reader.until("begun", |node| node.depth(1, 3000).is_some_and(|depth| depth > 0));
+        relay.0.drain(Duration::ZERO, Duration::ZERO);
+        drop(relay);
+        let _relay = Node::relay(&nats, engine, "");
+        meanwhile.recv().expect("all is published");
+        reader.whole(1, 3000);
+        reader.leaves_nothing(engine, 1, 3000);
+    });
+}
+
+#[test]
+fn of_two_relays_one_wins_and_it_is_said() {
+    scenario(|nats, engine| {
+        let (_first, reader) = (Node::relay(&nats, engine, ""), Node::reader(&nats));
+        engine.publish(100);
+        reader.whole(1, 100);
+        let second = Node::relay(&nats, engine, "");
+        reader.until("noticed", |node| node.count("other_relays") > 0);
+        engine.publish(100);
+        reader.whole(1, 200);
+        let error = reader.stream().and_then(|stream| stream.status.last_error());
+        assert!(error.is_some_and(|error| error.contains("another relay")));
+        second.0.drain(Duration::ZERO, Duration::ZERO);
+        engine.publish(100);
+        reader.whole(1, 300);
+        reader.leaves_nothing(engine, 1, 300);
+    });
+}
+
+#[test]
+fn a_reader_goes_on_from_its_snapshot_unless_the_log_was_purged() {
+    scenario(|nats, engine| {
+        let relay = Node::relay(&nats, engine, "");
+        let directory = nats.directory.with_extension("snapshots");
+        let snapshot = format!(r#", "snapshot": {{ "dir": "{}", "every": 3600 }}"#, directory.display());
+        let reader = || Node::new(&format!(r#""from": "{}""#, nats.url()), &snapshot);
+        let outcome = |node: &Node| node.stream().and_then(|stream| stream.status.from_snapshot()?.outcome);
+        let first = reader();
+        engine.publish(400);
+        first.whole(1, 400);
+        first.0.drain(Duration::from_secs(5), Duration::ZERO);
+        drop(first);
+        engine.publish(100);
+        let second = reader();
+        second.whole(1, 500);
+        second.until("told", |node| outcome(node).is_some());
+        assert_eq!(outcome(&second).map(|outcome| outcome.name()), Some("kept"));
+        second.0.drain(Duration::from_secs(5), Duration::ZERO);
+        drop(second);
+        engine.publish(100);
+        relay.whole(1, 600);
+        let runtime = Runtime::new().expect("a runtime");
+        runtime.block_on(async {
+            let client = async_nats::connect(nats.url()).await.expect("it is there");
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let log = async_nats::jetstream::new(client);
+            log.get_stream("kvatlas").await.expect("it is there").purge().await.expect("purged");
+        });
+        let third = reader();
+        third.whole(1, 600);
+        third.until("told", |node| outcome(node).is_some());
+        assert_eq!(outcome(&third).map(|outcome| outcome.name()), Some("restarted"));
+        third.leaves_nothing(engine, 1, 600);
+        let _ = std::fs::remove_dir_all(directory);
+    });
+}

@@ -1,0 +1,210 @@
+//! Messages and the frames in them.
+
+use super::Malformed;
+use super::varint::{Cursor, put};
+
+/// The version of the format that is written, and the only one that there is.
+pub const VERSION: u8 = 1;
+
+/// No value of MessagePack begins with it, so that no batch of an engine is taken for a message of a relay.
+const MAGIC: u8 = 0xc1;
+
+const BATCH: u8 = 1;
+const FORGOTTEN: u8 = 2;
+const STATE_BEGIN: u8 = 3;
+const STATE: u8 = 4;
+const STATE_RANK_END: u8 = 5;
+const STATE_END: u8 = 6;
+const STATUS: u8 = 7;
+const GONE: u8 = 8;
+
+/// Whether a payload is meant to be a message of a relay, of whatever version.
+#[must_use]
+pub fn is_compact(payload: &[u8]) -> bool {
+    payload.first() == Some(&MAGIC)
+}
+
+/// What the relay knows of the stream that it follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Status {
+    /// Whether what it holds is what the engine announced.
+    pub trusted: bool,
+    /// Whether the engine may hold more.
+    pub partial: bool,
+    /// Whether depths are upper bounds only.
+    pub upper_bound: bool,
+    /// Whether the engine does not tell which blocks have a salt.
+    pub no_salts: bool,
+    /// Whether what is in the message waited at the relay for long.
+    pub late: bool,
+}
+
+impl Status {
+    fn bits(self) -> u8 {
+        let Self { trusted, partial, upper_bound, no_salts, late } = self;
+        let bits = [trusted, partial, upper_bound, no_salts, late].into_iter().enumerate();
+        bits.map(|(at, bit)| u8::from(bit) << at).sum()
+    }
+
+    fn from_bits(bits: u8) -> Self {
+        let [trusted, partial, upper_bound, no_salts, late] = [0, 1, 2, 3, 4].map(|at| bits >> at & 1 == 1);
+        Self { trusted, partial, upper_bound, no_salts, late }
+    }
+}
+
+/// A part of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Frame<'a> {
+    /// What a batch of the engine changed in what a rank holds: see [`Changes`](super::Changes).
+    Batch {
+        /// The rank.
+        rank: u32,
+        /// The changes.
+        changes: &'a [u8],
+    },
+    /// All ranks hold nothing any more, because the relay does not know what they hold.
+    Forgotten,
+    /// All that is held follows, for whoever does not know it; others need not read it.
+    StateBegin,
+    /// A part of what a rank holds.
+    State {
+        /// The rank.
+        rank: u32,
+        /// The changes that make it, of a rank that holds nothing.
+        changes: &'a [u8],
+    },
+    /// That was all that a rank holds. Batches of it count from here on, and only from here on.
+    StateRankEnd {
+        /// The rank.
+        rank: u32,
+    },
+    /// All ranks were told.
+    StateEnd,
+    /// What the relay knows of the stream from here on.
+    Status(Status),
+    /// The relay follows this stream no more.
+    Gone,
+}
+
+/// A message as it was sent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Message<'a> {
+    /// Which life of which relay. A later one is higher.
+    pub life: u64,
+    /// The message's number in it, without gaps from 0 on.
+    pub id: u64,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Which key content hashes depend on; 0 if on none.
+    pub key: u32,
+    /// The engine's time of the last batch in it, in seconds; 0 if there is none.
+    pub timestamp: f64,
+    frames: &'a [u8],
+}
+
+impl<'a> Message<'a> {
+    /// Reads a message up to its frames.
+    ///
+    /// # Errors
+    /// If it is none, or one of a version that is not known.
+    pub fn read(payload: &'a [u8]) -> Result<Self, Malformed> {
+        let mut cursor = Cursor(payload);
+        if cursor.byte()? != MAGIC {
+            return Err(Malformed("it does not begin with the byte 0xc1"));
+        }
+        if cursor.byte()? != VERSION {
+            return Err(Malformed("it has another version than 1: this program is older than the relay, or newer"));
+        }
+        let life = cursor.word()?;
+        let id = cursor.number()?;
+        let small = |number: u64| u32::try_from(number).map_err(|_| Malformed("a number is too large"));
+        let block_size = small(cursor.number()?)?;
+        let key = small(cursor.number()?)?;
+        let timestamp = f64::from_bits(cursor.word()?);
+        Ok(Self { life, id, block_size, key, timestamp, frames: cursor.0 })
+    }
+
+    /// Its frames, in order, up to the first that cannot be read.
+    pub fn frames(&self) -> impl Iterator<Item = Result<Frame<'a>, Malformed>> + use<'a> {
+        let mut cursor = Cursor(self.frames);
+        std::iter::from_fn(move || {
+            if cursor.is_empty() {
+                return None;
+            }
+            let frame = frame(&mut cursor);
+            if frame.is_err() {
+                cursor = Cursor(&[]);
+            }
+            Some(frame)
+        })
+    }
+}
+
+fn frame<'a>(cursor: &mut Cursor<'a>) -> Result<Frame<'a>, Malformed> {
+    let tag = cursor.byte()?;
+    let rank = |cursor: &mut Cursor<'a>| u32::try_from(cursor.number()?).map_err(|_| Malformed("a rank is too large"));
+    let changes = |cursor: &mut Cursor<'a>| {
+        let length = cursor.number()?;
+        cursor.bytes(length)
+    };
+    Ok(match tag {
+        BATCH => Frame::Batch { rank: rank(cursor)?, changes: changes(cursor)? },
+        FORGOTTEN => Frame::Forgotten,
+        STATE_BEGIN => Frame::StateBegin,
+        STATE => Frame::State { rank: rank(cursor)?, changes: changes(cursor)? },
+        STATE_RANK_END => Frame::StateRankEnd { rank: rank(cursor)? },
+        STATE_END => Frame::StateEnd,
+        STATUS => Frame::Status(Status::from_bits(cursor.byte()?)),
+        GONE => Frame::Gone,
+        _ => return Err(Malformed("a frame is of an unknown kind")),
+    })
+}
+
+/// Writes one message after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct MessageWriter {
+    /// As in [`Message`].
+    pub life: u64,
+    /// As there.
+    pub block_size: u32,
+    /// As there.
+    pub key: u32,
+}
+
+impl MessageWriter {
+    /// A message; frames are to be added to it by [`put`](Self::put).
+    #[must_use]
+    pub fn begin(&self, id: u64, timestamp: f64, room: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(room + 40);
+        out.extend([MAGIC, VERSION]);
+        out.extend(self.life.to_le_bytes());
+        put(&mut out, id);
+        put(&mut out, u64::from(self.block_size));
+        put(&mut out, u64::from(self.key));
+        out.extend(timestamp.to_le_bytes());
+        out
+    }
+
+    /// Adds a frame.
+    pub fn put(out: &mut Vec<u8>, frame: Frame<'_>) {
+        let long = |out: &mut Vec<u8>, tag, rank: u32, changes: &[u8]| {
+            out.push(tag);
+            put(out, u64::from(rank));
+            put(out, changes.len() as u64);
+            out.extend(changes);
+        };
+        match frame {
+            Frame::Batch { rank, changes } => long(out, BATCH, rank, changes),
+            Frame::Forgotten => out.push(FORGOTTEN),
+            Frame::StateBegin => out.push(STATE_BEGIN),
+            Frame::State { rank, changes } => long(out, STATE, rank, changes),
+            Frame::StateRankEnd { rank } => {
+                out.push(STATE_RANK_END);
+                put(out, u64::from(rank));
+            }
+            Frame::StateEnd => out.push(STATE_END),
+            Frame::Status(status) => out.extend([STATUS, status.bits()]),
+            Frame::Gone => out.push(GONE),
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! What a relay publishes of an engine's events: what changed in its cache, without token ids, in few bytes.
+//!
+//! ```text
+//!   engine's batch ──Reader──▶ index
+//!                      └─▶ Recorder ──▶ Frame ──▶ Message ═══▶ Message ──▶ Change ──▶ index of somebody else
+//! ```
+//!
+//! A [`Message`] says which life of the relay it is of, and which number it has in it; it holds [`Frame`]s, and those hold
+//! [`Change`]s. Blocks have their content hashes. Instead of the engine's names they have numbers, given by the
+//! [`Recorder`] in the order in which they were first seen: names have eight to 32 bytes that nothing compresses, and
+//! numbers one after another are said by the first of them. Whoever reads them needs nothing but the numbers: they name
+//! the same blocks as long as the engine's names would.
+//!
+//! The bytes are described in `docs/reference/relay-format.md`.
+
+mod changes;
+mod message;
+mod recorder;
+mod varint;
+
+use kvatlas_index::BlockHash;
+
+pub use self::changes::{Change, Changes};
+pub use self::message::{Frame, Message, MessageWriter, Status, VERSION, is_compact};
+pub use self::recorder::Recorder;
+
+/// Why bytes are no message of a relay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a message of a relay: {0}")]
+pub struct Malformed(pub(crate) &'static str);
+
+/// The name in an index of the block that has a number: different numbers have different names, spread evenly.
+#[must_use]
+pub fn name_of(number: u64) -> BlockHash {
+    // The finalizer of SplitMix64, each step of which can be undone.
+    let mut word = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    BlockHash(word ^ word >> 31)
+}

@@ -1,0 +1,240 @@
+//! Writes down what a [`Reader`](crate::Reader) changes in the index, with numbers for names.
+//!
+//! # Which names have numbers
+//!
+//! A name keeps its number as long as a reader of the record may hold the block, and for a while after: if the block
+//! comes back while blocks below it are still there, these must find it. How long: until four times as many others were
+//! removed as are held. If a block came back even later, what is below it would count as unlinked: less than there is.
+
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
+use kvatlas_index::{BlockHash, RankCopy, Tier};
+
+use super::varint::{put, zigzag};
+
+/// Names of removed blocks that keep their numbers in any case.
+const KEPT: usize = 1 << 16;
+/// A block of which so many copies were announced is never taken for removed.
+const MANY: u8 = u8::MAX;
+
+pub(super) const STORE: u8 = 0;
+pub(super) const KNOWN: u8 = 1;
+pub(super) const REMOVE: u8 = 2;
+pub(super) const CLEAR: u8 = 3;
+pub(super) const KIND: u8 = 3;
+pub(super) const TIER_SHIFT: u8 = 2;
+pub(super) const PARENT: u8 = 1 << 4;
+pub(super) const ONCE: u8 = 1 << 5;
+pub(super) const COPIES: u8 = 1 << 6;
+
+#[derive(Debug, Clone, Copy)]
+struct Numbered {
+    number: u64,
+    /// At least as many copies as a reader of the record may hold, on each tier.
+    copies: [u8; Tier::ALL.len()],
+}
+
+/// The record of one rank.
+#[derive(Debug, Default)]
+pub struct Recorder {
+    names: HashMap<BlockHash, Numbered>,
+    next: u64,
+    /// Names without copies, those that have been so for the longest time first.
+    removed: VecDeque<BlockHash>,
+    /// Changes since they were last taken.
+    out: Vec<u8>,
+    /// The number written last.
+    last: u64,
+    scratch: Vec<u64>,
+}
+
+impl Recorder {
+    /// What was written down since the last call; nothing if nothing changed.
+    pub fn take(&mut self) -> Vec<u8> {
+        self.last = 0;
+        std::mem::take(&mut self.out)
+    }
+
+    /// Names that have numbers.
+    #[must_use]
+    pub fn names(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Blocks were stored.
+    pub(crate) fn store(
+        &mut self,
+        tier: Tier,
+        parent: Option<BlockHash>,
+        names: &[BlockHash],
+        contents: &[u64],
+        once: bool,
+    ) {
+        self.head(STORE | if once { ONCE } else { 0 }, tier, parent, 1);
+        self.numbers_of(names, |copies| copies[tier as usize] = more(copies[tier as usize], once));
+        self.contents(contents);
+    }
+
+    /// Blocks that are held already were stored on another tier.
+    pub(crate) fn store_known(&mut self, tier: Tier, names: &[BlockHash], once: bool) {
+        let known: Vec<BlockHash> = names.iter().copied().filter(|name| self.names.contains_key(name)).collect();
+        if !known.is_empty() {
+            self.head(KNOWN, tier, None, 1);
+            self.numbers_of(&known, |copies| copies[tier as usize] = more(copies[tier as usize], once));
+        }
+    }
+
+    /// Blocks were removed. `once`: all copies on the tier.
+    pub(crate) fn remove(&mut self, tier: Tier, names: &[BlockHash], once: bool) {
+        let mut numbers = std::mem::take(&mut self.scratch);
+        numbers.clear();
+        for name in names {
+            let Some(it) = self.names.get_mut(name) else { continue };
+            let copies = &mut it.copies[tier as usize];
+            if *copies == 0 {
+                continue;
+            }
+            if *copies != MANY || once {
+                *copies = if once { 0 } else { *copies - 1 };
+            }
+            numbers.push(it.number);
+            if it.copies == [0; Tier::ALL.len()] {
+                self.removed.push_back(*name);
+            }
+        }
+        if !numbers.is_empty() {
+            self.head(REMOVE, tier, None, 1);
+            self.numbers(&numbers);
+        }
+        self.scratch = numbers;
+        self.forget();
+    }
+
+    /// The rank has lost everything.
+    pub(crate) fn clear(&mut self) {
+        self.out.push(CLEAR);
+        self.names.clear();
+        self.names.shrink_to(KEPT);
+        self.removed.clear();
+        (self.next, self.last) = (0, 0);
+    }
+
+    /// All that a rank holds, as changes of a rank that holds nothing; in pieces of about `bytes`, each of them to be
+    /// applied after the one before. Nothing may be written down that was not taken.
+    ///
+    /// # Panics
+    /// If there is something that was not taken.
+    pub fn state(&mut self, copy: &RankCopy, bytes: usize, mut piece: impl FnMut(Vec<u8>)) {
+        assert!(self.out.is_empty(), "what was written down before is to be taken first");
+        let most = (bytes / 16).max(1);
+        let mut flush = |recorder: &mut Self, all: bool| {
+            if recorder.out.len() >= bytes || all && !recorder.out.is_empty() {
+                piece(recorder.take());
+            }
+        };
+        for chain in &copy.chains {
+            for plain in &chain.plain {
+                for from in plain.clone().step_by(most) {
+                    let range = from..plain.end.min(from + most);
+                    let parent = if from == 0 { chain.parent } else { Some(chain.names[from - 1]) };
+                    self.head(STORE, Tier::Gpu, parent, 1);
+                    self.numbers_of(&chain.names[range.clone()], |copies| copies[0] = copies[0].max(1));
+                    self.contents(&chain.contents[range]);
+                    flush(self, false);
+                }
+            }
+        }
+        for block in &copy.blocks {
+            for (tier, count) in Tier::ALL.into_iter().zip(block.copies).filter(|(_, count)| *count > 0) {
+                self.head(STORE, tier, block.parent, count);
+                let least = u8::try_from(count).unwrap_or(MANY);
+                self.numbers_of(&[block.name], |copies| copies[tier as usize] = copies[tier as usize].max(least));
+                self.contents(&[block.content]);
+                flush(self, false);
+            }
+        }
+        flush(self, true);
+    }
+
+    /// That blocks are not held after all, as changes.
+    pub fn removed(&mut self, tier: Tier, names: &[BlockHash]) -> Vec<u8> {
+        self.remove(tier, names, false);
+        self.take()
+    }
+
+    fn head(&mut self, kind: u8, tier: Tier, parent: Option<BlockHash>, copies: u32) {
+        let flags = if parent.is_some() { PARENT } else { 0 } | if copies == 1 { 0 } else { COPIES };
+        self.out.push(kind | (tier as u8) << TIER_SHIFT | flags);
+        if copies != 1 {
+            put(&mut self.out, u64::from(copies));
+        }
+        if let Some(parent) = parent {
+            let is_new = !self.names.contains_key(&parent);
+            let number = self.number(parent, |_| {});
+            if is_new {
+                // Of a block that nobody was told of, so that there is nothing to be removed.
+                self.removed.push_back(parent);
+            }
+            put(&mut self.out, zigzag(self.last, number));
+            self.last = number;
+        }
+    }
+
+    fn number(&mut self, name: BlockHash, count: impl FnOnce(&mut [u8; Tier::ALL.len()])) -> u64 {
+        let next = self.next;
+        let it = self.names.entry(name).or_insert(Numbered { number: next, copies: [0; Tier::ALL.len()] });
+        count(&mut it.copies);
+        self.next += u64::from(it.number == next);
+        it.number
+    }
+
+    fn numbers_of(&mut self, names: &[BlockHash], count: impl Fn(&mut [u8; Tier::ALL.len()])) {
+        let mut numbers = std::mem::take(&mut self.scratch);
+        numbers.clear();
+        numbers.extend(names.iter().map(|name| self.number(*name, &count)));
+        self.numbers(&numbers);
+        self.scratch = numbers;
+    }
+
+    /// In runs: how far from the last number, and whether more than one follow each other, up or down.
+    fn numbers(&mut self, numbers: &[u64]) {
+        put(&mut self.out, numbers.len() as u64);
+        let mut rest = numbers;
+        while let Some((&first, others)) = rest.split_first() {
+            let step = match others.first() {
+                Some(&second) if second == first + 1 => 1,
+                Some(&second) if second.wrapping_add(1) == first => u64::MAX,
+                _ => 0,
+            };
+            let follows = |at: &usize| rest[*at] == rest[*at - 1].wrapping_add(step);
+            let run = if step == 0 { 1 } else { 1 + (1..rest.len()).take_while(follows).count() };
+            // The difference has one bit less than 64, as no number is that high.
+            put(&mut self.out, zigzag(self.last, first) << 1 | u64::from(run > 1));
+            if run > 1 {
+                put(&mut self.out, (run as u64 - 2) << 1 | u64::from(step != 1));
+            }
+            self.last = rest[run - 1];
+            rest = &rest[run..];
+        }
+    }
+
+    fn contents(&mut self, contents: &[u64]) {
+        self.out.reserve(8 * contents.len());
+        contents.iter().for_each(|content| self.out.extend(content.to_le_bytes()));
+    }
+
+    /// Takes numbers from the names that have had no copy for long.
+    fn forget(&mut self) {
+        while self.removed.len() > KEPT.max(self.names.len().saturating_sub(self.removed.len()) * 4) {
+            let Some(name) = self.removed.pop_front() else { return };
+            if self.names.get(&name).is_some_and(|it| it.copies == [0; Tier::ALL.len()]) {
+                self.names.remove(&name);
+            }
+        }
+    }
+}
+
+fn more(copies: u8, once: bool) -> u8 {
+    if once { copies.max(1) } else { copies.saturating_add(1) }
+}

@@ -1,0 +1,102 @@
+"""What a service above many sites answers: which sites hold how much of a prompt, and the sites themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SitesLevel:
+    """Sites with the same bounds.
+
+    Attributes:
+        at_least: Tokens of the prompt that each of them has at least.
+        at_most: And at most.
+        sites: Their names.
+    """
+
+    at_least: int
+    at_most: int
+    sites: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SitesAnswer:
+    """Bounds for every site, as of its last digest.
+
+    Attributes:
+        levels: Sites that surely had something, the most first.
+        rest_at_most: Tokens that each site has at most that is neither in levels nor in unknown.
+        unknown: Sites that may have anything: not heard for too long, or doubted.
+        probe: A doubted site that should be asked, to see whether its claims hold again; None if there is none.
+        probe_at_least: What that site claims, in tokens.
+        length: The prompt's full blocks, in tokens.
+        block_size: Tokens in a block.
+    """
+
+    levels: tuple[SitesLevel, ...]
+    rest_at_most: int
+    unknown: tuple[str, ...]
+    probe: str | None
+    probe_at_least: int
+    length: int
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiteStatus:
+    """A site whose digests are taken in.
+
+    Attributes:
+        site: Its name.
+        model: The model that the digests are of.
+        routing_group: The routing group.
+        block_size: Tokens in a block.
+        state: "known"; "unknown" if it was not heard for too long, or a digest is missing; "doubted" if it claimed more
+            than it had, too often.
+        age: Seconds since its last digest.
+        seq: The number of that digest.
+        marks: Marks that it has.
+        bytes: Bytes of its digests so far.
+        trust: Which share of its claims it has kept, from 0 to 1.
+        compared: Claims that were compared with what there was.
+        short: Those of which less was there.
+    """
+
+    site: str
+    model: str
+    routing_group: str
+    block_size: int
+    state: str
+    age: float
+    seq: int
+    marks: int
+    bytes: int
+    trust: float
+    compared: int
+    short: int
+
+
+def answer(data: dict[str, Any]) -> SitesAnswer:
+    """What `POST /sites` says."""
+    probe = data["probe"] or {}
+    return SitesAnswer(
+        tuple(SitesLevel(it["at_least"], it["at_most"], tuple(it["sites"])) for it in data["levels"]),
+        data["rest_at_most"],
+        tuple(data["unknown"]),
+        probe.get("site"),
+        probe.get("at_least", 0),
+        data["length"],
+        data["block_size"],
+    )
+
+
+def statuses(data: list[dict[str, Any]]) -> list[SiteStatus]:
+    """What `GET /sites/status` says."""
+    return [SiteStatus(model=it.pop("model_name"), **it) for it in map(dict, data)]
+
+
+def known(data: dict[str, Any]) -> bool:
+    """What `POST /sites/compare` says."""
+    return bool(data["known"])

@@ -1,0 +1,104 @@
+"""Many sites under one sparse index: which sites can hold how much of a prompt, and whom to ask.
+
+A site is a fleet with an exact index of its own. `SitePublisher` makes digests of that index, `Sites` takes in those of
+all sites and answers with bounds, and `Asking` says which sites' exact indexes to ask for one request.
+
+    asking = Asking(sites.find(tokens=tokens), load=lambda site: waiting[site])
+    while (question := asking.next()) is not None:
+        asking.answered(question.site, depth_at(question.site))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvatlas._native import SitePublisher, Sites, SitesMatch
+
+__all__ = ["Asking", "Question", "SitePublisher", "Sites", "SitesMatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A site to ask, and the bounds that its answer can be compared with (`Sites.compare`)."""
+
+    site: str
+    at_least: int
+    at_most: int
+
+
+def _no_load(_site: str) -> float:
+    return 0.0
+
+
+class Asking:
+    """Which sites to ask for one request, one after the other.
+
+    The first is the least loaded of those with the highest lower bound. Another one is asked only if it can have more
+    than `more` blocks beyond the best answer so far. Sites with the same bounds are not all asked: they differ by less
+    than a grain. A doubted site whose turn it is (`SitesMatch.probe`) is asked last.
+
+    Args:
+        match: What `Sites.find` returned.
+        load: How loaded a site is, in any unit.
+        more: How many blocks more another site must be able to have. At least a grain, else all sites of a level are
+            asked as long as none has its upper bound; the width of the bounds if not given.
+        most: How many sites to ask at most, without a probe.
+        usable: Whether a site may be asked; all if not given.
+    """
+
+    def __init__(
+        self,
+        match: SitesMatch,
+        *,
+        load: Callable[[str], float] = _no_load,
+        more: int | None = None,
+        most: int = 4,
+        usable: Callable[[str], bool] | None = None,
+    ) -> None:
+        self._levels = [
+            (least, at_most, sorted(filter(usable, sites), key=load)) for least, at_most, sites in match.levels
+        ]
+        self._more = match.rest_at_most if more is None else more
+        self._most = most
+        self._probe = match.probe
+        self._length = match.length
+        self._asked: set[str] = set()
+        self._best: int | None = None
+
+    @property
+    def best(self) -> int:
+        """The best answer so far, in blocks; 0 before the first."""
+        return self._best or 0
+
+    @property
+    def asked(self) -> int:
+        """How many sites were asked."""
+        return len(self._asked)
+
+    def next(self) -> Question | None:
+        """The site to ask next; None if the best is known well enough."""
+        question = self._another()
+        if question is None and self._probe is not None:
+            site, at_least = self._probe
+            self._probe = None
+            question = Question(site, at_least, self._length)
+        if question is not None:
+            self._asked.add(question.site)
+        return question
+
+    def _another(self) -> Question | None:
+        if len(self._asked) >= self._most:
+            return None
+        for at_least, at_most, sites in self._levels:
+            if self._best is not None and at_most <= self._best + self._more:
+                return None
+            for site in sites:
+                if site not in self._asked:
+                    return Question(site, at_least, at_most)
+        return None
+
+    def answered(self, site: str, depth: int) -> None:
+        """A site's exact index says that its deepest worker has so many blocks of the prompt."""
+        self._asked.add(site)
+        self._best = max(self.best, depth)
