@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 
-.PHONY: help demo check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
+.PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
 	check-deploy manifests soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python
 
@@ -24,6 +24,9 @@ help:  ## this list
 demo: build  ## a generated trace replayed by every policy, then the router in front of simulated engines (release build)
 	$(BIN)/kvatlas replay
 	$(BIN)/kvatlas demo
+
+demo-fleet: build  ## NATS, a relay, two indexes and a router, each killed in turn (release build; needs nats-server)
+	$(BIN)/python -m kvatlas.lab.demo.fleet
 
 check: build-tests  ## before a commit: lints, types, and tests without the slow ones, random ones with few examples
 	@$(SIDE_BY_SIDE) check-python check-rust types lint-python clippy format-rust

@@ -39,7 +39,7 @@ def router_page() -> str:
 
 
 def _tables(sections: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    from kvatlas.service.config.schema import keys_of  # noqa: PLC0415 - only when the page is built
+    from kvatlas.service.config.section import keys_of  # noqa: PLC0415 - only when the page is built
 
     parts = []
     for section, fields in sections.items():

@@ -14,7 +14,7 @@ import httpx
 
 from kvatlas.client import DEFAULT_URL, Client
 from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError, UnreachableError
-from kvatlas.service.config.schema import check_secret, read_secret
+from kvatlas.service.config.section import check_secret, read_secret
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:

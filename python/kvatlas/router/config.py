@@ -29,7 +29,8 @@ from kvatlas.service.config.kinds import (
     shown,
 )
 from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
-from kvatlas.service.config.schema import SECTIONS, Section, about, one_key, read_secret
+from kvatlas.service.config.schema import SECTIONS
+from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 _ABOVE_0 = Duration()
 _FROM_0 = Duration(zero=True)

@@ -15,7 +15,7 @@ import httpx
 
 from kvatlas._http import failure, options
 from kvatlas.errors import ServiceError
-from kvatlas.service.config.schema import SitesConfig
+from kvatlas.service.config.sharing import SitesConfig
 
 logger = logging.getLogger("kvatlas.service")
 

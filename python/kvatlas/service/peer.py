@@ -26,7 +26,7 @@ import httpx
 from kvatlas._http import failure, options
 from kvatlas.errors import ServiceError
 from kvatlas.service import native, replicas
-from kvatlas.service.config.schema import SnapshotConfig
+from kvatlas.service.config.sharing import SnapshotConfig
 
 logger = logging.getLogger("kvatlas.service")
 

@@ -1,23 +1,16 @@
 """The configuration of a service: its settings, their sources, and the values they accept.
 
-`schema` has every setting as a field of a dataclass, `kinds` says what values they take, `engines` has the entries of
-the two lists, and `read` puts a configuration together from flags, the environment and a file.
+`serving`, `following` and `sharing` have the settings as fields of dataclasses, one a section, `schema` has all of them
+together, `section` says what a section is, `kinds` what values they take, `engines` has the entries of the two lists,
+and `read` puts a configuration together from flags, the environment and a file.
 """
 
 from kvatlas.service.config.engines import Engine, Stream
+from kvatlas.service.config.following import AdoptConfig, DiscoveryConfig, StreamConfig
 from kvatlas.service.config.read import ResolvedConfig, read_config, show_config
-from kvatlas.service.config.schema import (
-    AdoptConfig,
-    Config,
-    DiscoveryConfig,
-    HttpConfig,
-    LimitsConfig,
-    LogConfig,
-    RelayConfig,
-    SitesConfig,
-    SnapshotConfig,
-    StreamConfig,
-)
+from kvatlas.service.config.schema import Config
+from kvatlas.service.config.serving import HttpConfig, LimitsConfig, LogConfig
+from kvatlas.service.config.sharing import RelayConfig, SitesConfig, SnapshotConfig
 
 __all__ = [
     "AdoptConfig",

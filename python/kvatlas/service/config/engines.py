@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 from kvatlas._http import checked_url
 from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
-from kvatlas.service.config.kinds import Choice, Integer, Kind, Names, Number, Switch, Text, shown
+from kvatlas.service.config.kinds import PORT, Choice, Integer, Kind, Names, Number, Switch, Text, shown
 
-_PORT = Integer(1, 65_535)
 _RANK = Integer(0, (1 << 32) - 1)
 _BLOCK_SIZE = Integer(1, 1 << 20)
 _NAMED_URL = re.compile(r"([^=/?#]+)=(\w+://.*)", re.DOTALL)
@@ -123,8 +122,8 @@ class Engine(_Entry):
     model: str | None = _field(Text())
     block_size: int | None = _field(_BLOCK_SIZE)
     routing_group: str | None = _field(Text())
-    events_port: int | None = _field(_PORT)
-    replay_port: int | None = _field(_PORT)
+    events_port: int | None = _field(PORT)
+    replay_port: int | None = _field(PORT)
     ranks: int | None = _field(Integer(1, 1 << 16))
     count_copies: bool | None = _field(Switch())
     aliases: tuple[str, ...] | None = _field(Names())

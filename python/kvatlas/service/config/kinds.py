@@ -368,3 +368,8 @@ def _toml(value: object) -> str:
         return repr(value)
     # JSON's strings are TOML's, but for the one control character that JSON leaves alone.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+ABOVE_0 = Duration()
+FROM_0 = Duration(zero=True)
+PORT = Integer(1, 65_535)

@@ -17,7 +17,8 @@ from kvatlas._text import closest
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.config.kinds import File, Kind, Switch, shown
-from kvatlas.service.config.schema import ENV_PREFIX, SECTIONS, Config, Key, Section, check_secret, keys_of
+from kvatlas.service.config.schema import SECTIONS, Config
+from kvatlas.service.config.section import ENV_PREFIX, Key, Section, check_secret, keys_of
 from kvatlas.service.config.toml import read_toml
 
 CONFIG_ENV = "KVATLAS_CONFIG"

@@ -1,0 +1,202 @@
+"""Settings of how a service follows engines: their streams, what it learns late, how it finds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from kvatlas.errors import ConfigError
+from kvatlas.service.config.kinds import (
+    ABOVE_0,
+    FROM_0,
+    PORT,
+    Addresses,
+    Choice,
+    File,
+    Hosts,
+    Integer,
+    Number,
+    Size,
+    Texts,
+)
+from kvatlas.service.config.section import Section, about, one_key, read_secret
+
+
+@dataclass(frozen=True)
+class StreamConfig(Section):
+    """How the engines' event streams are followed."""
+
+    section: ClassVar[str] = "streams"
+
+    allow: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Hosts(),
+            "--allow",
+            "Networks, host names and ipc:// paths (* matches anything) of the streams that HTTP clients and discovery "
+            "may register. By default: any if registering needs a key, otherwise only loopback.",
+        ),
+    )
+    bind: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Addresses(),
+            "--streams-bind",
+            "Addresses to listen on for engines that connect their publisher (register them with bind://PORT).",
+        ),
+    )
+    threads: int = field(default=2, metadata=about(Integer(1, 1024), "--stream-threads", "Threads that apply events."))
+    stale_after: float = field(
+        default=30.0,
+        metadata=about(
+            ABOVE_0,
+            "--stale-after",
+            "Time without any message, replay answers included, after which a stream is untrusted.",
+        ),
+    )
+    probe_interval: float = field(
+        default=5.0,
+        metadata=about(
+            ABOVE_0,
+            "--probe-interval",
+            "Time without events after which the replay socket is asked for missing batches.",
+        ),
+    )
+    replay_timeout: float = field(
+        default=2.0,
+        metadata=about(ABOVE_0, "--replay-timeout", "Time within which a replay must deliver its next batch."),
+    )
+    replay_total_timeout: float = field(
+        default=300.0,
+        metadata=about(
+            ABOVE_0,
+            "--replay-total-timeout",
+            "Time within which missing batches must be recovered, replays included. After it, they are given up.",
+        ),
+    )
+    replay_attempts: int = field(
+        default=3,
+        metadata=about(
+            Integer(1, 1000), "--replay-attempts", "Number of replays requested for one gap before it is given up."
+        ),
+    )
+    reorder_grace: float = field(
+        default=0.1,
+        metadata=about(
+            FROM_0, "--reorder-grace", "Without a replay socket: time to wait for batches that arrive out of order."
+        ),
+    )
+    reconnect_min: float = field(
+        default=0.1,
+        metadata=about(ABOVE_0, "--reconnect-min", "First delay before reconnecting. It doubles with each attempt."),
+    )
+    reconnect_max: float = field(
+        default=5.0, metadata=about(ABOVE_0, "--reconnect-max", "Longest delay before reconnecting.")
+    )
+    settle_timeout: float = field(
+        default=30.0,
+        metadata=about(ABOVE_0, "--settle-timeout", "Longest time that an engine not yet heard from delays readiness."),
+    )
+    buffer_batches: int = field(
+        default=100_000,
+        metadata=about(
+            Integer(1, 1 << 30),
+            "--buffer-batches",
+            "Maximum number of live batches buffered per stream during a replay.",
+        ),
+    )
+    buffer_bytes: int = field(
+        default=256 << 20, metadata=about(Size(), "--buffer-bytes", "Maximum size of these buffered batches.")
+    )
+    keyed_identity: Literal["off", "on"] = field(
+        default="off",
+        metadata=about(
+            Choice("off", "on"),
+            "--keyed-identity",
+            "Identify blocks under a secret key instead of by content hash, so that nobody can construct prompts that "
+            "match others. Queries then need tokens.",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reconnect_min > self.reconnect_max:
+            raise ConfigError(
+                f"streams.reconnect_min ({self.reconnect_min:g} s) must not be above "
+                f"streams.reconnect_max ({self.reconnect_max:g} s)"
+            )
+
+
+@dataclass(frozen=True)
+class AdoptConfig(Section):
+    """How the service learns of blocks that engines announced before it followed them."""
+
+    section: ClassVar[str] = "adopt"
+
+    share: float = field(
+        default=0.1,
+        metadata=about(
+            Number(0, 1),
+            "--adopt-share",
+            "Share of one core used to find blocks announced before the service followed the engine. 0 turns it off.",
+        ),
+    )
+    hash_seeds: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Texts(), "--hash-seed", "Values of PYTHONHASHSEED that vLLM engines were started with, if it was set."
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class DiscoveryConfig(Section):
+    """How the event sockets of engines are discovered. `key` is the engines' API key itself, for programs."""
+
+    section: ClassVar[str] = "discovery"
+
+    interval: float = field(
+        default=10.0,
+        metadata=about(
+            ABOVE_0, "--discovery-interval", "Time between checks of each engine for changed event sockets."
+        ),
+    )
+    timeout: float = field(
+        default=30.0,
+        metadata=about(FROM_0, "--discovery-timeout", "Longest time that engines that do not respond delay readiness."),
+    )
+    request_timeout: float = field(
+        default=5.0,
+        metadata=about(
+            ABOVE_0, "--discovery-request-timeout", "Time within which an engine must answer an HTTP request."
+        ),
+    )
+    events_port: int | None = field(
+        default=None,
+        metadata=about(
+            PORT, "--events-port", "Events port of rank 0, for engines that do not report it (vLLM before 0.31)."
+        ),
+    )
+    replay_port: int | None = field(
+        default=None, metadata=about(PORT, "--replay-port", "Replay port of rank 0, for the same engines.")
+    )
+    key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(), "--engine-key-file", "File with the API key of the engines. Alternatively, set KVATLAS_ENGINE_KEY."
+        ),
+    )
+    key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_key("discovery.key", self.key, self.key_file)
+
+    def bearer(self) -> str | None:
+        """The engines' API key, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        return self.key if self.key_file is None else read_secret(self.key_file, "discovery.key_file")

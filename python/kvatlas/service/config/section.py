@@ -1,0 +1,115 @@
+"""What a section of settings is: fields that say their kind, flag and help, and are checked against them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvatlas._http import is_bearer
+from kvatlas.errors import ConfigError
+from kvatlas.service.config.kinds import (
+    Kind,
+)
+
+ENV_PREFIX = "KVATLAS_"
+DEFAULT_GROUP = "default"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One setting: its names and the values it accepts.
+
+    Attributes:
+        path: Its name in the file: the section, a dot, the field; or the field alone.
+        kind: The kind of value it accepts.
+        flag: Its flag on the command line.
+        help: What it means.
+        default: Its default; None if there is none.
+        optional: Whether None is a valid value.
+    """
+
+    path: str
+    kind: Kind
+    flag: str
+    help: str
+    default: Any
+    optional: bool
+
+    @property
+    def env(self) -> str:
+        """Its environment variable: named like the flag."""
+        return ENV_PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
+
+    def show_default(self) -> str:
+        """The default, as a file would have it; empty if there is none."""
+        return "" if self.default in (None, ()) else self.kind.show(self.default)
+
+
+def about(kind: Kind, flag: str, text: str) -> dict[str, Any]:
+    """What a field of a section says of itself: the kind of its values, its flag and its help."""
+    return {"kind": kind, "flag": flag, "help": text}
+
+
+class Section:
+    """Settings of one section. Checks each field against its kind."""
+
+    section: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for key in keys_of(type(self)):
+            name = key.path.rpartition(".")[2]
+            value = getattr(self, name)
+            if value is None and key.optional:
+                continue
+            try:
+                object.__setattr__(self, name, key.kind.convert(value))
+            except ValueError as error:
+                raise ConfigError(f"{key.path} {error}") from None
+
+
+def keys_of(section: type[Section]) -> Iterator[Key]:
+    """The keys of one dataclass."""
+    prefix = f"{section.section}." if section.section else ""
+    for each in dataclasses.fields(section):  # type: ignore[arg-type]
+        about = each.metadata
+        if "kind" in about:
+            yield Key(
+                prefix + each.name, about["kind"], about["flag"], about["help"], each.default, each.default is None
+            )
+
+
+def one_key(name: str, key: str | None, file: Path | None) -> None:
+    """Check a key that is given as itself or in a file.
+
+    Raises:
+        ConfigError: It is given both ways, or cannot be sent in a header.
+    """
+    if key is not None:
+        check_secret(key, name)
+        if file is not None:
+            raise ConfigError(f"{name} and {name}_file are both given: give one of them")
+
+
+def read_secret(path: Path, name: str) -> str:
+    """The key in a file of one line.
+
+    Raises:
+        ConfigError: The file cannot be read, is empty or does not hold a key.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(65_537).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"{name}: cannot read {path}: {why}") from error
+    return check_secret(text.strip(), f"{name}: {path}")
+
+
+def check_secret(secret: object, name: str) -> str:
+    """The key, if it can be sent in a header. No message contains it."""
+    if not isinstance(secret, str) or not is_bearer(secret):
+        raise ConfigError(f"{name} must hold one key of visible ASCII characters without white space")
+    return secret

@@ -1,0 +1,270 @@
+"""Settings of what services give one another and themselves: snapshots, relays, digests of sites."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from kvatlas._http import checked_url
+from kvatlas.errors import ConfigError
+from kvatlas.service import replicas
+from kvatlas.service.config.kinds import (
+    ABOVE_0,
+    FROM_0,
+    Choice,
+    Directory,
+    File,
+    Integer,
+    Size,
+    Text,
+)
+from kvatlas.service.config.section import Section, about, one_key, read_secret
+
+
+@dataclass(frozen=True)
+class SnapshotConfig(Section):
+    """What the service keeps over a restart, or takes from another one when it starts.
+
+    `peer_key` is the key of the service at `peer` itself, for programs.
+    """
+
+    section: ClassVar[str] = "snapshot"
+
+    dir: Path | None = field(
+        default=None,
+        metadata=about(
+            Directory(),
+            "--snapshot-dir",
+            "Directory for snapshots of the index, one per service. A service that restarts begins with the last one.",
+        ),
+    )
+    every: float = field(
+        default=60.0, metadata=about(ABOVE_0, "--snapshot-every", "Time from one snapshot to the next.")
+    )
+    keep: float = field(
+        default=300.0,
+        metadata=about(
+            FROM_0,
+            "--snapshot-keep",
+            "Time that a loaded snapshot's streams may take to be registered. What is left after it is dropped.",
+        ),
+    )
+    peer: str | None = field(
+        default=None,
+        metadata=about(
+            Text(),
+            "--peer-snapshot",
+            "URL of a running kvatlas service whose snapshot this one begins with. Or dns:NAME:PORT: of any replica "
+            "at the addresses of NAME that is ready.",
+        ),
+    )
+    peer_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(), "--peer-snapshot-key-file", "File with the key that the service at --peer-snapshot needs for this."
+        ),
+    )
+    peer_timeout: float = field(
+        default=60.0,
+        metadata=about(
+            ABOVE_0,
+            "--peer-snapshot-timeout",
+            "Time within which that snapshot must arrive. After it, it is given up.",
+        ),
+    )
+    peer_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_key("snapshot.peer_key", self.peer_key, self.peer_key_file)
+        if self.peer is None:
+            if self.peer_key_file is not None:
+                raise ConfigError("snapshot.peer_key_file is for the service at snapshot.peer, which is not set")
+            return
+        try:
+            if replicas.is_name(self.peer):
+                replicas.checked_name(self.peer)
+            else:
+                object.__setattr__(self, "peer", checked_url(self.peer))
+        except ValueError as error:
+            raise ConfigError(f"snapshot.peer must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
+
+    def peer_bearer(self) -> str | None:
+        """The key of the service at `peer`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        return (
+            self.peer_key if self.peer_key_file is None else read_secret(self.peer_key_file, "snapshot.peer_key_file")
+        )
+
+
+@dataclass(frozen=True)
+class RelayConfig(Section):
+    """A log in NATS JetStream between this service and others. Empty if there is none."""
+
+    section: ClassVar[str] = "relay"
+
+    publish: str | None = field(
+        default=None,
+        metadata=about(
+            Text(),
+            "--publish",
+            "NATS servers to publish to what the followed engines hold: nats://HOST:PORT or tls://HOST:PORT, separated "
+            "by commas.",
+        ),
+    )
+    source: str | None = field(
+        default=None,
+        metadata=about(Text(), "--from", "NATS servers to read from what engines hold, as relays publish it there."),
+    )
+    credentials: Path | None = field(
+        default=None, metadata=about(File(), "--relay-credentials", "File with the credentials for these servers.")
+    )
+    ca: Path | None = field(
+        default=None,
+        metadata=about(File(), "--relay-ca", "CA certificate in PEM to trust for these servers, besides the system's."),
+    )
+    key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--relay-key-file",
+            "File with 64 hexadecimal digits, equal in all relays and their readers: blocks are identified under this "
+            "key instead of by content hash. Queries then need tokens.",
+        ),
+    )
+    stream: str = field(default="kvatlas", metadata=about(Text(), "--relay-stream", "Name of the JetStream stream."))
+    max_age: float = field(
+        default=600.0,
+        metadata=about(
+            ABOVE_0, "--relay-max-age", "Time that messages are kept, where a relay creates the JetStream stream."
+        ),
+    )
+    max_bytes: int = field(
+        default=1 << 30,
+        metadata=about(Size(), "--relay-max-bytes", "Size that is kept, where a relay creates the JetStream stream."),
+    )
+    storage: Literal["file", "memory"] = field(
+        default="file",
+        metadata=about(
+            Choice("file", "memory"), "--relay-storage", "Where messages are kept, where a relay creates the stream."
+        ),
+    )
+    buffer_bytes: int = field(
+        default=64 << 20,
+        metadata=about(
+            Size(),
+            "--relay-buffer-bytes",
+            "Size of what waits to be published, of all engines together. Beyond it, what waits of an engine is "
+            "dropped and replaced by a copy of all that it holds.",
+        ),
+    )
+    heartbeat: float = field(
+        default=2.0,
+        metadata=about(ABOVE_0, "--relay-heartbeat", "Time after which a relay publishes that an idle engine is well."),
+    )
+    lost_after: float = field(
+        default=7.0,
+        metadata=about(ABOVE_0, "--relay-lost-after", "Silence of a relay after which its engines are not trusted."),
+    )
+    forget_after: float = field(
+        default=600.0,
+        metadata=about(ABOVE_0, "--relay-forget-after", "Silence of a relay after which its engines are forgotten."),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.publish is not None and self.source is not None:
+            raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
+        for name in ("publish", "source"):
+            servers = getattr(self, name)
+            for server in () if servers is None else servers.split(","):
+                if not server.strip().startswith(("nats://", "tls://")):
+                    raise ConfigError(
+                        f"relay.{name} must be nats://HOST:PORT or tls://HOST:PORT, got {server.strip()!r}"
+                    )
+
+    def for_native(self) -> dict[str, Any]:
+        """What the native service is told."""
+        told = dataclasses.asdict(self)
+        for name in ("credentials", "ca", "key_file"):
+            told[name] = None if told[name] is None else str(told[name])
+        told["from"] = told.pop("source")
+        told["in_memory"] = told.pop("storage") == "memory"
+        return told
+
+
+@dataclass(frozen=True)
+class SitesConfig(Section):
+    """How the service goes together with other sites. `key` is the key of the service at `url` itself, for programs."""
+
+    section: ClassVar[str] = "sites"
+
+    role: Literal["site", "global"] = field(
+        default="site",
+        metadata=about(
+            Choice("site", "global"),
+            "--role",
+            "What the service does: follow engines, or take in the digests of sites and answer which to ask.",
+        ),
+    )
+    url: str | None = field(
+        default=None,
+        metadata=about(Text(), "--global", "URL of the service above many sites. Digests of this one are sent to it."),
+    )
+    site: str | None = field(
+        default=None, metadata=about(Text(), "--site", "Name of this site, for --global. Each site has its own.")
+    )
+    key_file: Path | None = field(
+        default=None,
+        metadata=about(File(), "--global-key-file", "File with the admin key of the service at --global."),
+    )
+    every: float = field(default=5.0, metadata=about(ABOVE_0, "--digest-every", "Time from one digest to the next."))
+    grain: int = field(
+        default=32,
+        metadata=about(
+            Integer(1, 1 << 16),
+            "--digest-grain",
+            "Blocks between two marks of a chain in a digest. The same for all sites and the service above them.",
+        ),
+    )
+    unknown_after: float = field(
+        default=30.0,
+        metadata=about(ABOVE_0, "--site-unknown-after", "Time without a digest after which a site may hold anything."),
+    )
+    forget_after: float = field(
+        default=3600.0,
+        metadata=about(ABOVE_0, "--site-forget-after", "Time without a digest after which a site is forgotten."),
+    )
+    key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_key("sites.key", self.key, self.key_file)
+        if self.url is None:
+            for name in ("site", "key_file"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"sites.{name} is for digests sent to sites.url (--global), which is not set")
+            return
+        if self.role == "global":
+            raise ConfigError(
+                "sites.role is global, so sites.url must not be set: such a service has no digests to send"
+            )
+        if not self.site:
+            raise ConfigError("sites.url needs sites.site (--site), the name of this site")
+        try:
+            object.__setattr__(self, "url", checked_url(self.url))
+        except ValueError as error:
+            raise ConfigError(f"sites.url must be http://HOST:PORT, but {error}") from None
+
+    def bearer(self) -> str | None:
+        """The key of the service at `url`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        return self.key if self.key_file is None else read_secret(self.key_file, "sites.key_file")
