@@ -37,7 +37,7 @@ LOAD_SECONDS = 6.0  # of requests in each part
 KILLED_AFTER, BACK_AFTER = 1.5, 3.5  # seconds into it
 COUNTED_AFTER = 3.0  # seconds of rest
 PATIENCE = 40.0  # seconds until an index must be right again
-SAMPLE = 40  # prompts that are asked for
+SAMPLE = 10  # prompts that are asked for
 
 
 class Part:
@@ -119,7 +119,7 @@ class FleetDemo:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvatlas-fleet-")))
             stack.enter_context(self._engines)
             ports = free_ports(5)
-            urls = [flag for url in self._engines.urls for flag in ("--engine", url)]
+            urls = [flag for one in self._engines.engines for flag in ("--engine", f"{one.name}={one.url}")]
             log = f"nats://127.0.0.1:{ports[0]}"
             server = (self._nats, "-js", "-a", "127.0.0.1", "-p", str(ports[0]), "-sd", str(folder / "nats"))
 
