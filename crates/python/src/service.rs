@@ -11,6 +11,9 @@ use pyo3::types::PyBytes;
 
 use crate::errors;
 
+/// Model, routing group, block size in tokens, and a digest.
+type SiteDigest<'py> = (String, String, u32, Bound<'py, PyBytes>);
+
 /// The service in this process, as kvatlas.Service uses it: settings, registrations and answers are JSON.
 ///
 /// Calls release the GIL while they wait.
@@ -198,7 +201,7 @@ impl Service {
         py: Python<'py>,
         site: &str,
         whole: Vec<(String, String)>,
-    ) -> PyResult<Vec<(String, String, u32, Bound<'py, PyBytes>)>> {
+    ) -> PyResult<Vec<SiteDigest<'py>>> {
         let digests = py.detach(|| self.inner.site_digests(site, &whole)).map_err(|error| errors::service(&error))?;
         let tuple = |it: KeyspaceDigest| (it.model, it.routing_group, it.block_size, PyBytes::new(py, &it.bytes));
         Ok(digests.into_iter().map(tuple).collect())
