@@ -96,14 +96,15 @@ def test_a_service_without_engines_is_ready() -> None:
 
 def test_a_stream_that_is_refused_is_named(tmp_path: Any) -> None:
     file = tmp_path / "engines.toml"
-    file.write_text(
-        """
+    first = """
         [[stream]]
         worker = "a"
         endpoint = "tcp://127.0.0.1:9"
         model = "m"
         block_size = 16
         aliases = ["alias"]
+        """
+    second = """
         [[stream]]
         worker = "b"
         rank = 1
@@ -111,9 +112,12 @@ def test_a_stream_that_is_refused_is_named(tmp_path: Any) -> None:
         model = "m"
         block_size = 32
         """
-    )
+    file.write_text(first)
     config = Config(http=CONFIG.http, discovery=CONFIG.discovery, engines_file=file)
     with Service(config=config) as service:
+        until(lambda: [each.state for each in service.engines()] == ["registered"])
+        # Only now: streams of one list are registered side by side, and the first one's block size counts.
+        file.write_text(first + second)
         until(lambda: [each.state for each in service.engines()] == ["registered", "refused"])
         refused = service.engines()[1]
         assert (refused.worker, refused.rank, refused.url) == ("b", 1, "tcp://127.0.0.1:9")
@@ -121,5 +125,5 @@ def test_a_stream_that_is_refused_is_named(tmp_path: Any) -> None:
         assert "routing group of their own" in (refused.reason or "")
         assert service.workers()[0].aliases == ("alias",)
         # Out of the file, out of the list.
-        file.write_text(file.read_text().partition('[[stream]]\n        worker = "b"')[0])
+        file.write_text(first)
         until(lambda: [each.worker for each in service.engines()] == ["a"])
