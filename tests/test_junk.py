@@ -112,7 +112,7 @@ def call(choose: random.Random, function: Callable[..., Any]) -> Any:
 def test_methods(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # save() takes names of files
     choose = random.Random(name)
-    for _ in range(60):
+    for _ in range(25):
         one = MAKERS[name]()
         methods = [m for m in dir(one) if not m.startswith("_") and callable(getattr(one, m))]
         for _ in range(80):

@@ -60,7 +60,7 @@ def test_a_fault(arena: Arena, faults: dict[str, Any], counter: str) -> None:
     before = counted(arena, counter)
     for engine in arena.engines:
         engine.faults(**faults)
-    arena.run(2.5 if "replay_socket" in faults else 1.5)
+    arena.run(1.8 if "replay_socket" in faults else 0.9)
     end = time.monotonic() + PATIENCE
     while counted(arena, counter) <= before and time.monotonic() < end:  # on a busy machine little happens in a second
         arena.run(0.5)
@@ -76,7 +76,7 @@ def test_delays(arena: Arena) -> None:
     """Batches that come late are all there in the end, and until then the service is behind the engine."""
     for engine in arena.engines:
         engine.faults(delay=0.2)
-    arena.run(1.5)
+    arena.run(1.0)
     arena.calm()
     compare(arena)
     engine = arena.engines[0]
@@ -143,6 +143,6 @@ def test_the_service_is_killed_under_load_and_comes_back_whole(arena: Arena) -> 
 
 
 def test_any_mixture() -> None:
-    arena = soak(8.0, seed=3)
+    arena = soak(5.0, seed=3)
     assert arena.compared > 200
     assert arena.hits > 50

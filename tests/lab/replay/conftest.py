@@ -16,7 +16,7 @@ SMALL = ReplayConfig(
 @pytest.fixture(scope="session")
 def trace() -> Trace:
     """A small generated trace that four small engines can just bear."""
-    return generate(WorkloadConfig(requests=400, request_rate=1.5))
+    return generate(WorkloadConfig(requests=240, request_rate=1.5))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from kvatlas.lab.replay.workloads import WORKLOADS, find_workload
 from kvatlas.routing import policy_names
 from kvatlas.sim import EngineConfig, FleetConfig, Trace, TraceRequest, read_trace
 from kvatlas.sim.bursts import BurstConfig, generate_bursts
+from kvatlas.sim.statistics import trace_statistics
 
 from .conftest import POLICIES
 
@@ -59,7 +60,9 @@ def test_the_same_seed_gives_the_same_result(trace: Trace, config: ReplayConfig,
         return [{k: v for k, v in row.items() if k not in {"index", "agreement", "seconds"}} for row in rows]
 
     # Whether and how answers are checked makes no difference either.
-    assert simulated(replay(trace, replace(config, check=0.0))) == simulated(result)
+    two = ("prefix-hash", "kvatlas")
+    again = replay(trace, replace(config, check=0.0, policies=two))
+    assert simulated(again) == [row for row in simulated(result) if row["policy"] in two]
     other = replay(trace, replace(config, check=0.0, fleet=replace(config.fleet, seed=5), policies=("random",)))
     assert simulated(other) != simulated(result)[:1]
 
@@ -110,14 +113,14 @@ def test_stopping_returns_what_was_done(trace: Trace, config: ReplayConfig) -> N
     def stop() -> bool:
         nonlocal asked
         asked += 1
-        return asked > 500
+        return asked > 300
 
     config = replace(config, check=0.0)
     result = replay(trace, config, stop=stop)
     assert result.partial
     assert [(p.policy, p.requests, p.partial) for p in result.policies] == [
-        ("random", 400, False),
-        ("round-robin", 100, True),
+        ("random", 240, False),
+        ("round-robin", 60, True),
     ]
     assert 0 < result.policies[1].hit_rate < 1
     assert replay(trace, config, stop=lambda: True).policies == []
@@ -126,9 +129,9 @@ def test_stopping_returns_what_was_done(trace: Trace, config: ReplayConfig) -> N
 def test_progress_is_told(trace: Trace, config: ReplayConfig) -> None:
     told: list[tuple[str, int]] = []
     replay(trace, replace(config, check=0.0, policies=("random", "kvatlas")), progress=lambda *args: told.append(args))
-    assert told[-1] == ("kvatlas", 400)
-    assert ("random", 400) in told
-    assert len(told) > 40
+    assert told[-1] == ("kvatlas", 240)
+    assert ("random", 240) in told
+    assert len(told) > 24
 
 
 class Forgetful:
@@ -159,7 +162,7 @@ def test_checking_can_be_left_out_and_is_bounded(trace: Trace, config: ReplayCon
     none = replay(trace, replace(config, check=0.0, policies=("random",))).policies[0].agreement
     assert (none.sampled, none.checked, none.reference_workers, none.feed_seconds) == (0, 0, 0, 0)
     brief = replay(trace, replace(config, check=1.0, check_seconds=0.0, policies=("random",))).policies[0].agreement
-    assert brief.sampled == 400
+    assert brief.sampled == 240
     assert brief.checked == 1
 
 
@@ -268,7 +271,7 @@ def test_caches_can_be_guessed(trace: Trace, config: ReplayConfig, guess: str) -
 
 
 def test_requests_of_an_engine_that_dies_are_sent_again(trace: Trace, config: ReplayConfig) -> None:
-    middle = (trace.requests[200].timestamp - trace.requests[0].timestamp) / 1000
+    middle = (trace.requests[120].timestamp - trace.requests[0].timestamp) / 1000
     for policy in ("kvatlas", "round-robin"):
         config = replace(config, policies=(policy,), scenario=Scenario(dies={1: middle}))
         found = replay(trace, config).policies[0]
@@ -321,12 +324,13 @@ def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
     if not path.exists():
         pytest.skip(f"no trace: {path} does not exist")
     fleet = FleetConfig(engine=EngineConfig(block_size=512, blocks=768))
-    config = ReplayConfig(fleet=fleet, policies=("least-loaded", "kvatlas"), check=0.01, check_seconds=60.0)
-    result = replay(read_trace(path), config)
+    config = ReplayConfig(fleet=fleet, policies=("least-loaded", "kvatlas"), check=0.02, check_seconds=60.0)
+    whole = read_trace(path)
+    assert trace_statistics(whole, 512).seen_before == pytest.approx(0.3734, abs=1e-4)
+    result = replay(replace(whole, requests=whole.requests[:4_000]), config)
     assert result.disagreements == 0
     blind, ours = result.policies
     assert blind.agreement.checked > 50
     assert blind.agreement.reference_workers == fleet.engines
-    assert result.bound_rate == pytest.approx(0.3734, abs=1e-4)
     assert ours.hit_rate > 3 * blind.hit_rate
     assert ours.ttft.mean < blind.ttft.mean

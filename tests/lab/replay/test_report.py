@@ -93,4 +93,4 @@ def test_json_has_everything_but_single_lookups(result: ReplayResult) -> None:
     assert data["partial"] is False
     assert data["config"]["fleet"]["engines"] == 4
     assert "find_ns" not in data["policies"][0]
-    assert data["policies"][0]["index"]["lookups"] == 400
+    assert data["policies"][0]["index"]["lookups"] == 240
