@@ -48,7 +48,7 @@ format-rust:
 
 # All else that is compiled is checked where it is: see LINTED.
 clippy:
-	$(LINTED) cargo build --locked --workspace --keep-going --examples
+	$(LINTED) cargo build --locked --workspace --no-default-features --keep-going --examples
 
 lint-python:
 	$(BIN)/ruff format --check .
@@ -60,14 +60,14 @@ types:
 
 # A tenth of the seeds that a run without the variable has; `make fuzz` has many more. Examples are compiled by `clippy`.
 test-rust:
-	$(LINTED) KVATLAS_SEEDS=60 cargo test --locked --workspace --no-fail-fast --lib --tests
-	$(LINTED) cargo test --locked --workspace --no-fail-fast --doc
+	$(LINTED) KVATLAS_SEEDS=60 cargo test --locked --workspace --no-default-features --no-fail-fast --lib --tests
+	$(LINTED) cargo test --locked --workspace --no-default-features --no-fail-fast --doc
 
 test-python:
 	$(PYTEST)
 
 check-rust:
-	$(LINTED) KVATLAS_SEEDS=30 cargo test --locked --workspace --no-fail-fast --quiet --lib --tests
+	$(LINTED) KVATLAS_SEEDS=30 cargo test --locked --workspace --no-default-features --no-fail-fast --quiet --lib --tests
 
 check-python:
 	HYPOTHESIS_PROFILE=quick $(PYTEST) --quiet -m "not slow"
@@ -182,7 +182,7 @@ sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Va
 docs: docs-rust docs-site  ## the documentation: the site in target/site, Rust's in target/doc, without warnings
 
 docs-rust: .venv/ready
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-default-features --no-deps
 
 docs-site: build-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -226,8 +226,8 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 	@rm -f .venv/extension-*; touch $@
 
 .venv/extension-dev: .venv/ready $(RUST)
-	$(LINTED) cargo test --locked --workspace --no-run --lib --tests
-	$(LINTED) $(BIN)/maturin develop --locked
+	$(LINTED) cargo test --locked --workspace --no-default-features --no-run --lib --tests
+	$(LINTED) $(BIN)/maturin develop --no-default-features --locked
 	@rm -f .venv/extension-*; touch $@
 
 target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)

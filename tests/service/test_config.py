@@ -25,6 +25,7 @@ from kvatlas.service.config import show_config
 from kvatlas.service.config.kinds import Number, Texts
 from kvatlas.service.config.read import LISTS, SECRETS
 from kvatlas.service.config.schema import SECTIONS, all_keys
+from kvatlas.service.config.sharing import SitesConfig
 
 ROOT = Path(__file__).parents[2]
 # A value of each setting that is not its default.
@@ -427,6 +428,11 @@ def test_settings_of_a_program_are_checked_too() -> None:
             "relay.publish and relay.source are both set",
         ),
         (lambda: RelayConfig(source="nats://a:4222, http://b"), "relay.source must be nats://HOST:PORT"),
+        (lambda: RelayConfig(stream="a b"), "relay.stream must be a name of JetStream"),
+        (
+            lambda: Config(relay=RelayConfig(key_file=Path("k")), sites=SitesConfig(url="http://a:1", site="s")),
+            "relay.key_file and sites.url are both set",
+        ),
         (
             lambda: Config(streams=StreamConfig(keyed_identity="on"), relay=RelayConfig(source="nats://a:4222")),
             "set relay.key_file instead",

@@ -3,16 +3,20 @@
 //! Reading begins where the streams of a snapshot ended, or else with the last message of each stream: what a stream
 //! needs besides, it asks its relay for. If the connection is lost, reading goes on where it ended; what the log has not
 //! kept until then shows as missing numbers.
+//!
+//! A message tells that its relay lives only if it is of now. Clocks of several machines do not show that. So the log is
+//! asked each second for its last message: what is behind it in the log was published since.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_nats::connection::State as Connection;
-use async_nats::jetstream::consumer::pull::OrderedConfig;
+use async_nats::jetstream::consumer::pull::{Ordered, OrderedConfig};
 use async_nats::jetstream::consumer::{DeliverPolicy, ReplayPolicy};
 use async_nats::jetstream::context::ContextBuilder;
+use async_nats::jetstream::stream::{Info, Stream};
 use async_nats::jetstream::{Context, Message};
 use futures_util::StreamExt as _;
 use kvatlas_wire::compact;
@@ -36,19 +40,30 @@ const FAR: u64 = 20_000;
 const AGAIN: Duration = Duration::from_millis(250);
 /// Without a message, until the connection is looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// A message that was published within this time is of now.
+const NOW: Duration = Duration::from_secs(2);
 /// Before a stream that could not be registered is tried again.
 const REFUSED: Duration = Duration::from_secs(10);
 
 /// Reads until the runtime ends.
 pub(crate) async fn run(fleet: Arc<Fleet>, relay: Arc<Relay>) {
-    let mut reader = Reader { fleet, relay, streams: HashMap::new(), next: None, looked: Instant::now() };
+    let mut reader = Reader {
+        fleet,
+        relay,
+        streams: HashMap::new(),
+        next: None,
+        ends: Ends::default(),
+        looked: Instant::now(),
+        is_open: false,
+    };
     reader.next = reader.fleet.snapshots().sequence().await.map(|sequence| sequence + 1);
     let mut error = String::new();
     loop {
         match reader.read().await {
             Ok(()) => {}
-            Err(what) if what == error => {}
+            Err(what) if what == error && !std::mem::take(&mut reader.is_open) => {}
             Err(what) => {
+                reader.is_open = false;
                 tracing::warn!(error = what, "the log cannot be read; it is tried again");
                 error = what;
             }
@@ -68,7 +83,50 @@ struct Reader {
     streams: HashMap<String, Route>,
     /// The message to be read next, if any was read.
     next: Option<u64>,
+    ends: Ends,
     looked: Instant,
+    /// Whether it was opened since that last failed.
+    is_open: bool,
+}
+
+/// What the log kept a short while ago. The oldest comes first.
+#[derive(Default)]
+struct Ends {
+    ends: VecDeque<End>,
+    /// The last message that did not come although it was there.
+    missed: u64,
+}
+
+/// What the log kept at a moment.
+#[derive(Clone, Copy)]
+struct End {
+    at: Instant,
+    first: u64,
+    last: u64,
+}
+
+impl Ends {
+    /// Whether a message was published within [`NOW`], for sure.
+    fn is_before(&mut self, sequence: u64) -> bool {
+        self.forget();
+        self.ends.front().is_some_and(|end| sequence > end.last)
+    }
+
+    /// Whether there are messages from `next` on that should have come by now: then they are not sent any more. For each
+    /// of them this is said once, as it may be one that somebody has deleted.
+    fn are_missed(&mut self, next: Option<u64>) -> bool {
+        self.forget();
+        let next = next.unwrap_or(0);
+        let is_there = |end: &&End| end.at.elapsed() > LOOK / 2 && end.first.max(next) <= end.last;
+        let missed = self.ends.iter().filter(is_there).map(|end| end.last).max();
+        missed.is_some_and(|last| last > std::mem::replace(&mut self.missed, last))
+    }
+
+    fn forget(&mut self) {
+        while self.ends.front().is_some_and(|end| end.at.elapsed() > NOW) {
+            self.ends.pop_front();
+        }
+    }
 }
 
 struct Route {
@@ -86,14 +144,21 @@ impl Reader {
             return Err("not connected".to_owned());
         }
         let log = ContextBuilder::new().timeout(Duration::from_secs(2)).build(client.clone());
-        let mut messages = self.open(&log).await?;
+        let (mut messages, mut ends) = self.open(&log).await?;
+        self.is_open = true;
         loop {
+            while let Ok(end) = ends.try_recv() {
+                self.ends.ends.push_back(end?);
+            }
             let message = match tokio::time::timeout(LOOK, messages.next()).await {
                 Ok(Some(Ok(message))) => message,
                 Ok(Some(Err(error))) => return Err(error.to_string()),
                 Ok(None) => return Err("the log has ended".to_owned()),
                 Err(_) if client.connection_state() != Connection::Connected => {
                     return Err("the connection is lost".to_owned());
+                }
+                Err(_) if self.ends.are_missed(self.next) => {
+                    return Err("the log has messages, and does not send them".to_owned());
                 }
                 Err(_) => {
                     // Nothing is left to be read.
@@ -109,11 +174,17 @@ impl Reader {
         }
     }
 
-    async fn open(&mut self, log: &Context) -> Result<async_nats::jetstream::consumer::pull::Ordered, String> {
+    async fn open(&mut self, log: &Context) -> Result<(Ordered, mpsc::Receiver<Result<End, String>>), String> {
         let name = &self.relay.config.stream;
-        let mut stream = log.get_stream(name).await.map_err(|error| format!("stream {name:?}: {error}"))?;
-        let info = stream.info().await.map_err(|error| error.to_string())?;
+        let at = Instant::now();
+        let mut stream = log.get_stream(name).await.map_err(|error| {
+            format!("there is no JetStream stream {name:?}, which relays make; does the server run with -js? ({error})")
+        })?;
+        let info = stream.info().await.map_err(|error| error.to_string())?.clone();
         let (first, last) = (info.state.first_sequence, info.state.last_sequence);
+        self.ends.ends.clear();
+        self.ends.ends.push_back(End { at, first, last });
+        self.ends.missed = self.ends.missed.min(last);
         // A log that was made anew counts from the beginning: then what is next is not what is meant.
         let next = self.next.filter(|next| (first..=last + 1).contains(next));
         let deliver_policy = match next {
@@ -128,7 +199,10 @@ impl Reader {
         if next.is_some_and(|next| next > last) || last == 0 {
             self.near();
         }
-        consumer.messages().await.map_err(|error| error.to_string())
+        let messages = consumer.messages().await.map_err(|error| error.to_string())?;
+        let (ends, receiver) = mpsc::channel(4);
+        tokio::spawn(watch(stream, info, ends));
+        Ok((messages, receiver))
     }
 
     /// What is read is of now.
@@ -143,24 +217,20 @@ impl Reader {
     }
 
     async fn message(&mut self, message: Message) {
-        let (sequence, pending) = match message.info() {
-            Ok(info) => {
-                let age = since_1970().saturating_sub(info.published.unix_timestamp().unsigned_abs());
-                // The last word of somebody who left long ago.
-                if age > self.relay.config.forget_after.as_secs() {
-                    self.next = Some(info.stream_sequence + 1);
-                    return;
-                }
-                (info.stream_sequence, info.pending)
-            }
-            Err(_) => return self.refuse("its place in the log is unknown"),
-        };
+        let Ok(info) = message.info() else { return self.refuse("its place in the log is unknown") };
+        let (sequence, pending) = (info.stream_sequence, info.pending);
+        let age = since_1970().saturating_sub(info.published.unix_timestamp().unsigned_abs());
+        self.next = Some(sequence + 1);
+        let heard = self.ends.is_before(sequence).then(Instant::now);
+        // The last word of somebody who left long ago. Where clocks differ, whatever is of now seems to be that.
+        if heard.is_none() && age > self.relay.config.forget_after.as_secs() {
+            return self.refuse("it is older than relay.forget_after");
+        }
         let counts = &self.relay.counts;
         counts.read.fetch_add(1, Relaxed);
         counts.read_bytes.fetch_add(message.payload.len() as u64, Relaxed);
         let message = message.message;
-        self.deliver(message.subject.as_str(), message.payload, sequence).await;
-        self.next = Some(sequence + 1);
+        self.deliver(message.subject.as_str(), Delivered { payload: message.payload, sequence, heard }).await;
         if pending < NEAR {
             self.near();
         } else if pending > FAR && *self.relay.link().borrow() == Link::Up {
@@ -172,12 +242,12 @@ impl Reader {
         }
     }
 
-    async fn deliver(&mut self, subject: &str, payload: bytes::Bytes, sequence: u64) {
+    async fn deliver(&mut self, subject: &str, message: Delivered) {
         let is_known = self.streams.get(subject).is_some_and(|route| match &route.inbox {
             Some(inbox) => !inbox.is_closed(),
             None => route.heard.elapsed() < REFUSED,
         });
-        if !is_known && !self.register(subject, &payload).await {
+        if !is_known && !self.register(subject, &message.payload).await {
             return;
         }
         let Some(route) = self.streams.get_mut(subject) else { return };
@@ -187,7 +257,7 @@ impl Reader {
         };
         route.heard = Instant::now();
         // Its task has ended; the next message begins another one.
-        let _ = inbox.send(Delivered { payload, sequence }).await;
+        let _ = inbox.send(message).await;
     }
 
     /// Registers a stream that was not heard before. False if it has nothing to say.
@@ -254,6 +324,26 @@ impl Reader {
             let keyspace = (&*subject.model, Some(&*subject.routing_group));
             let ended = self.fleet.unregister(&subject.worker, Some(keyspace), Some(subject.rank)).await;
             tracing::info!(subject = name, ended = ended.is_ok(), "a stream of the log is followed no more");
+        }
+    }
+}
+
+/// Asks the log what it keeps, until nobody wants to know, or it is to be opened anew.
+async fn watch(stream: Stream<Info>, mut before: Info, ends: mpsc::Sender<Result<End, String>>) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = ends.closed() => return,
+        }
+        let at = Instant::now();
+        // While it does not answer, nothing is known to be of now.
+        let Ok(info) = stream.get_info().await else { continue };
+        let (first, last) = (info.state.first_sequence, info.state.last_sequence);
+        let is_other = info.created != before.created || last < before.state.last_sequence;
+        let end = if is_other { Err("it was made anew".to_owned()) } else { Ok(End { at, first, last }) };
+        before = info;
+        if ends.send(end).await.is_err() || is_other {
+            return;
         }
     }
 }

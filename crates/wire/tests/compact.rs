@@ -209,6 +209,13 @@ fn a_message_comes_out_as_it_went_in() {
 }
 
 #[test]
+fn a_number_that_none_can_follow_is_refused() {
+    let of = |id| MessageWriter { life: 1, block_size: 16, key: 0 }.begin(id, 0.0, 0);
+    assert_eq!(Message::read(&of(u64::MAX - 1)).map(|message| message.id), Ok(u64::MAX - 1));
+    assert!(Message::read(&of(u64::MAX)).is_err());
+}
+
+#[test]
 fn nothing_that_is_damaged_does_harm() {
     let random = &mut Random(3);
     let mut reader = Reader::new(SIZE).recording();

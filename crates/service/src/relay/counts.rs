@@ -36,7 +36,8 @@ counts! {
     read_bytes,
     /// How often a relay was asked for all that a stream holds.
     asked,
-    /// Messages left out because nothing can be done with them: of other subjects, or of streams that cannot be registered.
+    /// Messages left out because nothing can be done with them: of other subjects, of long ago, or of streams that cannot
+    /// be registered.
     refused,
     /// How often reading the log began anew, at the place where it ended.
     reconnects,

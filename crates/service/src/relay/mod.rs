@@ -21,6 +21,7 @@ mod subject;
 use std::collections::HashMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -39,6 +40,8 @@ pub(crate) struct Delivered {
     pub(crate) payload: Bytes,
     /// Its place in the log.
     pub(crate) sequence: u64,
+    /// When it was read, if it was published a moment before: then its relay lives.
+    pub(crate) heard: Option<Instant>,
 }
 
 /// Where a stream's messages come.

@@ -67,6 +67,21 @@ pub(super) struct Packed {
     pub(super) payload: bytes::Bytes,
     /// What it took of the queue.
     pub(super) size: usize,
+    status: Status,
+    /// When the first of it was added to the queue.
+    since: Instant,
+}
+
+impl Packed {
+    /// Says so, if it is not of now any more. It is to be sent again.
+    pub(super) fn note_late(&mut self) {
+        if self.since.elapsed() > LATE && !std::mem::replace(&mut self.status.late, true) {
+            let mut payload = Vec::from(std::mem::take(&mut self.payload));
+            // Of two the last counts.
+            MessageWriter::put(&mut payload, Frame::Status(self.status));
+            self.payload = payload.into();
+        }
+    }
 }
 
 impl Outlet {
@@ -99,7 +114,11 @@ impl Outlet {
     pub(crate) fn state(&self, frame: Frame<'_>, permit: Option<OwnedSemaphorePermit>) {
         if frame == Frame::StateBegin {
             self.relay.counts.states.fetch_add(1, Relaxed);
-            lock(&self.queue).broken = false;
+            let mut queue = lock(&self.queue);
+            if std::mem::take(&mut queue.broken) {
+                // What was to tell it was dropped too.
+                queue.sent = queue.told;
+            }
         }
         let mut bytes = Vec::new();
         MessageWriter::put(&mut bytes, frame);
@@ -212,7 +231,8 @@ impl Outlet {
             drop(item.permit);
         }
         queue.bytes -= size;
-        let late = oldest.is_some_and(|at| at.elapsed() > LATE);
+        let since = oldest.unwrap_or_else(Instant::now);
+        let late = since.elapsed() > LATE;
         let mut status = Status { late, ..queue.sent };
         if queue.broken {
             status.trusted = false;
@@ -221,7 +241,7 @@ impl Outlet {
         drop(queue);
         let mut payload = self.writer.begin(id, timestamp, frames.len());
         payload.extend(&frames);
-        Some(Packed { id, payload: payload.into(), size })
+        Some(Packed { id, payload: payload.into(), size, status, since })
     }
 
     /// A message has arrived, or will not.
@@ -233,5 +253,59 @@ impl Outlet {
 impl Drop for Outlet {
     fn drop(&mut self) {
         self.relay.buffered.fetch_sub(lock(&self.queue).bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_wire::compact::Message;
+
+    use super::*;
+
+    const TRUSTED: Status = Status { trusted: true, partial: false, upper_bound: false, no_salts: false, late: false };
+
+    fn outlet() -> Outlet {
+        let writer = MessageWriter { life: 1, block_size: 16, key: 0 };
+        Outlet::new(Arc::default(), "kvatlas.g.m.w.0".to_owned(), writer)
+    }
+
+    /// What a reader takes for true at the end of a message.
+    fn status(packed: &Packed) -> Option<Status> {
+        let status = |frame| if let Ok(Frame::Status(status)) = frame { Some(status) } else { None };
+        Message::read(&packed.payload).expect("a message").frames().filter_map(status).last()
+    }
+
+    #[test]
+    fn a_status_that_was_dropped_with_the_queue_is_told_with_the_state() {
+        for lost in [true, false] {
+            let outlet = outlet();
+            outlet.status(TRUSTED);
+            assert_eq!(outlet.pack(false).as_ref().and_then(status), Some(TRUSTED));
+            if lost {
+                outlet.status(Status::default());
+                outlet.break_off();
+            } else {
+                outlet.break_off();
+                outlet.status(Status::default());
+            }
+            outlet.state(Frame::StateBegin, None);
+            outlet.state(Frame::StateEnd, None);
+            let told = outlet.pack(false).as_ref().and_then(status);
+            assert_eq!(told, Some(Status::default()), "the engine is not trusted any more");
+        }
+    }
+
+    #[test]
+    fn what_is_sent_again_much_later_says_so() {
+        let outlet = outlet();
+        outlet.status(TRUSTED);
+        let mut packed = outlet.pack(false).expect("a message");
+        packed.note_late();
+        assert_eq!(status(&packed), Some(TRUSTED));
+        packed.since -= LATE + Duration::from_millis(1);
+        packed.note_late();
+        let late = packed.payload.clone();
+        packed.note_late();
+        assert_eq!((status(&packed), &packed.payload), (Some(Status { late: true, ..TRUSTED }), &late));
     }
 }

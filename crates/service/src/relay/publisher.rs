@@ -66,6 +66,7 @@ async fn run(outlet: Arc<Outlet>) {
     let mut ahead: VecDeque<Sent> = VecDeque::new();
     let mut heartbeat = Instant::now();
     let mut until = None;
+    let (mut failures, mut told) = (0, String::new());
     loop {
         if outlet.is_closed() {
             let until = *until.get_or_insert_with(|| Instant::now() + LAST);
@@ -98,14 +99,14 @@ async fn run(outlet: Arc<Outlet>) {
             let _ = timeout(heartbeat.saturating_duration_since(Instant::now()), outlet.added.notified()).await;
             continue;
         };
-        let acknowledged = match first.ack.take() {
+        let failure = match first.ack.take() {
             Some(ack) => {
                 let mut ack = std::pin::pin!(ack.into_future());
                 loop {
                     let more = outlet.added.notified();
                     tokio::select! {
                         biased;
-                        acknowledged = &mut ack => break acknowledged.is_ok(),
+                        acknowledged = &mut ack => break acknowledged.err().map(|error| error.to_string()),
                         // More may be sent meanwhile.
                         () = more, if ahead.len() < WINDOW && client.connection_state() == Connection::Connected => {
                             let Some(packed) = outlet.pack(false) else { continue };
@@ -115,36 +116,57 @@ async fn run(outlet: Arc<Outlet>) {
                     }
                 }
             }
-            None => false,
+            None => Some("it could not be sent".to_owned()),
         };
-        if acknowledged {
+        let Some(failure) = failure else {
+            (failures, told) = (0, String::new());
             if let Some(Sent { packed, .. }) = ahead.pop_front() {
                 relay.counts.published.fetch_add(1, Relaxed);
                 relay.counts.published_bytes.fetch_add(packed.payload.len() as u64, Relaxed);
                 outlet.arrived(&packed);
             }
             continue;
+        };
+        failures += 1;
+        // The first one may have been for want of a log, which is there now.
+        if let Some(failure) = again(&log, &client, &outlet, &mut ahead, failure).await
+            && failures > 1
+            && failure != told
+        {
+            let (subject, error) = (&outlet.subject, &failure);
+            tracing::warn!(error, subject, "the log does not take messages; they are kept, and sent again");
+            told = failure;
         }
-        again(&log, &client, &outlet, &mut ahead).await;
     }
     ahead.iter().for_each(|sent| outlet.arrived(&sent.packed));
     lock(&relay.outlets).retain(|_, outlet| outlet.strong_count() > 0);
 }
 
-/// Sends all again that is not known to have arrived.
-async fn again(log: &Context, client: &Client, outlet: &Outlet, ahead: &mut VecDeque<Sent>) {
+/// Sends all again that is not known to have arrived. Says why it has not, unless nobody is there.
+async fn again(
+    log: &Context,
+    client: &Client,
+    outlet: &Outlet,
+    ahead: &mut VecDeque<Sent>,
+    failure: String,
+) -> Option<String> {
     sleep(AGAIN).await;
     if client.connection_state() != Connection::Connected {
-        // Nobody is there yet.
-        return;
+        return None;
     }
     outlet.relay.counts.retries.fetch_add(ahead.len() as u64, Relaxed);
-    if let Err(error) = ensure_log(log, &outlet.relay).await {
-        tracing::warn!(%error, subject = outlet.subject, "the log does not take messages; they are kept, and sent again");
-    }
+    let mut failure = ensure_log(log, &outlet.relay).await.err().or(Some(failure));
     for sent in ahead {
-        sent.ack = send(log, outlet, &sent.packed).await.ok();
+        sent.packed.note_late();
+        sent.ack = match send(log, outlet, &sent.packed).await {
+            Ok(ack) => Some(ack),
+            Err(error) => {
+                failure = Some(error.to_string());
+                None
+            }
+        };
     }
+    failure
 }
 
 async fn send(log: &Context, outlet: &Outlet, packed: &Packed) -> Result<PublishAckFuture, PublishError> {

@@ -20,7 +20,7 @@ pub enum Outcome {
     NoAnswer,
     /// The stream has no replay socket, so nothing can prove it.
     NoReplay,
-    /// Its block size, topic or way of counting copies is another now.
+    /// Its block size, topic, way of counting copies, or the key of contents is another now.
     Settings,
     /// Its blocks would not go under the same ranks.
     Ranks,

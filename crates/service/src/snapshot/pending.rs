@@ -115,6 +115,7 @@ impl Waiting {
             return Err(Outcome::NoReplay);
         }
         let is_same = self.block_size == keyspace.block_size
+            && saved.head.key == keyspace.identity().key_check()
             && saved.head.topic == registration.topic
             && saved.head.count_copies == registration.count_copies;
         if !is_same {

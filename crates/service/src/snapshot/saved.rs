@@ -33,7 +33,15 @@ pub(crate) struct StreamHead {
     /// How far a log was read, if the stream came by one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sequence: Option<u64>,
+    /// Which key the contents depend on, as `Identity::key_check` has it; 0 if on none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) key: u32,
     pub(crate) ranks: Vec<RankHead>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde has it so")]
+fn is_none(key: &u32) -> bool {
+    *key == 0
 }
 
 /// What is known of one rank besides its blocks.

@@ -46,6 +46,7 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
         claimed: vec![(5, 1)],
         plain: true,
         sequence: None,
+        key: 0,
         ranks: (0..ranks.len() as u32)
             .map(|rank| RankHead {
                 rank,

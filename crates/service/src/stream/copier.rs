@@ -204,6 +204,7 @@ impl Begun {
             claimed,
             plain,
             sequence: self.sequence,
+            key: holdings.keyspace.identity().key_check(),
             ranks: heads,
         };
         Ok(CopiedStream { head, ranks })

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use kvatlas_index::View;
 use kvatlas_service::state::{Counters, Stream};
 use kvatlas_service::{Config, Service};
+use kvatlas_wire::compact::{Frame, MessageWriter, Status};
 use tokio::runtime::Runtime;
 
 use crate::bench::WORKER;
@@ -80,14 +81,17 @@ impl Node {
 
     /// Follows the engine and publishes.
     fn relay(nats: &Nats, engine: &Engine, more: &str) -> Self {
-        let node = Self::new(&format!(r#""publish": "{}" {more}"#, nats.url()), "");
+        Self::new(&format!(r#""publish": "{}" {more}"#, nats.url()), "").following(engine)
+    }
+
+    fn following(self, engine: &Engine) -> Self {
         let registration = format!(
             r#"{{ "instance_id": "{WORKER}", "endpoint": "{}", "replay_endpoint": "{}", "model_name": "model",
                  "block_size": {BLOCK_SIZE} }}"#,
             engine.events, engine.replay
         );
-        node.0.register(&registration, None).expect("it is registered");
-        node
+        self.0.register(&registration, None).expect("it is registered");
+        self
     }
 
     fn reader(nats: &Nats) -> Self {
@@ -248,6 +252,65 @@ fn of_two_relays_one_wins_and_it_is_said() {
     });
 }
 
+/// A relay that has ended without a word is not trusted by who comes after, whatever it said at last.
+#[test]
+fn what_a_relay_said_before_it_ended_is_not_trusted_later() {
+    let Some(nats) = Nats::start() else { return };
+    // It makes the log, and answers nobody for the other.
+    let relay = Node::new(&format!(r#""publish": "{}""#, nats.url()), "");
+    let runtime = Runtime::new().expect("a runtime");
+    let _entered = runtime.enter();
+    let connecting = async_nats::ConnectOptions::new().retry_on_initial_connect().connect(nats.url());
+    let log = async_nats::jetstream::new(runtime.block_on(connecting).expect("an address"));
+    let say = |id| {
+        let mut message = MessageWriter { life: 7, block_size: BLOCK_SIZE, key: 0 }.begin(id, 0.0, 0);
+        if id == 0 {
+            MessageWriter::put(&mut message, Frame::Forgotten);
+        }
+        MessageWriter::put(&mut message, Frame::Status(Status { trusted: true, ..Status::default() }));
+        runtime.block_on(async {
+            for _ in 0..100 {
+                let sent = log.publish(format!("kvatlas.default.model.{WORKER}.0"), message.clone().into()).await;
+                if let Ok(sent) = sent
+                    && sent.await.is_ok()
+                {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            panic!("there is no log");
+        });
+    };
+    say(0);
+    let reader = Node::reader(&nats);
+    reader.until("read", |node| node.stream().is_some_and(|stream| stream.status.last_seq() == Some(0)));
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(600) {
+        assert!(!reader.is_trusted(), "nobody knows what the engine holds now");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    say(1);
+    reader.until("trusted", Node::is_trusted);
+    drop(relay);
+}
+
+#[test]
+fn a_log_that_is_deleted_is_made_anew_and_read() {
+    scenario(|nats, engine| {
+        let (_relay, reader) = (Node::relay(&nats, engine, ""), Node::reader(&nats));
+        engine.publish(300);
+        reader.whole(1, 300);
+        let runtime = Runtime::new().expect("a runtime");
+        runtime.block_on(async {
+            let client = async_nats::connect(nats.url()).await.expect("it is there");
+            async_nats::jetstream::new(client).delete_stream("kvatlas").await.expect("deleted");
+        });
+        engine.publish(100);
+        reader.whole(1, 400);
+        reader.leaves_nothing(engine, 1, 400);
+    });
+}
+
 #[test]
 fn a_reader_goes_on_from_its_snapshot_unless_the_log_was_purged() {
     scenario(|nats, engine| {
@@ -282,6 +345,36 @@ fn a_reader_goes_on_from_its_snapshot_unless_the_log_was_purged() {
         third.until("told", |node| outcome(node).is_some());
         assert_eq!(outcome(&third).map(|outcome| outcome.name()), Some("restarted"));
         third.leaves_nothing(engine, 1, 600);
+        let _ = std::fs::remove_dir_all(directory);
+    });
+}
+
+/// Contents under one key are nothing under another: who took them up would answer that nothing is held, and be sure.
+#[test]
+fn a_snapshot_under_another_key_is_left_out() {
+    scenario(|nats, engine| {
+        let directory = nats.directory.with_extension("keys");
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let snapshot = format!(r#", "snapshot": {{ "dir": "{}", "every": 3600 }}"#, directory.display());
+        let node = |key: &str| {
+            let file = directory.join("key");
+            std::fs::write(&file, key.repeat(64)).expect("a file");
+            let relay = format!(r#""publish": "{}", "key_file": "{}""#, nats.url(), file.display());
+            Node::new(&relay, &snapshot).following(engine)
+        };
+        let outcome = |node: &Node| node.stream().and_then(|stream| stream.status.from_snapshot()?.outcome);
+        let mut begun = Vec::new();
+        engine.publish(200);
+        for (key, outcome_of) in [("a", None), ("b", None), ("b", Some("kept"))] {
+            let node = node(key);
+            node.whole(1, 200);
+            if outcome_of.is_some() {
+                node.until("told", |node| outcome(node).is_some());
+            }
+            begun.push(outcome(&node).map(|outcome| outcome.name()));
+            node.0.drain(Duration::from_secs(5), Duration::ZERO);
+        }
+        assert_eq!(begun, [None, None, Some("kept")]);
         let _ = std::fs::remove_dir_all(directory);
     });
 }

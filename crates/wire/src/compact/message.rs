@@ -117,6 +117,9 @@ impl<'a> Message<'a> {
         }
         let life = cursor.word()?;
         let id = cursor.number()?;
+        if id == u64::MAX {
+            return Err(Malformed("no message can follow it"));
+        }
         let small = |number: u64| u32::try_from(number).map_err(|_| Malformed("a number is too large"));
         let block_size = small(cursor.number()?)?;
         let key = small(cursor.number()?)?;

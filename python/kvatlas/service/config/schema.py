@@ -100,11 +100,10 @@ class Config(Section):
                     f"streams.keyed_identity and relay.{name} are both set: services that share a log need one key: "
                     "set relay.key_file instead"
                 )
-
-        if self.streams.keyed_identity == "on" and self.sites.url is not None:
+        keys = {"streams.keyed_identity": self.streams.keyed_identity == "on", "relay.key_file": self.relay.key_file}
+        for name in (name for name, is_set in keys.items() if is_set and self.sites.url is not None):
             raise ConfigError(
-                "streams.keyed_identity and sites.url are both set: digests need content hashes, which other sites "
-                "compute alike"
+                f"{name} and sites.url are both set: digests need content hashes, which other sites compute alike"
             )
 
     @property

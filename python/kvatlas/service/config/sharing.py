@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -180,6 +181,10 @@ class RelayConfig(Section):
         super().__post_init__()
         if self.publish is not None and self.source is not None:
             raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
+        if re.search(r"[\s.*>/\\]", self.stream):
+            raise ConfigError(
+                f"relay.stream must be a name of JetStream, without spaces and . * > / \\, got {self.stream!r}"
+            )
         for name in ("publish", "source"):
             servers = getattr(self, name)
             for server in () if servers is None else servers.split(","):

@@ -111,27 +111,22 @@ impl Follower {
         (self.phase, self.unproved, self.sequence) = (Phase::Whole, true, sequence.unwrap_or(0));
     }
 
-    /// A message came.
-    pub(super) fn message(&mut self, now: Duration, payload: &Bytes, sequence: u64, hands: &mut impl Hands) {
+    /// A message came. `heard`: when, if its relay has published it just before.
+    ///
+    /// One whose head is wrong changes nothing, as anybody may have published it: if it was the relay's, the next one's
+    /// number shows that one is missing, and if no other comes, the relay counts as silent.
+    pub(super) fn message(
+        &mut self,
+        now: Duration,
+        heard: Option<Duration>,
+        payload: &Bytes,
+        sequence: u64,
+        hands: &mut impl Hands,
+    ) {
         let message = match Message::read(payload) {
             Ok(message) => message,
-            Err(error) => return self.refuse(now, error.to_string(), hands),
+            Err(error) => return self.refuse(error.to_string()),
         };
-        if message.block_size != self.block_size {
-            let message = format!(
-                "the relay says that blocks have {} tokens, and not {} as others of the model have",
-                message.block_size, self.block_size
-            );
-            return self.refuse(now, message, hands);
-        }
-        if message.key != self.key {
-            let message = match (message.key, self.key) {
-                (0, _) => "the relay has no key, but this service has one (relay.key_file)",
-                (_, 0) => "the relay has a key: give this service the same (relay.key_file)",
-                _ => "the relay has another key than this service (relay.key_file)",
-            };
-            return self.refuse(now, message.to_owned(), hands);
-        }
         if let Some(life) = self.life
             && message.life < life
             && !self.is_stale(now)
@@ -144,13 +139,29 @@ impl Follower {
             );
             return;
         }
+        if message.block_size != self.block_size {
+            // The stream is to be registered anew, if others of the model do not contradict.
+            self.gone |= self.life != Some(message.life);
+            return self.refuse(format!(
+                "the relay says that blocks have {} tokens, and not {} as others of the model have",
+                message.block_size, self.block_size
+            ));
+        }
+        if message.key != self.key {
+            let message = match (message.key, self.key) {
+                (0, _) => "the relay has no key, but this service has one (relay.key_file)",
+                (_, 0) => "the relay has a key: give this service the same (relay.key_file)",
+                _ => "the relay has another key than this service (relay.key_file)",
+            };
+            return self.refuse(message.to_owned());
+        }
         if self.life != Some(message.life) {
             self.counts.epochs += u64::from(self.life.is_some());
             self.life = Some(message.life);
             self.next = message.id;
             self.forget(hands);
         }
-        self.heard = Some(now);
+        self.heard = self.heard.max(heard);
         if message.id < self.next {
             self.counts.duplicates += 1;
             self.unproved = false;
@@ -187,7 +198,7 @@ impl Follower {
 
     /// Whether what is held is what the engine announced.
     pub(super) fn trusted(&self, now: Duration) -> bool {
-        let is_now = self.told.trusted && !self.told.late && !self.is_stale(now) && self.heard.is_some();
+        let is_now = self.told.trusted && !self.told.late && !self.is_stale(now) && self.heard.is_some() && !self.gone;
         is_now && self.phase == Phase::Whole && !self.unproved && self.waiting.is_empty()
     }
 
@@ -228,7 +239,9 @@ impl Follower {
         for frame in message.frames() {
             let done = frame.and_then(|frame| self.frame(now, message.id, frame, hands));
             if let Err(error) = done {
-                self.refuse(now, error.to_string(), hands);
+                // A part of it may be applied.
+                self.refuse(error.to_string());
+                self.forget(hands);
                 return;
             }
         }
@@ -322,12 +335,9 @@ impl Follower {
         (self.told, self.asked) = (Status::default(), None);
     }
 
-    fn refuse(&mut self, _now: Duration, why: String, hands: &mut impl Hands) {
+    fn refuse(&mut self, why: String) {
         self.counts.malformed += 1;
         self.error = Some(why);
-        if self.phase != Phase::Unknown {
-            self.forget(hands);
-        }
     }
 
     fn needs(&self) -> bool {

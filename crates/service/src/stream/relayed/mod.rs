@@ -143,9 +143,10 @@ async fn live(
                 }
                 let mut is_news = false;
                 for _ in 0..TURN {
-                    let Poll::Ready(Some(Delivered { payload, sequence })) = inbox.poll_recv(cx) else { break };
+                    let Poll::Ready(Some(Delivered { payload, sequence, heard })) = inbox.poll_recv(cx) else { break };
+                    let heard = heard.map(|heard| heard.saturating_duration_since(start.into_std()));
                     let mut hands = Applying { holdings: &mut holdings, relay, subject };
-                    follower.message(start.elapsed(), &payload, sequence, &mut hands);
+                    follower.message(start.elapsed(), heard, &payload, sequence, &mut hands);
                     holdings.heard = true;
                     is_news = true;
                     if follower.trusted(start.elapsed()) != stream.status.is_trusted() {

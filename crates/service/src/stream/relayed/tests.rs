@@ -45,10 +45,21 @@ impl Test {
 
     /// A message with these frames, and that all is well at its end.
     fn message(&mut self, life: u64, id: u64, frames: &[Frame<'_>]) {
+        self.message_of(Some(self.now), life, id, frames);
+    }
+
+    /// The same, of now or of some time ago.
+    fn message_of(&mut self, heard: Option<Duration>, life: u64, id: u64, frames: &[Frame<'_>]) {
         let mut bytes = MessageWriter { life, block_size: 16, key: 0 }.begin(id, 1.0, 0);
         frames.iter().for_each(|frame| MessageWriter::put(&mut bytes, *frame));
         MessageWriter::put(&mut bytes, Frame::Status(Status { trusted: true, ..Status::default() }));
-        self.follower.message(self.now, &Bytes::from(bytes), id + 100, &mut self.held);
+        self.follower.message(self.now, heard, &Bytes::from(bytes), id + 100, &mut self.held);
+    }
+
+    /// A message that has only a head, as anybody may publish it.
+    fn made_up(&mut self, head: MessageWriter) {
+        let bytes = Bytes::from(head.begin(1, 0.0, 0));
+        self.follower.message(self.now, Some(self.now), &bytes, 100, &mut self.held);
     }
 
     fn pass(&mut self, seconds: f64) {
@@ -190,15 +201,53 @@ fn a_snapshot_is_proved_by_the_life_and_the_number() {
 }
 
 #[test]
-fn what_cannot_be_read_is_not_trusted() {
+fn messages_of_long_ago_are_no_sign_of_life() {
+    let mut test = Test::new();
+    test.message_of(None, 5, 0, &[Frame::Forgotten, batch(b"a")]);
+    assert_eq!((test.trusted(), test.held.applied.len()), (false, 1), "its relay may have ended since");
+    test.message_of(None, 5, 1, &[batch(b"b")]);
+    assert!(!test.trusted());
+    test.message(5, 2, &[]);
+    assert!(test.trusted());
+    test.pass(6.9);
+    test.message_of(None, 5, 3, &[batch(b"c")]);
+    test.pass(0.1);
+    assert!(!test.trusted());
+}
+
+#[test]
+fn what_cannot_be_read_changes_nothing() {
     let mut test = Test::new();
     test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
-    test.follower.message(test.now, &Bytes::from_static(b"\xc1\x02"), 101, &mut test.held);
-    assert_eq!((test.trusted(), test.held.applied.len(), test.follower.counts.malformed), (false, 0, 1));
-    let with_key = MessageWriter { life: 5, block_size: 16, key: 9 }.begin(1, 0.0, 0);
-    test.follower.message(test.now, &with_key.into(), 102, &mut test.held);
+    let (now, held) = (test.now, &mut test.held);
+    test.follower.message(now, Some(now), &Bytes::from_static(b"\xc1\x02"), 101, held);
+    test.made_up(MessageWriter { life: 5, block_size: 16, key: 9 });
     assert!(test.follower.error.take().is_some_and(|error| error.contains("relay.key_file")));
-    let other_size = MessageWriter { life: 5, block_size: 32, key: 0 }.begin(1, 0.0, 0);
-    test.follower.message(test.now, &other_size.into(), 103, &mut test.held);
+    test.made_up(MessageWriter { life: 4, block_size: 32, key: 9 });
+    assert!(test.follower.error.take().is_some_and(|error| error.contains("another relay")));
+    assert_eq!((test.trusted(), test.held.applied.len(), test.follower.counts.malformed), (true, 1, 2));
+    // If it was the relay's, the number is missing.
+    test.message(5, 2, &[]);
+    assert!(!test.trusted());
+    test.pass(3.0);
+    assert_eq!((test.held.applied.len(), test.held.asked), (0, 1));
+}
+
+#[test]
+fn a_life_with_another_block_size_is_for_another_stream() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.made_up(MessageWriter { life: 6, block_size: 32, key: 0 });
     assert!(test.follower.error.take().is_some_and(|error| error.contains("32 tokens, and not 16")));
+    assert_eq!((test.trusted(), test.follower.is_gone()), (false, true), "it is to be registered anew");
+}
+
+#[test]
+fn changes_that_cannot_be_read_cost_all() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    let mut bytes = MessageWriter { life: 5, block_size: 16, key: 0 }.begin(1, 0.0, 0);
+    bytes.push(99);
+    test.follower.message(test.now, Some(test.now), &bytes.into(), 101, &mut test.held);
+    assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
 }
