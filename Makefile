@@ -43,7 +43,7 @@ format-rust:
 	cargo fmt --all --check
 
 clippy:
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --no-default-features --all-targets -- -D warnings
 
 lint-python:
 	$(BIN)/ruff format --check .
@@ -55,14 +55,14 @@ types:
 
 # A quarter of the seeds that a run without the variable has; `make fuzz` has many more. Examples are compiled by clippy.
 test-rust:
-	KVATLAS_SEEDS=150 cargo test --locked --workspace --no-fail-fast --lib --tests
-	cargo test --locked --workspace --no-fail-fast --doc
+	KVATLAS_SEEDS=150 cargo test --locked --workspace --no-default-features --no-fail-fast --lib --tests
+	cargo test --locked --workspace --no-default-features --no-fail-fast --doc
 
 test-python:
 	$(PYTEST)
 
 check-rust:
-	KVATLAS_SEEDS=30 cargo test --locked --workspace --no-fail-fast --quiet --lib --tests
+	KVATLAS_SEEDS=30 cargo test --locked --workspace --no-default-features --no-fail-fast --quiet --lib --tests
 
 check-python:
 	HYPOTHESIS_PROFILE=quick $(PYTEST) --quiet -m "not slow"
@@ -177,7 +177,7 @@ sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Va
 docs: docs-rust docs-site  ## the documentation: the site in target/site, Rust's in target/doc, without warnings
 
 docs-rust: .venv/ready
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-default-features --no-deps
 
 docs-site: build-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
@@ -221,13 +221,13 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 	@rm -f .venv/extension-*; touch $@
 
 .venv/extension-dev: .venv/ready $(RUST)
-	cargo test --locked --workspace --no-run --lib --tests
-	$(BIN)/maturin develop --locked
+	cargo test --locked --workspace --no-default-features --no-run --lib --tests
+	$(BIN)/maturin develop --no-default-features --locked
 	@rm -f .venv/extension-*; touch $@
 
 target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
 	@rm -rf $(@D)
-	$(BIN)/maturin build --profile dev --locked --compatibility linux --out $(@D)
+	$(BIN)/maturin build --profile dev --no-default-features --locked --compatibility linux --out $(@D)
 	@touch $@
 
 .venv/ready: requirements-dev.txt requirements-docs.txt | check-tools
