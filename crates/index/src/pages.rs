@@ -4,6 +4,7 @@
 //! keeps such numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
 
 use crate::position::Position;
+use crate::raw::prefetch;
 
 const BITS: u32 = 4;
 /// Blocks a page.
@@ -103,6 +104,12 @@ impl Pages {
         let live = |page: u32| (page != NO_PAGE).then_some(page);
         std::iter::successors(live(last), move |&page| live(self.pages[page as usize].previous))
             .map(|page| (page << BITS, self.pages[page as usize].index * PAGE))
+    }
+
+    /// Asks for the page of a number.
+    #[inline]
+    pub(crate) fn ask_for(&self, number: u32) {
+        prefetch(&self.pages[(number >> BITS) as usize]);
     }
 
     /// The position of a number.

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::forks::Forks;
 use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, LevelsNow, Published, Readers, Run, Spares, WriterToken};
+use crate::raw::{Children, Level, LevelsNow, Published, Readers, Run, Spares, WriterToken, prefetch};
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
@@ -166,6 +166,18 @@ impl Runs {
 
     pub(crate) fn name(&self, at: Position) -> u64 {
         self.get(at.run).names()[at.offset as usize]
+    }
+
+    /// Asks for what tells the position of a number, as [`Self::position`] soon will.
+    #[inline]
+    pub(crate) fn ask_for_page(&self, number: u32) {
+        self.pages.ask_for(number);
+    }
+
+    /// Asks for the name of a position, as [`Self::name`] soon will.
+    #[inline]
+    pub(crate) fn ask_for_name(&self, at: Position) {
+        prefetch(&self.get(at.run).names()[at.offset as usize]);
     }
 
     pub(crate) fn set_name(&mut self, at: Position, name: u64) {

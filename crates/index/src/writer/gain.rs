@@ -144,8 +144,7 @@ impl Writer {
             self.names.make_ready(names.len(), 0, &self.runs);
             let (run, start, end) = self.add_blocks(place, contents, Some(names));
             let names = &names[..(end - start) as usize];
-            let numbers = self.runs.numbers_from(run, start);
-            let taken = start + self.names.insert_new(names, numbers, &self.runs) as u32;
+            let taken = start + self.names.insert_new(names, run, start, &self.runs) as u32;
             let gained = self.keep_blocks(holder, run, start, taken);
             if let Some(&last) = names[..gained].last() {
                 self.holders[holder as usize].tails.add(last, Position { run, offset: taken - 1 });

@@ -24,7 +24,7 @@ const AHEAD: usize = 8;
 const FEW: usize = 64;
 
 /// Tables of fewer lines double when they are full: there time counts for more than memory.
-const SMALL: usize = 1 << 17;
+const SMALL: usize = 1 << 18;
 
 /// A line of a table: a cache line.
 pub(super) trait Line: Copy {

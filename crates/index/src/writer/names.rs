@@ -2,6 +2,8 @@
 
 use std::cell::OnceCell;
 
+use smallvec::SmallVec;
+
 use super::own::OwnTable;
 use super::slots::Slots;
 use crate::position::{NO_NAME, Position};
@@ -41,16 +43,37 @@ impl NameTable {
         self.slots.insert(self.hash(name), number);
     }
 
-    /// Adds names with their numbers, up to the first that is there already; returns how many. There must be room.
-    pub(crate) fn insert_new(&mut self, names: &[u64], numbers: impl Iterator<Item = u32>, runs: &Runs) -> usize {
+    /// Adds the names of the last positions of a run, from `start` on, up to the first that is there already; returns how
+    /// many.
+    ///
+    /// An entry that looks like a name's is nearly never that: tags are short. To tell is to wait for memory three times,
+    /// so all is added first, and what looked alike is compared in the end, all at once.
+    pub(crate) fn insert_new(&mut self, names: &[u64], run: u32, start: u32, runs: &Runs) -> usize {
         let mut ahead = Ahead::of(self, names);
-        for (i, (&name, number)) in names.iter().zip(numbers).enumerate() {
-            let hash = ahead.next(self, names, i);
-            if !self.slots.insert_new(hash, number, |number| runs.name(runs.position(number)) == name) {
-                return i;
+        let mut alike = Alike::new();
+        let mut numbers = runs.numbers_from(run, start);
+        let mut done = 0;
+        let mut taken = None;
+        while done < names.len()
+            && taken.is_none()
+            && let Some(number) = numbers.next()
+        {
+            let hash = ahead.next(self, names, done);
+            self.slots.insert_new(hash, number, |other| {
+                alike.push((names[done], other, done));
+                false
+            });
+            done += 1;
+            if alike.len() >= MOST_ALIKE {
+                taken = first_taken(&mut alike, runs);
             }
         }
-        names.len()
+        let Some(taken) = taken.or_else(|| first_taken(&mut alike, runs)) else { return done };
+        for (&name, number) in names[taken..done].iter().zip(runs.numbers_from(run, start + taken as u32)) {
+            let was_there = self.slots.remove(self.hash(name), |it| it == number);
+            debug_assert!(was_there);
+        }
+        taken
     }
 
     /// Makes room for `more` names, or gives room back, as far as it is time for it now that `changed` have come or gone.
@@ -84,6 +107,24 @@ impl NameTable {
             }
         }
     }
+}
+
+/// Names that are added with what looked like them: compared when there are so many.
+const MOST_ALIKE: usize = 32;
+/// A name, the number of a position that may be named so, and which of the names that are added it is.
+type Alike = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
+
+/// Which of the names is first that is that of a position it looked like.
+#[inline]
+fn first_taken(alike: &mut Alike, runs: &Runs) -> Option<usize> {
+    for (_, number, _) in &*alike {
+        runs.ask_for_page(*number);
+    }
+    for (_, number, _) in &*alike {
+        runs.ask_for_name(runs.position(*number));
+    }
+    // In the order of the names.
+    alike.drain(..).find(|(name, number, _)| runs.name(runs.position(*number)) == *name).map(|(_, _, at)| at)
 }
 
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
@@ -308,6 +349,50 @@ impl ByPlace {
         } else if names.capacity() > 2 * names.len() + 8 {
             names.shrink_to(names.len() + 2);
             self.room -= room - names.capacity();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::position::Place;
+    use crate::raw::Readers;
+    use crate::retire::Trash;
+
+    #[test]
+    fn names_are_added_up_to_the_first_that_is_there() {
+        let (mut runs, mut trash, mut table) = (Runs::new(&Readers::new(1)), Trash::new(), NameTable::new());
+        let mut add = |runs: &mut Runs, table: &mut NameTable, content: u64, names: &[u64]| {
+            let contents: Vec<u64> = (content..).take(names.len()).collect();
+            let run = runs.create(Place::ROOT, &contents, Some(names), &mut trash);
+            table.make_ready(names.len(), 0, runs);
+            (run, table.insert_new(names, run, 0, runs))
+        };
+        let old: Vec<u64> = (1..1_000).collect();
+        assert_eq!(add(&mut runs, &mut table, 1 << 32, &old).1, old.len());
+        let fresh = |content: u64| (0..1_000).map(|i| content << 32 | i).collect::<Vec<u64>>();
+        // There already; more of them than are compared at once; and one that the list itself has twice.
+        let is_there: &dyn Fn(&mut Vec<u64>, usize) = &|names, at| names[at] = old[at];
+        let are_there = &|names: &mut Vec<u64>, at: usize| names[at..].copy_from_slice(&old[at - 1..]);
+        let is_twice = &|names: &mut Vec<u64>, at: usize| names[at] = names[at / 2];
+        for (i, spoil) in [is_there, are_there, is_twice].into_iter().enumerate() {
+            for (j, at) in [1, 15, 16, 17, 500, 998].into_iter().enumerate() {
+                let content = 2 + (i * 10 + j) as u64;
+                let mut names = fresh(content);
+                spoil(&mut names, at);
+                let (run, added) = add(&mut runs, &mut table, content << 32, &names);
+                assert_eq!(added, at);
+                assert!(table.is_counted());
+                let name_of = |number| Some(runs.name(runs.position(number)));
+                for (name, number) in names[..at].iter().zip(runs.numbers_from(run, 0)) {
+                    assert_eq!(table.find(*name, name_of), Some(number));
+                }
+                let ours = |name: &u64| table.find(*name, name_of).is_some_and(|it| runs.position(it).run == run);
+                assert!(!names[at..].iter().any(|name| ours(name) && !names[..at].contains(name)));
+                assert!(old.iter().all(|name| table.find(*name, name_of).is_some()));
+                table.remove_all(run, 0, &names[..at], &runs);
+            }
         }
     }
 }
