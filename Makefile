@@ -232,7 +232,7 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 
 target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
 	@rm -rf $(@D)
-	$(LINTED) $(BIN)/maturin build --profile dev --locked --compatibility linux --out $(@D)
+	$(LINTED) $(BIN)/maturin build --profile dev --no-default-features --locked --compatibility linux --out $(@D)
 	@touch $@
 
 .venv/ready: requirements-dev.txt requirements-docs.txt | check-tools
