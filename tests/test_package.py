@@ -29,3 +29,9 @@ def test_the_index_does_not_import_an_http_client() -> None:
     code = f"import sys, kvatlas; kvatlas.BlockIndex(); print({slow} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_service_starts_without_numpy() -> None:
+    code = "import sys, kvatlas.cli, kvatlas.router, kvatlas.service; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

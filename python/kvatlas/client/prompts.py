@@ -7,16 +7,18 @@ import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from kvatlas._native import content_hashes
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 from kvatlas.tokenize import AnyTokenizer, AsyncTokenizer, Message, Tokenizer
 
-Numbers: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+# NumPy is imported where the first prompt is: the commands that start a process, and send none, do without.
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Numbers: TypeAlias = "Sequence[int] | npt.NDArray[np.integer[Any]]"
 
 _INPUTS = ("tokens", "content_hashes", "text", "messages")
 _ONE_OF = f"{', '.join(f'{name}=' for name in _INPUTS[:-1])} or {_INPUTS[-1]}="
@@ -108,6 +110,8 @@ class Prompt:
             InvalidArgumentError: A number is out of range (code "out_of_range").
             InvalidTypeError: The prompt is not numbers, or the adapter or the salt is not a string.
         """
+        import numpy as np  # noqa: PLC0415
+
         for each, text in (("lora", query.lora), ("salt", query.salt)):
             if text is not None and not isinstance(text, str):
                 raise InvalidTypeError(f"{name}{each} must be a str, got {type(text).__name__}")
@@ -192,6 +196,8 @@ def _with_tokens(query: Query, tokens: Sequence[int]) -> Query:
 
 def _array(numbers: Numbers, name: str, low: int, high: int) -> npt.NDArray[np.integer[Any]]:
     """The numbers, checked here: floats and bools are no tokens. What is negative is given in two's complement."""
+    import numpy as np  # noqa: PLC0415
+
     if isinstance(numbers, np.ndarray):
         if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
             raise InvalidTypeError(
@@ -222,6 +228,8 @@ def _check_range(
 
 
 def _int(number: object, name: str) -> int:
+    import numpy as np  # noqa: PLC0415
+
     if isinstance(number, bool | np.bool_) or not isinstance(number, int | np.integer):
         raise InvalidTypeError(f"{name} must be an int, got {type(number).__name__}")
     return int(number)
