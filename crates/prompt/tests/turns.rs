@@ -185,7 +185,8 @@ impl Random {
 
 #[test]
 fn what_is_remembered_changes_nothing() {
-    let streams = kvatlas_testing::seeds(24);
+    // With fewer it could be that no template of theirs takes the bodies.
+    let streams = kvatlas_testing::seeds(24).max(9);
     let templates = templates();
     let (mut recalled_at_all, mut bodies, mut with_tokens) = (0, 0, 0);
     for seed in 0..streams {
