@@ -167,12 +167,16 @@ def test_a_new_replica_begins_with_a_running_one(tmp_path: Path) -> None:
         first.wait_ready(DEADLINE)
         engines["w0"].publish(2_000)
         until(lambda: workers(first.address)["w0"]["seq"] >= 1_999, "read")
-        peer = SnapshotConfig(peer=f"http://{first.address}")
+        left = tmp_path / "kept" / "kvatlas-peer-killed"
+        left.mkdir(parents=True)
+        (left / "peer.snapshot").write_bytes(b"of a process that was killed meanwhile")
+        peer = SnapshotConfig(peer=f"http://{first.address}", dir=left.parent)
         second = stack.enter_context(following(engines, snapshot=peer))
         second.wait_ready(DEADLINE)
         equal(second.address, first.address, engines)
         snapshot = workers(second.address)["w0"]["snapshot"]
         assert (snapshot["from"], snapshot["outcome"]) == ("peer", "kept")
+        assert not left.exists()
         # Files compare as well, and a difference is told.
         files = [tmp_path / name for name in ("a", "b")]
         for file in files:

@@ -205,7 +205,18 @@ fn is_forwarded(app: &App, path: &str) -> bool {
         Some(start) => path.starts_with(start),
         None => path == rule,
     };
-    path.starts_with("/v1/") || FORWARDED.contains(&path) || app.config.forward.iter().any(by_rule)
+    let is_listed = path.starts_with("/v1/") || FORWARDED.contains(&path) || app.config.forward.iter().any(by_rule);
+    // Whoever stands before the engine may make another path of it, which nobody has allowed.
+    is_listed && !climbs(path)
+}
+
+/// Whether a path has `.` or `..` among its segments, however it writes them (RFC 3986, 5.2.4).
+fn climbs(path: &str) -> bool {
+    let is_dots = |segment: &str| {
+        let lower = segment.to_ascii_lowercase().replace("%2e", ".");
+        matches!(lower.as_str(), "." | "..")
+    };
+    path.contains(['.', '%']) && path.replace("%2f", "/").replace("%2F", "/").split(['/', '\\']).any(is_dots)
 }
 
 fn metrics(app: &Arc<App>) -> Result<Response<Answer>, Refusal> {
@@ -222,3 +233,18 @@ pub(crate) fn unknown_path() -> Refusal {
 
 /// How long a client should wait before it asks again whether the router is ready.
 pub(crate) const READY_AGAIN: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_climb() {
+        for path in ["/v1/../x", "/v1/..", "/v1/./x", "/v1/%2e%2E/x", "/v1/.%2e/x", "/v1/a%2f..%2Fx", "/v1\\..\\x"] {
+            assert!(climbs(path), "{path}");
+        }
+        for path in ["/v1/files/a.b", "/v1/models/x..y", "/v1/...", "/v1/a%20b", "/v1/responses/%2e1"] {
+            assert!(!climbs(path), "{path}");
+        }
+    }
+}

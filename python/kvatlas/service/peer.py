@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import re
+import shutil
 import socket
 import ssl
 import tempfile
@@ -30,6 +31,7 @@ from kvatlas.service.config.sharing import SnapshotConfig
 
 logger = logging.getLogger("kvatlas.service")
 
+_DIRECTORY = "kvatlas-peer-"  # how the name of the directory begins that it is fetched into
 _PART = 8 << 20  # bytes of a request
 _PAUSE = 0.2  # seconds before a request that failed is made again
 _LOOK = 2.0  # seconds within which one of several replicas must say whether it is ready
@@ -59,7 +61,11 @@ class Fetching:
     def _run(self) -> None:
         peer = self._config.peer or ""
         try:
-            with tempfile.TemporaryDirectory(prefix="kvatlas-", dir=self._config.dir) as directory:
+            if self._config.dir is not None:
+                # A process that was killed leaves its own, and no other service has this directory.
+                for old in Path(self._config.dir).glob(f"{_DIRECTORY}*"):
+                    shutil.rmtree(old, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=_DIRECTORY, dir=self._config.dir) as directory:
                 file = Path(directory) / "peer.snapshot"
                 with file.open("wb") as out:
                     given_by = self._fetch(peer, out)

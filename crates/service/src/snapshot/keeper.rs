@@ -1,6 +1,7 @@
 //! Writes a snapshot now and then, and copies all streams for it.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -76,7 +77,11 @@ fn load(snapshots: &Snapshots, directory: &Directory) {
     let file = directory.file().display().to_string();
     let read = directory.read().map_err(|error| Error::Snapshot { message: format!("{file}: {error}") });
     let loaded = read.and_then(|bytes| match bytes {
-        Some(bytes) => snapshots.read(&bytes, Origin { kind: "disk", file: file.clone() }).map(drop),
+        Some(bytes) => {
+            let read = || snapshots.read(&bytes, Origin { kind: "disk", file: file.clone() }).map(drop);
+            // What is wrong with a file must not end the thread: whoever waits for it would wait for ever.
+            guarded(read).unwrap_or_else(|| Err(Error::Snapshot { message: format!("{file}: {FAULT}") }))
+        }
         None => Ok(()),
     });
     if let Err(error) = loaded {
@@ -89,7 +94,10 @@ fn load(snapshots: &Snapshots, directory: &Directory) {
 fn write(snapshots: &Snapshots, fleet: &Fleet, directory: &Directory, until: Option<Instant>) {
     let begun = Instant::now();
     let mut skipped = [0; Skip::ALL.len()];
-    let written = directory.replace(|out| snapshots.write(fleet, out, until, &mut skipped));
+    let written = directory.replace(|out| {
+        let write = || snapshots.write(fleet, out, until, &mut skipped);
+        guarded(write).unwrap_or_else(|| Err(io::Error::other(FAULT)))
+    });
     let took = begun.elapsed();
     match written {
         Ok(written) => {
@@ -106,6 +114,14 @@ fn write(snapshots: &Snapshots, fleet: &Fleet, directory: &Directory, until: Opt
             snapshots.counts.failed(message);
         }
     }
+}
+
+/// What is said where something panicked.
+const FAULT: &str = "an internal error, whose place is in the log";
+
+/// The result; none if it panicked, which the panic itself has said.
+fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
 impl Snapshots {
