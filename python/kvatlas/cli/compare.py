@@ -31,7 +31,7 @@ DIFFERENT = 1
     "--key-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File with the key of the services, the one for changes. Alternatively, set KVATLAS_KEY.",
+    help="File with the admin key of the services. Alternatively, set KVATLAS_KEY.",
 )
 @click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="CA certificate in PEM to trust for https.")
 @click.option(
