@@ -27,7 +27,7 @@ mod zmq_transport;
 mod zmq_transport_tests;
 mod zmtp;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -38,7 +38,7 @@ use self::task::follow;
 use self::zmq_transport::ZmqTransport;
 use crate::config::StreamConfig;
 use crate::relay::Subject;
-use crate::state::{Keyspace, Stream};
+use crate::state::{Keyspace, Stream, lock};
 
 /// A stream's task.
 pub(crate) struct StreamHandle {
@@ -82,7 +82,11 @@ pub(crate) fn spawn(
         stream.set_outlet(config.relay.outlet(&subject, registration.block_size, key));
     }
     let (registration, pauses) = (stream.registration.clone(), config.clone());
-    let transport = move || ZmqTransport::new(&registration, &pauses, &publishers);
+    let route = move || Some(publishers.route(registration.endpoint.bound_port()?, &registration.topic));
+    // Now, and not when the task runs: what an engine sends meanwhile would be of a topic that nobody has registered.
+    let first = Mutex::new(route());
+    let registration = stream.registration.clone();
+    let transport = move || ZmqTransport::new(&registration, &pauses, lock(&first).take().or_else(&route));
     let task = runtime.spawn(follow(keyspace, stream, config, transport, stopped));
     StreamHandle { stop, task }
 }

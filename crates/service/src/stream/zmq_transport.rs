@@ -5,13 +5,12 @@
 //!
 //! `dialled` has the live connection that we make, `bound` those that engines make, `replay` the one that is asked.
 
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::address::Address;
 use super::bound::Bound;
 use super::dialled::Dialled;
-use super::publishers::Publishers;
+use super::publishers::Route;
 use super::replay::Replay;
 use super::transport::{Incoming, Transport};
 use super::zmtp::Head;
@@ -46,10 +45,11 @@ pub(crate) struct ZmqTransport {
 }
 
 impl ZmqTransport {
-    pub(crate) fn new(registration: &Registration, config: &StreamConfig, publishers: &Arc<Publishers>) -> Self {
-        let live = match registration.endpoint.bound_port() {
+    /// `route`: where the engine's connections come, if it is the engine that connects.
+    pub(super) fn new(registration: &Registration, config: &StreamConfig, route: Option<Route>) -> Self {
+        let live = match route {
             None => Live::Dialled(Box::new(Dialled::new(registration, config))),
-            Some(port) => Live::Bound(Bound::new(publishers.route(port, &registration.topic))),
+            Some(route) => Live::Bound(Bound::new(route)),
         };
         let replay = registration.replay_endpoint.as_ref().map(|endpoint| Replay::new(Address::new(endpoint), config));
         Self {

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::publishers::Publishers;
 use super::transport::{Incoming, Transport};
 use super::zmq_transport::ZmqTransport;
 use crate::config::StreamConfig;
@@ -87,7 +86,7 @@ fn resident() -> u64 {
 }
 
 async fn connected(port: u16) -> ZmqTransport {
-    let mut transport = ZmqTransport::new(&registration(port), &StreamConfig::default(), &Publishers::new(1));
+    let mut transport = ZmqTransport::new(&registration(port), &StreamConfig::default(), None);
     let incoming = tokio::time::timeout(Duration::from_secs(10), poll_fn(|cx| transport.poll_next(cx))).await;
     assert!(matches!(incoming, Ok(Incoming::Connected)), "{:?}", incoming.is_ok());
     transport
