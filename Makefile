@@ -58,9 +58,9 @@ types:
 	$(BIN)/mypy
 	$(BIN)/python -W "ignore:kvatlas is a debug build" -m mypy.stubtest kvatlas._native
 
-# A tenth of the seeds that a run without the variable has; `make fuzz` has many more. Examples are compiled by `clippy`.
+# Few of the seeds that a run without the variable has; `make fuzz` has many more. Examples are compiled by `clippy`.
 test-rust:
-	$(LINTED) KVATLAS_SEEDS=60 cargo test --locked --workspace --no-default-features --no-fail-fast --lib --tests
+	$(LINTED) KVATLAS_SEEDS=40 cargo test --locked --workspace --no-default-features --no-fail-fast --lib --tests
 	$(LINTED) cargo test --locked --workspace --no-default-features --no-fail-fast --doc
 
 test-python:

@@ -151,6 +151,6 @@ def when_ready(arena: Arena) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def test_any_mixture() -> None:
-    arena = soak(5.0, seed=3)
-    assert arena.compared > 200
-    assert arena.hits > 50
+    arena = soak(3.0, seed=3)
+    assert arena.compared > 100
+    assert arena.hits > 25
