@@ -460,6 +460,10 @@ def test_keys_come_from_files_or_variables(tmp_path: Path) -> None:
     assert loaded.config.http.bearer() == "abc"
     assert loaded.config.discovery.bearer() == "s3cret"
     assert read_config({}, {"KVATLAS_ENGINE_KEY": "e"}).config.discovery.bearer() == "e"
+    relay = {"relay.source": "nats://a:4222"}
+    assert read_config(relay, {"KVATLAS_RELAY_KEY": "ab" * 32}).config.for_native()["relay"]["key"] == "ab" * 32
+    with pytest.raises(ConfigError, match="KVATLAS_RELAY_KEY and KVATLAS_RELAY_KEY_FILE are both set"):
+        read_config(relay, {"KVATLAS_RELAY_KEY": "ab" * 32, "KVATLAS_RELAY_KEY_FILE": "k"})
 
 
 @pytest.mark.parametrize(
@@ -483,11 +487,13 @@ def test_a_key_file_that_has_no_key(content: bytes | None, message: str, tmp_pat
 
 
 def test_keys_are_not_shown(tmp_path: Path) -> None:
-    loaded = read_config({}, {"KVATLAS_KEY": "s3cret", "KVATLAS_ADMIN_KEY": "adm1n", "KVATLAS_ENGINE_KEY": "3ngine"})
+    keys = {"KVATLAS_KEY": "s3cret", "KVATLAS_ADMIN_KEY": "adm1n", "KVATLAS_ENGINE_KEY": "3ngine"}
+    loaded = read_config({}, keys | {"KVATLAS_RELAY_KEY": "r3lay"})
     for text in (show_config(loaded), repr(loaded), str(loaded.config)):
         assert "s3cret" not in text
         assert "3ngine" not in text
         assert "adm1n" not in text
+        assert "r3lay" not in text
     assert "# key is hidden  # KVATLAS_KEY" in show_config(loaded)
     with pytest.raises(ConfigError) as caught:
         read_config({}, {"KVATLAS_KEY": "s3cret s3cret"})

@@ -18,7 +18,7 @@ use crate::fleet::{EngineReport, Fleet, Registering};
 use crate::http::{self, App, Server};
 use crate::log;
 use crate::reader;
-use crate::relay::Relay;
+use crate::relay::{Link, Relay};
 use crate::sites::{Digests, KeyspaceDigest};
 use crate::snapshot::{self, Directory, Keeper, Origin, Snapshots};
 
@@ -81,7 +81,7 @@ impl Service {
         ingest.block_on(relay.start())?;
         let streams = StreamConfig { snapshots: snapshots.clone(), relay: relay.clone(), ..config.streams };
         let mut holds = config.holds;
-        if relay.reads() {
+        if relay.reads() || relay.config.dedicated {
             holds.push(reader::HOLD.to_owned());
         }
         if snapshots.is_loading() {
@@ -91,6 +91,13 @@ impl Service {
         let fleet = Fleet::new(streams.clone(), &holds, ingest.handle().clone());
         if relay.reads() {
             ingest.spawn(reader::run(fleet.clone(), relay));
+        } else if relay.config.dedicated {
+            let (fleet, mut link) = (fleet.clone(), relay.link());
+            ingest.spawn(async move {
+                if link.wait_for(|link| *link != Link::Down).await.is_ok() {
+                    fleet.release(reader::HOLD);
+                }
+            });
         }
         let adopt = adopt::start(&fleet, config.adopt.share, &streams)?;
         let adopt = Adopting { desk: streams.desk.clone(), thread: adopt };

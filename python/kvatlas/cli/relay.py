@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ def relay(config: Path | None, print_config: bool, **options: Any) -> None:
 
     Exit status: 0; 1 if requests were cut off or the relay could not start; 2 if an argument or setting is invalid.
     """
-    run_service(config, print_config, options, _check)
+    run_service(config, print_config, options, _dedicated)
 
 
-def _check(config: Config) -> None:
+def _dedicated(config: Config) -> Config:
     if config.relay.publish is None:
         raise ConfigError("a relay needs servers to publish to: --publish nats://HOST:4222 (relay.publish)")
+    return dataclasses.replace(config, relay=dataclasses.replace(config.relay, dedicated=True))

@@ -5,19 +5,25 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::secret::Secret;
+
 /// How a service publishes to a log, or reads one.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RelayConfig {
     /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas.
     pub publish: Option<String>,
+    /// Whether publishing is all that the service is for: it is not ready before it has been connected.
+    pub dedicated: bool,
     /// Servers whose log brings the streams.
     pub from: Option<String>,
     /// A file with the credentials for the servers.
     pub credentials: Option<PathBuf>,
-    /// A file with certificates of authorities besides the system's.
+    /// A file with certificates of the authorities that are trusted, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// A file with 64 hexadecimal digits: the key that content hashes depend on.
+    /// 64 hexadecimal digits: the key that content hashes depend on.
+    pub key: Option<Secret>,
+    /// A file with that key instead.
     pub key_file: Option<PathBuf>,
     /// The JetStream stream.
     pub stream: String,
@@ -45,9 +51,11 @@ impl Default for RelayConfig {
     fn default() -> Self {
         Self {
             publish: None,
+            dedicated: false,
             from: None,
             credentials: None,
             ca: None,
+            key: None,
             key_file: None,
             stream: "kvatlas".to_owned(),
             max_age: Duration::from_secs(600),

@@ -56,6 +56,8 @@ pub struct Relay {
     client: OnceLock<async_nats::Client>,
     /// Whether it is connected, and whether what is read is not of long ago.
     link: watch::Sender<Link>,
+    /// What is wrong with that.
+    trouble: Mutex<Option<String>>,
     /// Bytes in all queues, and on the way.
     buffered: AtomicUsize,
     /// One stream's holdings are copied at a time.
@@ -77,6 +79,7 @@ impl Relay {
             counts: Counts::default(),
             client: OnceLock::new(),
             link: watch::Sender::new(Link::Down),
+            trouble: Mutex::default(),
             buffered: AtomicUsize::new(0),
             copying: Arc::new(Semaphore::new(1)),
             outlets: Mutex::default(),
@@ -109,6 +112,19 @@ impl Relay {
 
     pub(crate) fn set_link(&self, link: Link) {
         self.link.send_if_modified(|before| std::mem::replace(before, link) != link);
+    }
+
+    /// What is wrong with the connection to the log, as far as that is known.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        crate::state::lock(&self.trouble).clone()
+    }
+
+    /// Something is wrong with the connection, or nothing is. Said once, not with each attempt.
+    pub(crate) fn set_trouble(&self, trouble: Option<String>) {
+        let before = std::mem::replace(&mut *crate::state::lock(&self.trouble), trouble.clone());
+        if let Some(error) = trouble.filter(|error| Some(error) != before.as_ref()) {
+            tracing::error!(error, "the log cannot be used; it is tried again");
+        }
     }
 
     /// Leaves a stream's inbox to be taken by its task, which begins soon.

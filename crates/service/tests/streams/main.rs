@@ -9,4 +9,5 @@ mod limits;
 mod lives;
 mod relay;
 mod restarts;
+mod secured;
 mod truth;

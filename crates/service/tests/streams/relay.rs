@@ -2,7 +2,7 @@
 //! `nats-server` between them that is killed, emptied and away for a while.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,15 +17,22 @@ use crate::bench::WORKER;
 use crate::engine::{BLOCK_SIZE, Engine, tokens};
 
 /// A server with a directory and a port of its own.
-struct Nats {
+pub(crate) struct Nats {
     process: Option<Child>,
     port: u16,
-    directory: PathBuf,
+    pub(crate) directory: PathBuf,
+    /// Its configuration besides; a file.
+    more: Option<PathBuf>,
 }
 
 impl Nats {
     /// None if it is not installed: then there is nothing to be tested.
-    fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
+        Self::start_with(|_| None)
+    }
+
+    /// With a configuration that is written into its directory.
+    pub(crate) fn start_with(more: impl FnOnce(&Path) -> Option<PathBuf>) -> Option<Self> {
         let found = Command::new("nats-server").arg("--version").stdout(Stdio::null()).status();
         if found.is_err() {
             eprintln!("skipped: nats-server is not installed (apt-get install nats-server)");
@@ -33,7 +40,8 @@ impl Nats {
         }
         let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port").port();
         let directory = std::env::temp_dir().join(format!("kvatlas-nats-{}-{port}", std::process::id()));
-        let mut nats = Self { process: None, port, directory };
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let mut nats = Self { process: None, port, more: more(&directory), directory };
         nats.up();
         Some(nats)
     }
@@ -41,6 +49,9 @@ impl Nats {
     fn up(&mut self) {
         let mut command = Command::new("nats-server");
         command.args(["-js", "-a", "127.0.0.1", "-p", &self.port.to_string(), "-sd"]).arg(&self.directory);
+        if let Some(file) = &self.more {
+            command.arg("-c").arg(file);
+        }
         self.process = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it is installed"));
     }
 
@@ -56,7 +67,11 @@ impl Nats {
     }
 
     fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        format!("nats://{}", self.host())
+    }
+
+    pub(crate) fn host(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 }
 
@@ -67,10 +82,10 @@ impl Drop for Nats {
     }
 }
 
-struct Node(Service);
+pub(crate) struct Node(pub(crate) Service);
 
 impl Node {
-    fn new(relay: &str, more: &str) -> Self {
+    pub(crate) fn new(relay: &str, more: &str) -> Self {
         let json = format!(
             r#"{{ "http": {{ "bind": "127.0.0.1:0", "threads": 1 }}, "log": {{ "level": "off" }}, "adopt": {{ "share": 0 }},
                  "streams": {{ "threads": 1, "probe_interval": 0.5, "replay_timeout": 0.3, "reconnect_max": 0.2 }},
@@ -84,7 +99,7 @@ impl Node {
         Self::new(&format!(r#""publish": "{}" {more}"#, nats.url()), "").following(engine)
     }
 
-    fn following(self, engine: &Engine) -> Self {
+    pub(crate) fn following(self, engine: &Engine) -> Self {
         let registration = format!(
             r#"{{ "instance_id": "{WORKER}", "endpoint": "{}", "replay_endpoint": "{}", "model_name": "model",
                  "block_size": {BLOCK_SIZE} }}"#,
@@ -98,15 +113,15 @@ impl Node {
         Self::new(&format!(r#""from": "{}""#, nats.url()), "")
     }
 
-    fn stream(&self) -> Option<Arc<Stream>> {
+    pub(crate) fn stream(&self) -> Option<Arc<Stream>> {
         Some(self.0.fleet().workers().first()?.streams.first()?.1.clone())
     }
 
-    fn is_trusted(&self) -> bool {
+    pub(crate) fn is_trusted(&self) -> bool {
         self.stream().is_some_and(|stream| stream.status.is_trusted())
     }
 
-    fn count(&self, name: &str) -> u64 {
+    pub(crate) fn count(&self, name: &str) -> u64 {
         let at = Counters::NAMES.iter().position(|(known, _)| *known == name).expect("a counter");
         self.stream().map_or(0, |stream| stream.status.counters.values()[at])
     }
@@ -123,7 +138,7 @@ impl Node {
     }
 
     #[track_caller]
-    fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+    pub(crate) fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !condition(self) {
             let stream = self.stream();
@@ -134,13 +149,13 @@ impl Node {
     }
 
     #[track_caller]
-    fn whole(&self, life: u32, blocks: u64) {
+    pub(crate) fn whole(&self, life: u32, blocks: u64) {
         self.until("whole", |node| node.depth(life, blocks) == Some(blocks));
     }
 
     /// All blocks evicted once: whatever was applied twice remains.
     #[track_caller]
-    fn leaves_nothing(&self, engine: &Engine, life: u32, blocks: u64) {
+    pub(crate) fn leaves_nothing(&self, engine: &Engine, life: u32, blocks: u64) {
         engine.evict();
         self.until("empty", |node| node.depth(life, blocks) == Some(0));
     }
@@ -356,17 +371,20 @@ fn a_snapshot_under_another_key_is_left_out() {
         let directory = nats.directory.with_extension("keys");
         std::fs::create_dir_all(&directory).expect("a directory");
         let snapshot = format!(r#", "snapshot": {{ "dir": "{}", "every": 3600 }}"#, directory.display());
-        let node = |key: &str| {
+        let node = |key: &str, is_in_file: bool| {
             let file = directory.join("key");
             std::fs::write(&file, key.repeat(64)).expect("a file");
-            let relay = format!(r#""publish": "{}", "key_file": "{}""#, nats.url(), file.display());
+            let file = format!(r#""key_file": "{}""#, file.display());
+            let given = if is_in_file { file } else { format!(r#""key": "{}""#, key.repeat(64)) };
+            let relay = format!(r#""publish": "{}", {given}"#, nats.url());
             Node::new(&relay, &snapshot).following(engine)
         };
         let outcome = |node: &Node| node.stream().and_then(|stream| stream.status.from_snapshot()?.outcome);
         let mut begun = Vec::new();
         engine.publish(200);
         for (key, outcome_of) in [("a", None), ("b", None), ("b", Some("kept"))] {
-            let node = node(key);
+            // The same key, be it given itself or in a file.
+            let node = node(key, outcome_of.is_some());
             node.whole(1, 200);
             if outcome_of.is_some() {
                 node.until("told", |node| outcome(node).is_some());

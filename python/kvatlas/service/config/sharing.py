@@ -105,7 +105,11 @@ class SnapshotConfig(Section):
 
 @dataclass(frozen=True)
 class RelayConfig(Section):
-    """A log in NATS JetStream between this service and others. Empty if there is none."""
+    """A log in NATS JetStream between this service and others. Empty if there is none.
+
+    `key` is the key in `key_file` itself, for programs. `dedicated`: publishing is all that the service is for, so it is
+    not ready before it is connected.
+    """
 
     section: ClassVar[str] = "relay"
 
@@ -127,7 +131,9 @@ class RelayConfig(Section):
     )
     ca: Path | None = field(
         default=None,
-        metadata=about(File(), "--relay-ca", "CA certificate in PEM to trust for these servers, besides the system's."),
+        metadata=about(
+            File(), "--relay-ca", "CA certificate in PEM to trust for these servers instead of the system's."
+        ),
     )
     key_file: Path | None = field(
         default=None,
@@ -135,7 +141,7 @@ class RelayConfig(Section):
             File(),
             "--relay-key-file",
             "File with 64 hexadecimal digits, equal in all relays and their readers: blocks are identified under this "
-            "key instead of by content hash. Queries then need tokens.",
+            "key instead of by content hash. Queries then need tokens. Alternatively, set KVATLAS_RELAY_KEY.",
         ),
     )
     stream: str = field(default="kvatlas", metadata=about(Text(), "--relay-stream", "Name of the JetStream stream."))
@@ -176,9 +182,12 @@ class RelayConfig(Section):
         default=600.0,
         metadata=about(ABOVE_0, "--relay-forget-after", "Silence of a relay after which its engines are forgotten."),
     )
+    key: str | None = field(default=None, repr=False)
+    dedicated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_key("relay.key", self.key, self.key_file)
         if self.publish is not None and self.source is not None:
             raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
         if re.search(r"[\s.*>/\\]", self.stream):

@@ -279,7 +279,8 @@ fn report(holdings: &mut Holdings, config: &StreamConfig, follower: &mut Followe
     if changed {
         keyspace.trust_changed(stream);
     }
-    if let Some(error) = follower.error.take() {
+    let trouble = (link == Link::Down).then(|| config.relay.trouble()).flatten();
+    if let Some(error) = follower.error.take().or(trouble) {
         if status.last_error().as_ref() != Some(&error) {
             tracing::warn!(worker, rank, error, "a stream that comes by the log");
         }
