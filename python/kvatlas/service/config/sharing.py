@@ -107,7 +107,7 @@ class SnapshotConfig(Section):
 class RelayConfig(Section):
     """A log in NATS JetStream between this service and others. Empty if there is none.
 
-    `key` is the key in `key_file` itself, for programs. `dedicated`: publishing is all that the service is for, so it is
+    `key` is the key in `key_file` itself, for programs. `dedicated`: publishing is all that the service is for: it is
     not ready before it is connected.
     """
 
