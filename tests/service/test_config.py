@@ -89,6 +89,7 @@ OTHER = {
     "relay.max_age": "1m",
     "relay.max_bytes": "1MiB",
     "relay.storage": "memory",
+    "relay.snapshots": "on",
     "relay.buffer_bytes": "2MiB",
     "relay.heartbeat": "1s",
     "relay.lost_after": "3s",
@@ -118,6 +119,7 @@ TOGETHER = {
     "http.tls_key": TLS,
     "http.tls_client_ca": TLS,
     "snapshot.peer_key_file": ("snapshot.peer",),
+    "relay.snapshots": ("relay.source",),
     "sites.url": ("sites.site",),
     "sites.site": ("sites.url",),
     "sites.key_file": ("sites.url", "sites.site"),
@@ -428,6 +430,7 @@ def test_settings_of_a_program_are_checked_too() -> None:
             "relay.publish and relay.source are both set",
         ),
         (lambda: RelayConfig(source="nats://a:4222, http://b"), "relay.source must be nats://HOST:PORT"),
+        (lambda: RelayConfig(publish="nats://a:4222", snapshots="on"), "relay.snapshots is for readers"),
         (lambda: RelayConfig(stream="a b"), "relay.stream must be a name of JetStream"),
         (
             lambda: Config(relay=RelayConfig(key_file=Path("k")), sites=SitesConfig(url="http://a:1", site="s")),
@@ -506,7 +509,7 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     stream, engine = "w=tcp://h:1,topic=a,rank=2", 'q"\\=http://h:8000'
     # These go with no keyed_identity, or not together.
-    relay = ("relay.publish", "relay.source", "relay.credentials", "relay.ca")
+    relay = ("relay.publish", "relay.source", "relay.credentials", "relay.ca", "relay.snapshots")
     left_out = ("_file", ".dir", "snapshot.peer", "sites.url", "sites.site", *relay)
     flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith(left_out)}
     loaded = read_config(flags | {"engine": [engine], "stream": [stream]}, {"KVATLAS_KEY": "k"})
@@ -529,7 +532,7 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
         {
             path: text
             for path, text in OTHER.items()
-            if not path.endswith(("key_file", "keyed_identity", "relay.source", "sites.role"))
+            if not path.endswith(("key_file", "keyed_identity", "relay.source", "relay.snapshots", "sites.role"))
         },
         {},
     ).config.for_native()

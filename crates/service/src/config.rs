@@ -292,6 +292,10 @@ impl Config {
             let message = "relay.publish and relay.from are both set: what comes by a log is not published again";
             return Err(Error::config(message.into()));
         }
+        if self.relay.snapshots && from.is_none() {
+            let message = "relay.snapshots is for readers: it needs relay.from";
+            return Err(Error::config(message.into()));
+        }
         let is_used = publish.is_some() || from.is_some();
         if is_used && self.streams.keyed_identity {
             let message = "streams.keyed_identity has a key of this process alone: for a log that several read, give \

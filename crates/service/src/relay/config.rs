@@ -34,6 +34,8 @@ pub struct RelayConfig {
     pub max_bytes: i64,
     /// Whether they are kept in memory instead of on disk, if the stream is made here.
     pub in_memory: bool,
+    /// Whether readers keep snapshots in the log's object store, and remove from the log what these do not need.
+    pub snapshots: bool,
     /// Bytes in queues, of all streams together, before something is dropped.
     pub buffer_bytes: usize,
     /// Between two signs of life of a stream that has nothing to say.
@@ -61,6 +63,7 @@ impl Default for RelayConfig {
             max_age: Duration::from_secs(600),
             max_bytes: 1 << 30,
             in_memory: false,
+            snapshots: false,
             buffer_bytes: 64 << 20,
             heartbeat: Duration::from_secs(2),
             lost_after: Duration::from_secs(7),

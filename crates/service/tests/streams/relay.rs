@@ -1,7 +1,8 @@
 //! A service that publishes what it follows, and others that hold the same without following anybody, with a real
 //! `nats-server` between them that is killed, emptied and away for a while.
 
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -113,6 +114,24 @@ impl Node {
         Self::new(&format!(r#""from": "{}""#, nats.url()), "")
     }
 
+    /// Status and body of an answer.
+    pub(crate) fn get(&self, path: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.0.address()).expect("it listens");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer in UTF-8");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        (head.get(9..12).and_then(|status| status.parse().ok()).expect("a status"), body.to_owned())
+    }
+
+    /// A count since it began.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let text = self.get("/metrics").1;
+        let name = format!("kvatlas_{name}_total ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&name)).expect("it is there");
+        line.parse().expect("a number")
+    }
+
     pub(crate) fn stream(&self) -> Option<Arc<Stream>> {
         Some(self.0.fleet().workers().first()?.streams.first()?.1.clone())
     }
@@ -143,7 +162,8 @@ impl Node {
         while !condition(self) {
             let stream = self.stream();
             let status = stream.as_ref().map(|stream| &stream.status);
-            assert!(start.elapsed() < Duration::from_secs(30), "not {what}: {status:?}");
+            let late = start.elapsed() > Duration::from_secs(30);
+            assert!(!late, "not {what}: {status:?}, {}", self.get("/health").1);
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -361,6 +381,51 @@ fn a_reader_goes_on_from_its_snapshot_unless_the_log_was_purged() {
         assert_eq!(outcome(&third).map(|outcome| outcome.name()), Some("restarted"));
         third.leaves_nothing(engine, 1, 600);
         let _ = std::fs::remove_dir_all(directory);
+    });
+}
+
+#[test]
+fn a_new_reader_begins_with_the_snapshot_in_the_object_store_and_the_log_is_no_longer_than_it_needs() {
+    scenario(|nats, engine| {
+        let _relay = Node::relay(&nats, engine, "");
+        let relay = format!(r#""from": "{}", "snapshots": true"#, nats.url());
+        let reader = || Node::new(&relay, r#", "snapshot": { "every": 0.3 }"#);
+        let outcome = |node: &Node| node.stream().and_then(|stream| stream.status.from_snapshot()?.outcome);
+        let runtime = Runtime::new().expect("a runtime");
+        let log = async || async_nats::jetstream::new(async_nats::connect(nats.url()).await.expect("it is there"));
+        let first = reader();
+        engine.publish(400);
+        first.whole(1, 400);
+        let stored = first.metric("relay_stored_snapshots");
+        // The second from now on has all, and with the next the log is purged up to its place.
+        first.until("purged", |node| node.metric("relay_stored_snapshots") >= stored + 4);
+        let (messages, last) = runtime.block_on(async {
+            let mut stream = log().await.get_stream("kvatlas").await.expect("it is there");
+            let state = stream.info().await.expect("it is there").state.clone();
+            (state.messages, state.last_sequence)
+        });
+        // A sign of life each 0.2 s, for about 0.6 s; it is no matter of time that these are not all.
+        assert!(first.metric("relay_purged") > 0 && messages < last, "{messages} of {last}");
+        let second = reader();
+        second.whole(1, 400);
+        second.until("told", |node| outcome(node).is_some());
+        assert_eq!(outcome(&second).map(|outcome| outcome.name()), Some("kept"));
+        assert_eq!((second.metric("relay_asked"), second.count("gaps")), (0, 0), "nobody was asked");
+        engine.publish(100);
+        first.whole(1, 500);
+        second.whole(1, 500);
+        // The other one has written.
+        first.0.drain(Duration::ZERO, Duration::ZERO);
+        second.until("written", |node| node.metric("relay_stored_snapshots") > 0);
+        second.0.drain(Duration::ZERO, Duration::ZERO);
+        runtime.block_on(async {
+            let bucket = log().await.get_object_store("kvatlas").await.expect("it is there");
+            bucket.put("kvatlas.snapshot", &mut &b"nonsense"[..]).await.expect("written");
+        });
+        let third = reader();
+        third.whole(1, 500);
+        assert_eq!((third.metric("relay_failed_snapshots"), outcome(&third)), (1, None), "relays were asked instead");
+        third.leaves_nothing(engine, 1, 500);
     });
 }
 

@@ -1,7 +1,5 @@
 //! NATS with TLS, accounts and credentials files: what the guide says that a user needs is enough, and what is wrong is said.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -66,7 +64,7 @@ impl Secured {
             file("other-ca.pem", &certificates()[0]);
             let limits = json!({
                 "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1,
-                "leaf": -1, "mem_storage": 1 << 30, "disk_storage": 1 << 30, "streams": -1, "consumer": -1,
+                "leaf": -1, "mem_storage": 1_u64 << 33, "disk_storage": 1_u64 << 33, "streams": -1, "consumer": -1,
             });
             let none = json!({
                 "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1,
@@ -112,22 +110,21 @@ impl Secured {
     }
 
     fn node(&self, role: &str, ca: &str, credentials: Option<&str>) -> Node {
+        self.node_with(role, ca, credentials, "")
+    }
+
+    fn node_with(&self, role: &str, ca: &str, credentials: Option<&str>, more: &str) -> Node {
         let ca = self.directory().join(ca).display().to_string();
         let credentials = credentials.map(|file| format!(r#", "credentials": "{file}""#)).unwrap_or_default();
         let url = format!("tls://{}", self.nats.host());
-        Node::new(&format!(r#"{role}: "{url}", "ca": "{ca}"{credentials}"#), "")
+        Node::new(&format!(r#"{role}: "{url}", "ca": "{ca}"{credentials}"#), more)
     }
 }
 
 /// Status and body of an answer.
 fn ask(node: &Node, path: &str) -> (u16, Value) {
-    let mut stream = TcpStream::connect(node.0.address()).expect("it listens");
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    let status = head.get(9..12).and_then(|status| status.parse().ok()).expect("a status");
-    (status, serde_json::from_str(body).unwrap_or(Value::Null))
+    let (status, body) = node.get(path);
+    (status, serde_json::from_str(&body).unwrap_or(Value::Null))
 }
 
 /// Not ready, with this error.
@@ -157,10 +154,14 @@ fn what_the_guide_lists_is_enough_for_users() {
     let Some(secured) = Secured::start() else { return };
     let engine = Engine::start(10_000);
     let permissions = permissions();
-    let [relay, reader] =
-        ["relay", "reader"].map(|name| secured.user(&format!("{name}.creds"), &permissions[name], None));
+    let [relay, reader, keeper] =
+        ["relay", "reader", "keeper"].map(|name| secured.user(&format!("{name}.creds"), &permissions[name], None));
     let relay = secured.node(PUBLISH, "ca.pem", Some(&relay)).following(&engine);
     let reader = secured.node(FROM, "ca.pem", Some(&reader));
+    let keep = || {
+        secured.node_with(r#""snapshots": true, "from""#, "ca.pem", Some(&keeper), r#", "snapshot": { "every": 0.2 }"#)
+    };
+    let keeper = keep();
     engine.publish(200);
     relay.whole(1, 200);
     reader.whole(1, 200);
@@ -171,6 +172,11 @@ fn what_the_guide_lists_is_enough_for_users() {
     // One who comes late asks the relay for all that it holds.
     let late = secured.user("late.creds", &permissions["reader"], None);
     secured.node(FROM, "ca.pem", Some(&late)).whole(1, 200);
+    keeper.until("purged", |node| node.metric("relay_purged") > 0);
+    assert_eq!(keeper.metric("relay_failed_snapshots"), 0);
+    let next = keep();
+    next.whole(1, 200);
+    assert_eq!((next.metric("relay_failed_snapshots"), next.metric("relay_asked")), (0, 0));
     reader.leaves_nothing(&engine, 1, 200);
 }
 

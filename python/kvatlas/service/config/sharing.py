@@ -161,6 +161,15 @@ class RelayConfig(Section):
             Choice("file", "memory"), "--relay-storage", "Where messages are kept, where a relay creates the stream."
         ),
     )
+    snapshots: Literal["off", "on"] = field(
+        default="off",
+        metadata=about(
+            Choice("off", "on"),
+            "--relay-snapshots",
+            "Keep a snapshot in NATS's object store, every --snapshot-every, for readers that start later. Messages "
+            "that neither it nor the one before it needs are removed from the JetStream stream.",
+        ),
+    )
     buffer_bytes: int = field(
         default=64 << 20,
         metadata=about(
@@ -190,6 +199,8 @@ class RelayConfig(Section):
         one_key("relay.key", self.key, self.key_file)
         if self.publish is not None and self.source is not None:
             raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
+        if self.snapshots == "on" and self.source is None:
+            raise ConfigError("relay.snapshots is for readers: it needs relay.source (--from)")
         if re.search(r"[\s.*>/\\]", self.stream):
             raise ConfigError(
                 f"relay.stream must be a name of JetStream, without spaces and . * > / \\, got {self.stream!r}"
@@ -208,6 +219,7 @@ class RelayConfig(Section):
         for name in ("credentials", "ca", "key_file"):
             told[name] = None if told[name] is None else str(told[name])
         told["from"] = told.pop("source")
+        told["snapshots"] = self.snapshots == "on"
         told["in_memory"] = told.pop("storage") == "memory"
         return told
 

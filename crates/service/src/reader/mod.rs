@@ -7,6 +7,8 @@
 //! A message tells that its relay lives only if it is of now. Clocks of several machines do not show that. So the log is
 //! asked each second for its last message: what is behind it in the log was published since.
 
+mod store;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -51,12 +53,12 @@ pub(crate) async fn run(fleet: Arc<Fleet>, relay: Arc<Relay>) {
         fleet,
         relay,
         streams: HashMap::new(),
+        known: None,
         next: None,
         ends: Ends::default(),
         looked: Instant::now(),
         is_open: false,
     };
-    reader.next = reader.fleet.snapshots().sequence().await.map(|sequence| sequence + 1);
     let mut error = String::new();
     loop {
         match reader.read().await {
@@ -81,6 +83,8 @@ struct Reader {
     fleet: Arc<Fleet>,
     relay: Arc<Relay>,
     streams: HashMap<String, Route>,
+    /// How far the log was read for each stream of a snapshot; none until snapshots are loaded.
+    known: Option<Vec<u64>>,
     /// The message to be read next, if any was read.
     next: Option<u64>,
     ends: Ends,
@@ -144,6 +148,12 @@ impl Reader {
             return Err("not connected".to_owned());
         }
         let log = ContextBuilder::new().timeout(Duration::from_secs(2)).build(client.clone());
+        if self.known.is_none() {
+            if self.relay.config.snapshots {
+                store::begin(&self.fleet, &self.relay, &log).await;
+            }
+            self.known = Some(self.fleet.snapshots().sequences().await);
+        }
         let (mut messages, mut ends) = self.open(&log).await?;
         self.is_open = true;
         loop {
@@ -185,8 +195,11 @@ impl Reader {
         self.ends.ends.clear();
         self.ends.ends.push_back(End { at, first, last });
         self.ends.missed = self.ends.missed.min(last);
-        // A log that was made anew counts from the beginning: then what is next is not what is meant.
-        let next = self.next.filter(|next| (first..=last + 1).contains(next));
+        // A log that was made anew counts from the beginning: then what is next is not what is meant. Nor is it what the log
+        // does not keep any more: streams that need that notice that it is missing, and ask; the others need not.
+        let is_kept = |next: &u64| (first..=last + 1).contains(next);
+        let known = || self.known.iter().flatten().map(|sequence| sequence + 1).filter(is_kept).min();
+        let next = self.next.map_or_else(known, |next| Some(next).filter(is_kept));
         let deliver_policy = match next {
             Some(start_sequence) => DeliverPolicy::ByStartSequence { start_sequence },
             None => DeliverPolicy::LastPerSubject,
