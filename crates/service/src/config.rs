@@ -296,6 +296,9 @@ impl Config {
             let message = "relay.snapshots is for readers: it needs relay.from";
             return Err(Error::config(message.into()));
         }
+        if self.relay.snapshots && self.relay.is_ring() {
+            return Err(Error::config("relay.snapshots needs NATS's object store: relay.from has relays".into()));
+        }
         let is_used = publish.is_some() || from.is_some();
         if is_used && self.streams.keyed_identity {
             let message = "streams.keyed_identity has a key of this process alone: for a log that several read, give \

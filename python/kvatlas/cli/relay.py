@@ -1,4 +1,4 @@
-"""`kvatlas relay`: follow engines and publish what they hold to NATS."""
+"""`kvatlas relay`: follow engines and publish what they hold, to NATS or to readers that connect."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from kvatlas.errors import ConfigError
 from kvatlas.service.config import Config
 
 
-@click.command(short_help="Follow engines and publish to NATS what each holds.")
+@click.command(short_help="Follow engines and publish what each holds.")
 @follow_options
 def relay(config: Path | None, print_config: bool, **options: Any) -> None:
     """Follow the KV events of vLLM and SGLang engines, and publish to NATS JetStream what each worker holds.
 
     Services that read it there (kvatlas serve --from nats://HOST:4222) hold the same without following the engines.
+    Without NATS, the relay listens for them itself: --publish tcp://0.0.0.0:5557, and --from tcp://HOST:5557.
     What is published has content hashes instead of token ids. A relay is a service: it has the same settings, and
     answers /workers, /metrics and queries, at --bind.
 
@@ -29,5 +30,7 @@ def relay(config: Path | None, print_config: bool, **options: Any) -> None:
 
 def _dedicated(config: Config) -> Config:
     if config.relay.publish is None:
-        raise ConfigError("a relay needs servers to publish to: --publish nats://HOST:4222 (relay.publish)")
+        raise ConfigError(
+            "a relay needs somewhere to publish: --publish nats://HOST:4222, or tcp://ADDRESS:PORT (relay.publish)"
+        )
     return dataclasses.replace(config, relay=dataclasses.replace(config.relay, dedicated=True))

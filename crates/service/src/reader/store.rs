@@ -21,7 +21,7 @@ use async_nats::jetstream::stream::StorageType;
 use tokio::io::AsyncReadExt as _;
 
 use crate::fleet::Fleet;
-use crate::relay::{Link, Relay};
+use crate::relay::{Line, Link, Relay};
 use crate::snapshot::Origin;
 
 /// What it is called in the bucket, which is called as the log.
@@ -34,7 +34,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Loads the snapshot, if there is one; and writes others from now on.
-pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context) {
+pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, line: &Arc<Line>, log: &Context) {
     let loaded = match tokio::time::timeout(LONGEST, load(fleet, relay, log)).await {
         Ok(loaded) => loaded,
         Err(_) => Err(format!("it did not arrive within {} s", LONGEST.as_secs())),
@@ -47,7 +47,7 @@ pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context)
     if seen.is_some() {
         tokio::spawn(fleet.snapshots().clone().expire());
     }
-    tokio::spawn(keep(fleet.clone(), relay.clone(), seen.map(|info| info.nuid)));
+    tokio::spawn(keep(fleet.clone(), relay.clone(), line.clone(), seen.map(|info| info.nuid)));
 }
 
 /// What it was, if there is one.
@@ -75,23 +75,23 @@ async fn look(bucket: &ObjectStore) -> Result<Option<ObjectInfo>, String> {
 }
 
 /// Writes one every so often, until the runtime ends. `seen`: the one that is known.
-async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, mut seen: Option<String>) {
+async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, line: Arc<Line>, mut seen: Option<String>) {
     let mut has_failed = false;
     loop {
         tokio::time::sleep(fleet.snapshots().config.every).await;
         // Who is far behind would write what is long over.
-        let (Some(client), Link::Up) = (relay.client(), *relay.link().borrow()) else { continue };
+        let (Some(client), true) = (relay.client(), line.is(Link::Up)) else { continue };
         let log = ContextBuilder::new().timeout(ANSWER).ack_timeout(ANSWER).build(client.clone());
         match turn(&fleet, &relay, &log, &mut seen).await {
             Ok(()) => {
                 if std::mem::take(&mut has_failed) {
-                    relay.set_trouble(None);
+                    line.set_trouble(None);
                 }
             }
             Err(error) => {
                 has_failed = true;
                 relay.counts.failed_snapshots.fetch_add(1, Relaxed);
-                relay.set_trouble(Some(format!("no snapshot can be written to the object store: {error}")));
+                line.set_trouble(Some(format!("no snapshot can be written to the object store: {error}")));
             }
         }
     }

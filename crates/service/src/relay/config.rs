@@ -11,11 +11,12 @@ use crate::secret::Secret;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RelayConfig {
-    /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas.
+    /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas. Or,
+    /// without NATS, where to listen for readers: `tcp://ADDRESS:PORT`.
     pub publish: Option<String>,
     /// Whether publishing is all that the service is for: it is not ready before it has been connected.
     pub dedicated: bool,
-    /// Servers whose log brings the streams.
+    /// Servers whose log brings the streams. Or, without NATS, relays: `tcp://HOST:PORT`, separated by commas.
     pub from: Option<String>,
     /// A file with the credentials for the servers.
     pub credentials: Option<PathBuf>,
@@ -36,7 +37,7 @@ pub struct RelayConfig {
     pub in_memory: bool,
     /// Whether readers keep snapshots in the log's object store, and remove from the log what these do not need.
     pub snapshots: bool,
-    /// Bytes in queues, of all streams together, before something is dropped.
+    /// Bytes in queues, of all streams together, before something is dropped. Without NATS: bytes that are kept for readers.
     pub buffer_bytes: usize,
     /// Between two signs of life of a stream that has nothing to say.
     #[serde(with = "crate::config::seconds")]
@@ -47,6 +48,13 @@ pub struct RelayConfig {
     /// Silence of a relay after which its streams are forgotten.
     #[serde(with = "crate::config::seconds")]
     pub forget_after: Duration,
+}
+
+impl RelayConfig {
+    /// Whether the log is without NATS, in the memory of a relay.
+    pub(crate) fn is_ring(&self) -> bool {
+        self.publish.as_ref().or(self.from.as_ref()).is_some_and(|url| url.trim_start().starts_with("tcp://"))
+    }
 }
 
 impl Default for RelayConfig {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event};
 
-use super::{Link, Relay};
+use super::{Line, Link, RelayConfig};
 use crate::error::Error;
 
 /// Longest wait before a connection is tried again.
@@ -15,10 +15,9 @@ const LONGEST: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// [`Error::Start`] if a file cannot be read, or an address is none.
-pub(crate) async fn connect(relay: &Arc<Relay>, url: &str) -> Result<Client, Error> {
-    let config = &relay.config;
+pub(super) async fn connect(config: &RelayConfig, line: &Arc<Line>, url: &str) -> Result<Client, Error> {
     let wrong = |what: &str, error: String| Error::Start { message: format!("relay: {what}: {error}") };
-    let (told, asked) = (Arc::downgrade(relay), Arc::downgrade(relay));
+    let (told, asked) = (line.clone(), line.clone());
     let mut options = ConnectOptions::new()
         .name("kvatlas")
         .retry_on_initial_connect()
@@ -28,21 +27,20 @@ pub(crate) async fn connect(relay: &Arc<Relay>, url: &str) -> Result<Client, Err
         .connection_timeout(Duration::from_secs(2))
         .reconnect_delay_callback(|attempts| LONGEST.min(Duration::from_millis(50 << attempts.min(6))))
         .event_callback(move |event| {
-            let told = told.clone();
+            let line = told.clone();
             async move {
-                let Some(relay) = told.upgrade() else { return };
                 match event {
                     // Who reads has yet to catch up.
                     Event::Connected => {
                         tracing::info!("connected to NATS");
-                        relay.set_trouble(None);
-                        relay.set_link(Link::Behind);
+                        line.set_trouble(None);
+                        line.set_link(Link::Behind);
                     }
                     Event::Disconnected => {
                         tracing::warn!("the connection to NATS is lost; it is tried again");
-                        relay.set_link(Link::Down);
+                        line.set_link(Link::Down);
                     }
-                    Event::ServerError(error) => relay.set_trouble(Some(format!("the server says: {error}"))),
+                    Event::ServerError(error) => line.set_trouble(Some(format!("the server says: {error}"))),
                     // An attempt to connect has failed; its reason comes with the next one, below.
                     Event::ClientError(_) => {}
                     other => tracing::warn!(event = %other, "NATS"),
@@ -56,8 +54,8 @@ pub(crate) async fn connect(relay: &Arc<Relay>, url: &str) -> Result<Client, Err
                 let (host, port) = (it.addr.host(), it.addr.port());
                 Some(format!("{host}:{port}: {}", reason(it.last_error.as_ref()?)))
             });
-            if let (Some(relay), Some(failed)) = (asked.upgrade(), failed) {
-                relay.set_trouble(Some(failed));
+            if failed.is_some() {
+                asked.set_trouble(failed);
             }
             // Which server is the library's choice.
             async { None }

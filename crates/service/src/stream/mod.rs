@@ -1,7 +1,7 @@
 //! One engine rank's events: in order, whole, once.
 //!
 //! `machine` decides, without sockets or clock; `task` runs it; `transport` is what it needs of sockets, and
-//! `zmq_transport` has real ones, which speak `zmtp`; `publishers` are engines that
+//! `zmq_transport` has real ones, which speak [`crate::zmtp`]; `publishers` are engines that
 //! connect to us; `holdings` brings batches into the index.
 
 mod address;
@@ -25,7 +25,6 @@ mod window;
 mod zmq_transport;
 #[cfg(test)]
 mod zmq_transport_tests;
-mod zmtp;
 
 use std::sync::{Arc, Mutex};
 
@@ -33,6 +32,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use self::address::Address;
 pub(crate) use self::publishers::Publishers;
 use self::task::follow;
 use self::zmq_transport::ZmqTransport;

@@ -8,6 +8,7 @@ mod joining;
 mod limits;
 mod lives;
 mod relay;
+mod relay_zmq;
 mod restarts;
 mod secured;
 mod truth;

@@ -146,7 +146,7 @@ impl Node {
     }
 
     /// How many blocks of a life are known, if whoever says so is trusted.
-    fn depth(&self, life: u32, of: u64) -> Option<u64> {
+    pub(crate) fn depth(&self, life: u32, of: u64) -> Option<u64> {
         let worker = self.0.fleet().workers().into_iter().next()?;
         let prompt = worker.keyspace.identity().words(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
         worker.keyspace.steady(|untrusted| {

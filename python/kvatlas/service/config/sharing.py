@@ -105,7 +105,7 @@ class SnapshotConfig(Section):
 
 @dataclass(frozen=True)
 class RelayConfig(Section):
-    """A log in NATS JetStream between this service and others. Empty if there is none.
+    """A log between this service and others, in NATS JetStream or in a relay's memory. Empty if there is none.
 
     `key` is the key in `key_file` itself, for programs. `dedicated`: publishing is all that the service is for: it is
     not ready before it is connected.
@@ -119,12 +119,17 @@ class RelayConfig(Section):
             Text(),
             "--publish",
             "NATS servers to publish to what the followed engines hold: nats://HOST:PORT or tls://HOST:PORT, separated "
-            "by commas.",
+            "by commas. Or, without NATS, where to listen for readers: tcp://ADDRESS:PORT.",
         ),
     )
     source: str | None = field(
         default=None,
-        metadata=about(Text(), "--from", "NATS servers to read from what engines hold, as relays publish it there."),
+        metadata=about(
+            Text(),
+            "--from",
+            "NATS servers to read from what engines hold, as relays publish it there. Or, without NATS, relays: "
+            "tcp://HOST:PORT, separated by commas.",
+        ),
     )
     credentials: Path | None = field(
         default=None, metadata=about(File(), "--relay-credentials", "File with the credentials for these servers.")
@@ -176,7 +181,7 @@ class RelayConfig(Section):
             Size(),
             "--relay-buffer-bytes",
             "Size of what waits to be published, of all engines together. Beyond it, what waits of an engine is "
-            "dropped and replaced by a copy of all that it holds.",
+            "dropped and replaced by a copy of all that it holds. Without NATS: size of what is kept for readers.",
         ),
     )
     heartbeat: float = field(
@@ -207,11 +212,13 @@ class RelayConfig(Section):
             )
         for name in ("publish", "source"):
             servers = getattr(self, name)
-            for server in () if servers is None else servers.split(","):
-                if not server.strip().startswith(("nats://", "tls://")):
-                    raise ConfigError(
-                        f"relay.{name} must be nats://HOST:PORT or tls://HOST:PORT, got {server.strip()!r}"
-                    )
+            _check_servers(
+                f"relay.{name}", [] if servers is None else [server.strip() for server in servers.split(",")]
+            )
+        if self.publish is not None and self.publish.startswith("tcp://"):
+            _check_listening(self.publish)
+        if self.source is not None and self.snapshots == "on" and self.source.startswith("tcp://"):
+            raise ConfigError("relay.snapshots needs NATS, but relay.source has relays (tcp://)")
 
     def for_native(self) -> dict[str, Any]:
         """What the native service is told."""
@@ -222,6 +229,21 @@ class RelayConfig(Section):
         told["snapshots"] = self.snapshots == "on"
         told["in_memory"] = told.pop("storage") == "memory"
         return told
+
+
+def _check_servers(name: str, servers: list[str]) -> None:
+    for server in servers:
+        if not server.startswith(("nats://", "tls://", "tcp://")):
+            raise ConfigError(
+                f"{name} must be nats://HOST:PORT or tls://HOST:PORT, or tcp://HOST:PORT without NATS, got {server!r}"
+            )
+    if len({server.startswith("tcp://") for server in servers}) > 1:
+        raise ConfigError(f"{name} has servers of NATS and relays without it (tcp://): give one or the other")
+
+
+def _check_listening(url: str) -> None:
+    if "," in url:
+        raise ConfigError(f"relay.publish must be one address to listen at, tcp://ADDRESS:PORT, got {url!r}")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ pub(super) const LENGTH: usize = 64;
 pub(crate) enum Kind {
     Sub,
     Dealer,
+    Router,
 }
 
 impl Kind {
@@ -15,6 +16,7 @@ impl Kind {
         match self {
             Self::Sub => "SUB",
             Self::Dealer => "DEALER",
+            Self::Router => "ROUTER",
         }
     }
 
@@ -22,6 +24,7 @@ impl Kind {
         match self {
             Self::Sub => &["PUB", "XPUB"],
             Self::Dealer => &["ROUTER", "DEALER", "REP"],
+            Self::Router => &["DEALER"],
         }
     }
 }

@@ -110,6 +110,19 @@ impl Connection {
         self.output.extend(greeting::frame(false, bytes));
     }
 
+    /// Sends a message of several frames. Nothing bounds what waits but who calls this: see `waiting`.
+    pub(crate) fn send_frames(&mut self, head: &[&[u8]], last: &[u8]) {
+        for frame in head {
+            self.output.extend(greeting::frame(true, frame));
+        }
+        self.output.extend(greeting::frame(false, last));
+    }
+
+    /// Bytes that the peer has not taken yet.
+    pub(crate) fn waiting(&self) -> usize {
+        self.output.len()
+    }
+
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         if let Some(body) = self.again.take() {
             return Poll::Ready(Event::Message(body));
