@@ -7,13 +7,15 @@
 //! makes of everything before it is as ever, and the tokens end there.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use minijinja::Value;
 use serde::Deserialize;
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::engine::Engine;
-use crate::request::{is_there, string};
+use crate::request::{Key, is_there, string};
 use crate::why_not::WhyNot;
 
 /// What stands before the first part that is not text: characters for private use around words.
@@ -51,9 +53,9 @@ pub(crate) enum Part<'a> {
 #[derive(Deserialize)]
 struct Given<'a> {
     #[serde(borrow)]
-    role: Option<&'a RawValue>,
+    role: Option<Key<'a>>,
     #[serde(borrow)]
-    content: Option<&'a RawValue>,
+    content: Option<Content<'a>>,
     #[serde(borrow)]
     tool_calls: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -70,22 +72,29 @@ struct Given<'a> {
 
 /// The messages of a chat request, and where each ends behind the bracket with which the list begins.
 pub(crate) fn of_chat(raw: &RawValue) -> Result<(Vec<Message<'_>>, Vec<usize>), WhyNot> {
-    let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
-    let start = raw.get().as_ptr() as usize + 1;
-    let ends = list.iter().map(|raw| raw.get().as_ptr() as usize + raw.get().len() - start).collect();
-    let given = list.into_iter().map(|raw| {
-        let given: Given<'_> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
-        message(given)
-    });
-    Ok((given.collect::<Result<_, _>>()?, ends))
+    let list = raw.get().strip_prefix('[').ok_or(WhyNot::BadMessages)?;
+    let (mut messages, mut ends) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    // The list was checked when the body was parsed: there is a comma between two messages, and a bracket at its end.
+    while let rest = list[at..].trim_start_matches([' ', '\n', '\r', '\t', ','])
+        && rest != "]"
+    {
+        at = list.len() - rest.len();
+        let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<Given<'_>>();
+        let given = stream.next().and_then(Result::ok).ok_or(WhyNot::BadMessages)?;
+        at += stream.byte_offset();
+        messages.push(message(given)?);
+        ends.push(at);
+    }
+    Ok((messages, ends))
 }
 
 fn message(given: Given<'_>) -> Result<Message<'_>, WhyNot> {
-    let role = given.role.and_then(|role| string(role.get())).ok_or(WhyNot::BadMessages)?;
+    let Key(role) = given.role.ok_or(WhyNot::BadMessages)?;
     let reasoning = [given.reasoning, given.reasoning_content].into_iter().flatten().next();
     Ok(Message {
         role,
-        content: given.content.map(content).transpose()?.unwrap_or_default(),
+        content: given.content.map(|Content(parts)| parts).unwrap_or_default(),
         tool_calls: given.tool_calls.map(tool_calls).transpose()?.unwrap_or_default(),
         reasoning: reasoning.map(value).transpose()?.filter(|value| !value.is_none()),
         tool_call_id: given.tool_call_id.map(value).transpose()?,
@@ -96,15 +105,46 @@ fn message(given: Given<'_>) -> Result<Message<'_>, WhyNot> {
 
 /// The parts of a content: null, a string, or a list.
 pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, WhyNot> {
-    let json = raw.get();
-    if json == "null" {
-        return Ok(Vec::new());
+    serde_json::from_str(raw.get()).map(|Content(parts)| parts).map_err(|_| WhyNot::BadMessages)
+}
+
+/// The parts of a content as it stands in a request.
+struct Content<'a>(Vec<Part<'a>>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Parts;
+
+        impl<'de> Visitor<'de> for Parts {
+            type Value = Content<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("null, a string, or a list of parts")
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
+                Ok(Content(Vec::new()))
+            }
+
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
+                Ok(Content(vec![Part::Text(Cow::Borrowed(text))]))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+                Ok(Content(vec![Part::Text(Cow::Owned(text.to_owned()))]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+                let mut parts = Vec::new();
+                while let Some(raw) = list.next_element::<&'de RawValue>()? {
+                    parts.push(part(raw).map_err(|_| de::Error::custom("not a part of a message"))?);
+                }
+                Ok(Content(parts))
+            }
+        }
+
+        deserializer.deserialize_any(Parts)
     }
-    if json.starts_with('"') {
-        return Ok(vec![Part::Text(string(json).ok_or(WhyNot::BadMessages)?)]);
-    }
-    let parts: Vec<&RawValue> = serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?;
-    parts.into_iter().map(part).collect()
 }
 
 /// A part as it stands in a request.

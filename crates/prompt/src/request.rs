@@ -156,12 +156,9 @@ fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     string(raw?.get())
 }
 
-/// A JSON string's text.
+/// A JSON string's text, where it stands if it has no escapes.
 pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
-    match serde_json::from_str::<&str>(json) {
-        Ok(borrowed) => Some(Cow::Borrowed(borrowed)),
-        Err(_) => serde_json::from_str(json).ok().map(Cow::Owned),
-    }
+    serde_json::from_str(json).ok().map(|Key(text)| text)
 }
 
 #[derive(serde::Deserialize)]
@@ -258,10 +255,10 @@ impl<'de> Deserialize<'de> for Fields<'de> {
     }
 }
 
-/// A key, borrowed if it has no escapes.
+/// A key or another string, borrowed if it has no escapes.
 pub(crate) struct Key<'a>(pub(crate) Cow<'a, str>);
 
-impl<'de> Deserialize<'de> for Key<'de> {
+impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Text;
 

@@ -10,6 +10,11 @@
 //!
 //! The cut is before the token and not after, so that a piece knows that it is not the first: some pre-tokenizers
 //! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text in another way.
+//!
+//! Where several pieces are tokenized at once, each but the first begins where the token of a cut stands among the tokens:
+//! as many must be found as there are cuts, since a model may be able to make such a token of other text.
+
+use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 
@@ -17,6 +22,8 @@ use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 #[derive(Debug)]
 pub(super) struct Cuts {
     tokens: AhoCorasick,
+    /// A bit for each token id: whether it is one of them.
+    pub(super) ids: Box<[u64]>,
     /// Bytes of the longest of them.
     pub(super) longest: usize,
 }
@@ -25,28 +32,41 @@ impl Cuts {
     /// Those of a tokenizer; none if there is nothing to cut at.
     pub(super) fn of(library: &tokenizers::Tokenizer) -> Option<Self> {
         let normalizes = super::normalizes(library);
-        let added: Vec<_> = library.get_added_tokens_decoder().into_values().collect();
-        if added.iter().any(|token| token.single_word) {
+        let added = library.get_added_tokens_decoder();
+        if added.values().any(|token| token.single_word) {
             return None;
         }
-        let all: Vec<&str> = added.iter().map(|token| token.content.as_str()).filter(|text| !text.is_empty()).collect();
-        let safe: Vec<&str> = added
+        let all: Vec<&str> =
+            added.values().map(|token| token.content.as_str()).filter(|text| !text.is_empty()).collect();
+        let safe: Vec<(u32, &str)> = added
             .iter()
-            .filter(|token| !(token.lstrip || token.rstrip || token.normalized && normalizes))
-            .map(|token| token.content.as_str())
-            .filter(|text| !text.is_empty() && all.iter().all(|other| apart(text, other)))
+            .filter(|(_, token)| !(token.lstrip || token.rstrip || token.normalized && normalizes))
+            .map(|(id, token)| (*id, token.content.as_str()))
+            .filter(|(_, text)| !text.is_empty() && all.iter().all(|other| apart(text, other)))
             .collect();
-        if safe.is_empty() {
-            return None;
-        }
-        let longest = safe.iter().map(|text| text.len()).max().unwrap_or(0);
-        let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(safe).ok()?;
-        Some(Self { tokens, longest })
+        Self::at(&safe)
     }
 
-    /// A text's pieces, in order. All of them together are the text.
-    pub(super) fn segments<'t>(&'t self, text: &'t str) -> impl Iterator<Item = &'t str> {
-        Pieces { text, from: 0, found: self.tokens.find_iter(text), done: text.is_empty() }
+    fn at(tokens: &[(u32, &str)]) -> Option<Self> {
+        let longest = tokens.iter().map(|(_, text)| text.len()).max()?;
+        let highest = tokens.iter().map(|(id, _)| *id as usize).max()?;
+        let mut ids = vec![0; highest / 64 + 1].into_boxed_slice();
+        tokens.iter().for_each(|(id, _)| ids[*id as usize / 64] |= 1 << (id % 64));
+        let texts = tokens.iter().map(|(_, text)| text);
+        let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts).ok()?;
+        Some(Self { tokens, ids, longest })
+    }
+
+    /// Where a text's pieces are in it, in order. All of them together are the text.
+    pub(super) fn segments<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Range<usize>> {
+        Pieces { length: text.len(), from: 0, found: self.tokens.find_iter(text), done: text.is_empty() }
+    }
+
+    /// The numbers of the tokens with which the pieces of a text begin: the first, and all that are those of cuts.
+    pub(super) fn starts(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
+        let is_cut = |id: u32| self.ids.get(id as usize / 64).is_some_and(|bits| bits >> (id % 64) & 1 == 1);
+        let later = ids.iter().enumerate().skip(1).filter(move |(_, id)| is_cut(**id));
+        std::iter::once(0).chain(later.map(|(at, _)| at))
     }
 }
 
@@ -61,23 +81,23 @@ fn apart(token: &str, other: &str) -> bool {
 }
 
 struct Pieces<'t> {
-    text: &'t str,
+    length: usize,
     from: usize,
     found: FindIter<'t, 't>,
     done: bool,
 }
 
-impl<'t> Iterator for Pieces<'t> {
-    type Item = &'t str;
+impl Iterator for Pieces<'_> {
+    type Item = Range<usize>;
 
-    fn next(&mut self) -> Option<&'t str> {
+    fn next(&mut self) -> Option<Range<usize>> {
         if self.done {
             return None;
         }
         let next = self.found.by_ref().map(|found| found.start()).find(|&start| start > self.from);
         self.done = next.is_none();
-        let piece = &self.text[self.from..next.unwrap_or(self.text.len())];
-        self.from += piece.len();
+        let piece = self.from..next.unwrap_or(self.length);
+        self.from = piece.end;
         Some(piece)
     }
 }
@@ -105,8 +125,7 @@ mod tests {
 
     #[test]
     fn pieces_are_the_text() {
-        let tokens = AhoCorasick::new(["<a>", "<b>"]).unwrap();
-        let cuts = Cuts { tokens, longest: 3 };
+        let cuts = Cuts::at(&[(64, "<a>"), (1, "<b>")]).unwrap();
         for (text, expected) in [
             ("", vec![]),
             ("x", vec!["x"]),
@@ -114,7 +133,10 @@ mod tests {
             ("<a>x<b><b>y", vec!["<a>x", "<b>", "<b>y"]),
             ("x<a>", vec!["x", "<a>"]),
         ] {
-            assert_eq!(cuts.segments(text).collect::<Vec<_>>(), expected);
+            assert_eq!(cuts.segments(text).map(|piece| &text[piece]).collect::<Vec<_>>(), expected);
         }
+        let starts = |ids: &[u32]| cuts.starts(ids).collect::<Vec<_>>();
+        assert_eq!(starts(&[64, 0, 1, 1, 65, 128, 64]), [0, 2, 3, 6]);
+        assert_eq!(starts(&[7, 1]), [0, 1]);
     }
 }

@@ -10,6 +10,7 @@ mod cuts;
 mod probes;
 mod segments;
 
+use std::ops::Range;
 use std::path::Path;
 
 use crate::error::Error;
@@ -141,29 +142,89 @@ impl Tokenizer {
 
     /// The tokens of a text, of which only `rest` is not known. `ids`: new ones before those of `rest`.
     fn encode_on(&self, mut ids: Vec<u32>, known: Known<'_>, rest: &str, places: &Cuts) -> Option<Tokenized> {
-        let is_quick = matches!(self.engine, Engine::Quick(_));
         ids.reserve(rest.len() / 3);
         let before = known.ids.map_or(0, |(_, count)| count);
-        let mut cuts = known.cuts.to_vec();
-        let mut at = known.from;
+        let mut made = Made { ids, cuts: known.cuts.to_vec(), from: known.from, before };
+        // Segments that are not known, one after another, and the tokens of one that is.
+        let (mut new, mut found) = (Vec::new(), Vec::new());
         for segment in places.segments(rest) {
-            if at > known.from {
-                cuts.push((at, before + ids.len()));
-            }
-            at += segment.len();
-            if is_quick && segment.len() < QUICK_PIECE {
-                ids.extend(self.engine.encode(segment, false)?);
-            } else if !self.segments.extend(segment, &mut ids) {
-                let made = self.engine.encode(segment, false)?;
-                ids.extend_from_slice(&made);
-                self.segments.insert(segment, &made);
+            let text = &rest[segment.clone()];
+            if self.is_kept(text) && self.segments.extend(text, &mut found) {
+                self.encode_new(rest, &new, places, &mut made)?;
+                new.clear();
+                made.push(&segment, &found);
+                found.clear();
+            } else {
+                new.push(segment);
             }
         }
+        self.encode_new(rest, &new, places, &mut made)?;
         let ids = match known.ids {
-            Some((known, count)) => known.followed_by(count, ids),
-            None => ids.into(),
+            Some((known, count)) => known.followed_by(count, made.ids),
+            None => made.ids.into(),
         };
-        Some(Tokenized { ids, cuts })
+        Some(Tokenized { ids, cuts: made.cuts })
+    }
+
+    /// Tokenize segments that stand one after another: at once, since calls for short texts take longer.
+    fn encode_new(&self, rest: &str, segments: &[Range<usize>], places: &Cuts, made: &mut Made) -> Option<()> {
+        let [first, .., last] = segments else {
+            let Some(segment) = segments.first() else { return Some(()) };
+            let ids = self.encode_segment(&rest[segment.clone()])?;
+            made.push(segment, &ids);
+            return Some(());
+        };
+        let ids = self.engine.encode(&rest[first.start..last.end], false)?;
+        let starts: Vec<usize> = places.starts(&ids).collect();
+        if starts.len() == segments.len() {
+            let ends = starts[1..].iter().copied().chain([ids.len()]);
+            for (segment, (&start, end)) in segments.iter().zip(starts.iter().zip(ends)) {
+                self.keep(&rest[segment.clone()], &ids[start..end]);
+                made.push(segment, &ids[start..end]);
+            }
+        } else {
+            for segment in segments {
+                let ids = self.encode_segment(&rest[segment.clone()])?;
+                made.push(segment, &ids);
+            }
+        }
+        Some(())
+    }
+
+    fn encode_segment(&self, text: &str) -> Option<Vec<u32>> {
+        let ids = self.engine.encode(text, false)?;
+        self.keep(text, &ids);
+        Some(ids)
+    }
+
+    fn keep(&self, text: &str, ids: &[u32]) {
+        if self.is_kept(text) {
+            self.segments.insert(text, ids);
+        }
+    }
+
+    /// Whether the tokens of a segment are remembered.
+    fn is_kept(&self, text: &str) -> bool {
+        matches!(self.engine, Engine::Common(_)) || text.len() >= QUICK_PIECE
+    }
+}
+
+/// Tokens of a text, as far as they are made.
+struct Made {
+    ids: Vec<u32>,
+    cuts: Vec<(usize, usize)>,
+    /// Where the rest begins in the text, and how many tokens there are before.
+    from: usize,
+    before: usize,
+}
+
+impl Made {
+    /// Those of the rest's next segment.
+    fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
+        if segment.start > 0 {
+            self.cuts.push((self.from + segment.start, self.before + self.ids.len()));
+        }
+        self.ids.extend_from_slice(ids);
     }
 }
 

@@ -73,8 +73,8 @@ impl Segments {
 
     /// Remember the tokens of a text, unless they alone would take a good part of the room.
     pub(super) fn insert(&self, text: &str, ids: &[u32]) {
-        let entry = Entry { text: text.into(), ids: ids.into() };
-        if entry.bytes() <= self.most / 2 {
+        if ENTRY + text.len() + size_of_val(ids) <= self.most / 2 {
+            let entry = Entry { text: text.into(), ids: ids.into() };
             let key = xxh3_64_with_seed(text.as_bytes(), self.seed);
             self.shard(key).put(key, entry, self.most);
         }

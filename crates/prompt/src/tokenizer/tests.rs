@@ -54,7 +54,7 @@ fn the_quick_library_is_taken_where_it_agrees() {
 fn tokens_that_others_overlap_are_no_cuts() {
     let cuts = |name| Cuts::of(&tokenizers::Tokenizer::from_file(file(name)).unwrap());
     let text = "<s>a<|im_start|>b<|im_end|>\nc<|im_end|>";
-    let pieces = |name| cuts(name).unwrap().segments(text).map(str::to_owned).collect::<Vec<_>>();
+    let pieces = |name| cuts(name).unwrap().segments(text).map(|piece| text[piece].to_owned()).collect::<Vec<_>>();
     assert_eq!(pieces("metaspace"), ["<s>a", "<|im_start|>b", "<|im_end|>\nc", "<|im_end|>"]);
     // There a token has the end of a turn and a line feed.
     assert_eq!(pieces("unigram"), ["<s>a", "<|im_start|>b<|im_end|>\nc<|im_end|>"]);
@@ -114,6 +114,17 @@ fn quick_is_exact_where_it_remembers() {
         both.check(&format!("{text}{three}{words}"));
         prop_assert!(both.ours.segments.bytes() > 0);
     });
+}
+
+/// More tokens look like those of cuts than there are cuts: pieces are tokenized one by one.
+#[test]
+fn it_is_exact_where_other_text_makes_such_tokens() {
+    let mut both = Both::open(&file("byte_level"), Library::Best);
+    let all = both.ours.cuts.as_mut().expect("tokens to cut at");
+    all.ids.fill(u64::MAX);
+    let words = "some words, 12 of them; ".repeat(QUICK_PIECE / 8);
+    both.check(&format!("{words}<|im_start|>{words}<|im_end|>\n<|im_start|>{words}").repeat(4));
+    assert!(both.ours.segments.bytes() > 0);
 }
 
 #[test]
