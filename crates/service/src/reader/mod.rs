@@ -44,8 +44,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Before a stream that could not be registered is tried again.
 const REFUSED: Duration = Duration::from_secs(10);
 
-/// What readiness waits for until a log has been read up to now, or, if publishing is all that the service is for, until it is
-/// connected.
+/// What readiness waits for until a log has been read up to now, or, if publishing is all that the service is for, until there
+/// is one.
 fn hold(line: &Line) -> String {
     if line.name == Line::NATS { "relay".to_owned() } else { format!("relay {}", line.name) }
 }
@@ -62,7 +62,7 @@ pub(crate) fn start(fleet: &Arc<Fleet>, relay: &Arc<Relay>, streams: &StreamConf
         let (fleet, relay, hold) = (fleet.clone(), relay.clone(), hold(&line));
         if !relay.reads() {
             runtime.spawn(async move {
-                if line.link().wait_for(|link| *link != Link::Down).await.is_ok() {
+                if line.link().wait_for(|link| *link == Link::Up).await.is_ok() {
                     fleet.release(&hold);
                 }
             });

@@ -14,12 +14,14 @@ use tokio::sync::mpsc;
 
 use super::ends::End;
 use super::{Got, LOOK, Reader, store};
-use crate::relay::{ASK, Subject};
+use crate::relay::{ASK, Link, Subject};
 
 impl Reader {
     /// Reads until that fails. `asked`: subjects whose relays are to be asked.
     pub(super) async fn read_nats(&mut self, asked: &mut mpsc::Receiver<String>) -> Result<(), String> {
         let Some(client) = self.relay.client().cloned() else { return Err("not connected".to_owned()) };
+        let mut link = self.line.link();
+        let _ = tokio::time::timeout(LOOK, link.wait_for(|link| *link != Link::Down)).await;
         if client.connection_state() != Connection::Connected {
             return Err("not connected".to_owned());
         }

@@ -14,7 +14,7 @@ pub struct RelayConfig {
     /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas. Or,
     /// without NATS, where to listen for readers: `tcp://ADDRESS:PORT`.
     pub publish: Option<String>,
-    /// Whether publishing is all that the service is for: it is not ready before it has been connected.
+    /// Whether publishing is all that the service is for: it is not ready before there is a log.
     pub dedicated: bool,
     /// Servers whose log brings the streams. Or, without NATS, relays: `tcp://HOST:PORT`, separated by commas.
     pub from: Option<String>,

@@ -14,9 +14,9 @@ const QUESTIONS: usize = 1024;
 pub(crate) enum Link {
     /// Not connected.
     Down,
-    /// Connected. What is read may be of long ago.
+    /// Connected. What is read may be of long ago, and where something is to be published, there may be no log.
     Behind,
-    /// Connected, and what is read is of now.
+    /// Connected, and what is read is of now, or there is a log.
     Up,
 }
 

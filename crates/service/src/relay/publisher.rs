@@ -19,7 +19,7 @@ use kvatlas_wire::compact::MessageWriter;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::outlet::Packed;
-use super::{ASK, Log, Outlet, Relay, Subject, zmq};
+use super::{ASK, Link, Log, Outlet, Relay, Subject, zmq};
 use crate::state::lock;
 
 /// Messages of one stream that are on their way at once.
@@ -200,6 +200,8 @@ pub(super) async fn answer_asks(relay: Arc<Relay>) {
     let log = ContextBuilder::new().timeout(UNANSWERED).build(client.clone());
     loop {
         if client.connection_state() == Connection::Connected && ensure_log(&log, &relay).await.is_ok() {
+            // Messages can be published.
+            relay.lines().iter().for_each(|line| line.set_link(Link::Up));
             break;
         }
         sleep(AGAIN).await;

@@ -59,6 +59,9 @@ pub(super) async fn listen(
     let listener = TcpListener::bind(address).await.map_err(|error| wrong(&error))?;
     let address = listener.local_addr().map_err(|error| wrong(&error))?;
     tracing::info!(%address, "listening for readers");
+    if !address.ip().is_loopback() {
+        tracing::warn!(%address, "anyone who can connect here reads which content hashes the engines hold");
+    }
     let (relay, ring, config) = (Arc::downgrade(relay), ring.clone(), config.clone());
     tokio::spawn(async move {
         let places = Arc::new(Semaphore::new(READERS));

@@ -240,6 +240,73 @@ fn several_relays_are_followed_and_of_two_for_one_engine_the_one_that_is_there()
     );
 }
 
+/// Faults in any order: after each, the reader holds what the engine does as soon as it is sure; and while nothing comes
+/// through, it is not sure for longer than `lost_after`, whatever happens at the engine meanwhile.
+#[test]
+fn whatever_happens_who_is_sure_is_right() {
+    // They wait most of the time.
+    std::thread::scope(|scope| {
+        for seed in 10..=12 {
+            scope.spawn(move || faults_in_any_order(seed));
+        }
+    });
+}
+
+fn faults_in_any_order(seed: u64) {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut draw = move |below: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let (port, engine) = (free_port(), Engine::start(10_000));
+    let between = Between::new(port);
+    let directory = std::env::temp_dir().join(format!("kvatlas-any-{}-{port}", std::process::id()));
+    let snapshot = format!(r#", "snapshot": {{ "dir": "{}", "every": 0.1 }}"#, directory.display());
+    let start = |kept: u64| relay(port, &engine, &format!(r#", "buffer_bytes": {kept}"#));
+    let mut first = Some(start(1 << 20));
+    let mut node = Some(reader(&[between.port], &snapshot));
+    let (mut life, mut blocks) = (1, 0);
+    for step in 0..8 {
+        let fault = draw(6);
+        match fault {
+            0 => between.cut(true),
+            1 => between.hold(true),
+            2 => {
+                // At once, as if it was killed.
+                drop(first.take());
+                first = Some(start(if draw(2) == 0 { 1 << 20 } else { 4000 }));
+            }
+            3 => drop(node.take()),
+            _ => {}
+        }
+        match draw(4) {
+            0 => {
+                engine.restart();
+                (life, blocks) = (life + 1, 0);
+            }
+            1 => between.cut(fault == 0),
+            _ => {}
+        }
+        for _ in 0..draw(4) {
+            let more = 1 + draw(60);
+            engine.publish(more);
+            blocks += more;
+        }
+        first.as_ref().expect("it is there").whole(life, blocks);
+        if let (1, Some(node)) = (fault, &node) {
+            node.until("unsure", |node| !node.is_trusted() || node.depth(life, blocks) == Some(blocks));
+        }
+        between.cut(false);
+        between.hold(false);
+        let node = node.get_or_insert_with(|| reader(&[between.port], &snapshot));
+        let is_right = |node: &Node| node.is_trusted() && node.depth(life, blocks) == Some(blocks);
+        node.until(&format!("right (seed {seed}, step {step}, fault {fault})"), is_right);
+        assert!(life == 1 || node.depth(life - 1, 1) != Some(1), "the engine has restarted");
+    }
+    node.expect("it is there").leaves_nothing(&engine, life, blocks);
+    let _ = std::fs::remove_dir_all(directory);
+}
+
 /// As the format says it, with libzmq's socket.
 #[test]
 fn anybody_can_read_a_relay() {

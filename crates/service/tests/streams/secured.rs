@@ -213,6 +213,7 @@ fn what_is_not_permitted_is_said() {
         assert!(start.elapsed() < Duration::from_secs(20), "{health}");
         std::thread::sleep(Duration::from_millis(20));
     }
+    assert_eq!(ask(&relay, "/ready").0, 503);
     // Readers have nothing to read.
     let reader = secured.user("reader.creds", &permissions["reader"], None);
     let reader = secured.node(FROM, "ca.pem", Some(&reader));
