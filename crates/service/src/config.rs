@@ -11,6 +11,7 @@ use kvatlas_wire::Identity;
 use serde::Deserialize;
 
 use crate::adopt::Desk;
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
@@ -298,6 +299,11 @@ impl Config {
         }
         if self.relay.snapshots && self.relay.is_ring() {
             return Err(Error::config("relay.snapshots needs NATS's object store: relay.from has relays".into()));
+        }
+        if let (Some(relays), true) = (from, self.relay.is_ring()) {
+            for relay in relays.split(',') {
+                relay.trim().parse::<Endpoint>().map_err(|error| Error::config(format!("relay.from: {error}")))?;
+            }
         }
         let is_used = publish.is_some() || from.is_some();
         if is_used && self.streams.keyed_identity {

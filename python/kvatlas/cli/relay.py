@@ -19,7 +19,7 @@ def relay(config: Path | None, print_config: bool, **options: Any) -> None:
     """Follow the KV events of vLLM and SGLang engines, and publish to NATS JetStream what each worker holds.
 
     Services that read it there (kvatlas serve --from nats://HOST:4222) hold the same without following the engines.
-    Without NATS, the relay listens for them itself: --publish tcp://0.0.0.0:5557, and --from tcp://HOST:5557.
+    Without NATS, the relay listens for them itself: --publish tcp://0.0.0.0:5570, and --from tcp://HOST:5570.
     What is published has content hashes instead of token ids. A relay is a service: it has the same settings, and
     answers /workers, /metrics and queries, at --bind.
 

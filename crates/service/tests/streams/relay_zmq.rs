@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use kvatlas_service::{Config, Service};
 use kvatlas_wire::compact::{Frame, Message};
 
 use crate::engine::Engine;
@@ -238,6 +239,25 @@ fn several_relays_are_followed_and_of_two_for_one_engine_the_one_that_is_there()
         status == 200 && health.contains(&ports[2].to_string()) && health.contains(r#""connected":false"#),
         "{health}"
     );
+}
+
+#[test]
+fn addresses_that_are_none_are_refused_at_once() {
+    let config = |relay: &str| Config::from_json(&format!(r#"{{ "relay": {{ {relay} }} }}"#));
+    let refused = |relay: &str| config(relay).expect_err(relay).to_string();
+    assert!(refused(r#""from": "tcp://a:1,tcp://0.0.0.0:2""#).contains("relay.from"));
+    assert!(refused(r#""from": "tcp://a:1", "snapshots": true"#).contains("relay.snapshots needs NATS"));
+    assert!(refused(r#""publish": "nats://a:1", "snapshots": true"#).contains("it needs relay.from"));
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let http = r#""http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" }"#;
+    for at in [taken.local_addr().expect("bound").to_string(), "localhost:http".to_owned()] {
+        let json = format!(r#"{{ {http}, "relay": {{ "publish": "tcp://{at}" }} }}"#);
+        let started = Service::start(Config::from_json(&json).expect("a configuration"));
+        assert!(
+            started.is_err_and(|error| error.to_string().contains("relay.publish: cannot listen at tcp://")),
+            "{at}"
+        );
+    }
 }
 
 /// Faults in any order: after each, the reader holds what the engine does as soon as it is sure; and while nothing comes
