@@ -28,6 +28,8 @@ use crate::snapshot::Origin;
 const NAME: &str = "kvatlas.snapshot";
 /// Where its description says the place in the log.
 const SEQUENCE: &str = "sequence";
+/// It may be replaced while it is read.
+const ATTEMPTS: u32 = 3;
 /// To read it.
 const LONGEST: Duration = Duration::from_secs(60);
 /// For each part of it.
@@ -35,10 +37,18 @@ const ANSWER: Duration = Duration::from_secs(5);
 
 /// Loads the snapshot, if there is one; and writes others from now on.
 pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, line: &Arc<Line>, log: &Context) {
-    let loaded = match tokio::time::timeout(LONGEST, load(fleet, relay, log)).await {
-        Ok(loaded) => loaded,
-        Err(_) => Err(format!("it did not arrive within {} s", LONGEST.as_secs())),
+    let loading = async {
+        let mut loaded = load(fleet, relay, log).await;
+        for _ in 1..ATTEMPTS {
+            if loaded.is_ok() {
+                break;
+            }
+            loaded = load(fleet, relay, log).await;
+        }
+        loaded
     };
+    let late = |_| Err(format!("it did not arrive within {} s", LONGEST.as_secs()));
+    let loaded = tokio::time::timeout(LONGEST, loading).await.unwrap_or_else(late);
     let seen = loaded.unwrap_or_else(|error| {
         relay.counts.failed_snapshots.fetch_add(1, Relaxed);
         tracing::error!(error, "the snapshot in the log's object store cannot be used; relays are asked instead");
