@@ -1,7 +1,7 @@
 //! One engine rank's events: in order, whole, once.
 //!
 //! `machine` decides, without sockets or clock; `task` runs it; `transport` is what it needs of sockets, and
-//! `zmq_transport` has real ones, which speak [`crate::zmtp`]; `publishers` are engines that
+//! `zmq_transport` has real ones, which speak `zmtp`; `publishers` are engines that
 //! connect to us; `holdings` brings batches into the index.
 
 mod address;

@@ -7,6 +7,7 @@ mod impostors;
 mod joining;
 mod limits;
 mod lives;
+mod nodes;
 mod relay;
 mod relay_zmq;
 mod restarts;

@@ -10,7 +10,7 @@ use kvatlas_service::{Config, Service};
 use kvatlas_wire::compact::{Frame, Message};
 
 use crate::engine::Engine;
-use crate::relay::Node;
+use crate::nodes::Node;
 
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port").port()

@@ -9,7 +9,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair as Certif
 use serde_json::{Value, json};
 
 use crate::engine::Engine;
-use crate::relay::{Nats, Node};
+use crate::nodes::{Nats, Node};
 
 const GUIDE: &str = include_str!("../../../../docs/guides/relay.md");
 
