@@ -159,6 +159,11 @@ impl Outlet {
         if room && relay.is_connected() { relay.copying.clone().try_acquire_owned().ok() } else { None }
     }
 
+    /// What is wrong with the log.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.relay.trouble()
+    }
+
     /// Nothing is added any more; readers are told.
     pub(crate) fn close(&self) {
         self.frame(Frame::Gone, 0.0);

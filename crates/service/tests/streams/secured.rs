@@ -203,8 +203,9 @@ fn who_is_not_let_in_says_why_and_is_not_ready() {
 fn what_is_not_permitted_is_said() {
     let Some(secured) = Secured::start() else { return };
     let permissions = permissions();
+    let engine = Engine::start(10);
     let relay = secured.user("relay.creds", &json!({ "publish": ["other"], "subscribe": ["_INBOX.>"] }), None);
-    let relay = secured.node(PUBLISH, "ca.pem", Some(&relay)).following(&Engine::start(10));
+    let relay = secured.node(PUBLISH, "ca.pem", Some(&relay)).following(&engine);
     let start = Instant::now();
     loop {
         let health = ask(&relay, "/health").1;
@@ -215,6 +216,10 @@ fn what_is_not_permitted_is_said() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(ask(&relay, "/ready").0, 503);
+    relay.until("said of the worker", |node| {
+        let error = ask(node, "/workers").1[0]["streams"]["0"]["last_error"].to_string();
+        error.contains("not published") && error.contains("Permissions Violation")
+    });
     // Readers have nothing to read.
     let reader = secured.user("reader.creds", &permissions["reader"], None);
     let reader = secured.node(FROM, "ca.pem", Some(&reader));
