@@ -89,6 +89,7 @@ OTHER = {
     "relay.max_age": "1m",
     "relay.max_bytes": "1MiB",
     "relay.storage": "memory",
+    "relay.snapshots": "on",
     "relay.buffer_bytes": "2MiB",
     "relay.heartbeat": "1s",
     "relay.lost_after": "3s",
@@ -118,6 +119,7 @@ TOGETHER = {
     "http.tls_key": TLS,
     "http.tls_client_ca": TLS,
     "snapshot.peer_key_file": ("snapshot.peer",),
+    "relay.snapshots": ("relay.source",),
     "sites.url": ("sites.site",),
     "sites.site": ("sites.url",),
     "sites.key_file": ("sites.url", "sites.site"),
@@ -428,6 +430,10 @@ def test_settings_of_a_program_are_checked_too() -> None:
             "relay.publish and relay.source are both set",
         ),
         (lambda: RelayConfig(source="nats://a:4222, http://b"), "relay.source must be nats://HOST:PORT"),
+        (lambda: RelayConfig(publish="nats://a:4222", snapshots="on"), "relay.snapshots is for readers"),
+        (lambda: RelayConfig(source="nats://a:4222,tcp://b:5557"), "has servers of NATS and relays without it"),
+        (lambda: RelayConfig(publish="tcp://0.0.0.0:1,tcp://0.0.0.0:2"), "must be one address to listen at"),
+        (lambda: RelayConfig(source="tcp://b:5557", snapshots="on"), "relay.snapshots needs NATS"),
         (lambda: RelayConfig(stream="a b"), "relay.stream must be a name of JetStream"),
         (
             lambda: Config(relay=RelayConfig(key_file=Path("k")), sites=SitesConfig(url="http://a:1", site="s")),
@@ -460,6 +466,10 @@ def test_keys_come_from_files_or_variables(tmp_path: Path) -> None:
     assert loaded.config.http.bearer() == "abc"
     assert loaded.config.discovery.bearer() == "s3cret"
     assert read_config({}, {"KVATLAS_ENGINE_KEY": "e"}).config.discovery.bearer() == "e"
+    relay = {"relay.source": "nats://a:4222"}
+    assert read_config(relay, {"KVATLAS_RELAY_KEY": "ab" * 32}).config.for_native()["relay"]["key"] == "ab" * 32
+    with pytest.raises(ConfigError, match="KVATLAS_RELAY_KEY and KVATLAS_RELAY_KEY_FILE are both set"):
+        read_config(relay, {"KVATLAS_RELAY_KEY": "ab" * 32, "KVATLAS_RELAY_KEY_FILE": "k"})
 
 
 @pytest.mark.parametrize(
@@ -483,11 +493,13 @@ def test_a_key_file_that_has_no_key(content: bytes | None, message: str, tmp_pat
 
 
 def test_keys_are_not_shown(tmp_path: Path) -> None:
-    loaded = read_config({}, {"KVATLAS_KEY": "s3cret", "KVATLAS_ADMIN_KEY": "adm1n", "KVATLAS_ENGINE_KEY": "3ngine"})
+    keys = {"KVATLAS_KEY": "s3cret", "KVATLAS_ADMIN_KEY": "adm1n", "KVATLAS_ENGINE_KEY": "3ngine"}
+    loaded = read_config({}, keys | {"KVATLAS_RELAY_KEY": "r3lay"})
     for text in (show_config(loaded), repr(loaded), str(loaded.config)):
         assert "s3cret" not in text
         assert "3ngine" not in text
         assert "adm1n" not in text
+        assert "r3lay" not in text
     assert "# key is hidden  # KVATLAS_KEY" in show_config(loaded)
     with pytest.raises(ConfigError) as caught:
         read_config({}, {"KVATLAS_KEY": "s3cret s3cret"})
@@ -500,7 +512,7 @@ def test_keys_are_not_shown(tmp_path: Path) -> None:
 def test_the_settings_in_force_can_be_read_again(tmp_path: Path) -> None:
     stream, engine = "w=tcp://h:1,topic=a,rank=2", 'q"\\=http://h:8000'
     # These go with no keyed_identity, or not together.
-    relay = ("relay.publish", "relay.source", "relay.credentials", "relay.ca")
+    relay = ("relay.publish", "relay.source", "relay.credentials", "relay.ca", "relay.snapshots")
     left_out = ("_file", ".dir", "snapshot.peer", "sites.url", "sites.site", *relay)
     flags: dict[str, Any] = {path: text for path, text in OTHER.items() if not path.endswith(left_out)}
     loaded = read_config(flags | {"engine": [engine], "stream": [stream]}, {"KVATLAS_KEY": "k"})
@@ -523,7 +535,7 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
         {
             path: text
             for path, text in OTHER.items()
-            if not path.endswith(("key_file", "keyed_identity", "relay.source", "sites.role"))
+            if not path.endswith(("key_file", "keyed_identity", "relay.source", "relay.snapshots", "sites.role"))
         },
         {},
     ).config.for_native()

@@ -1,5 +1,6 @@
 //! From an engine's socket through a relay, `nats-server` and a reader to the reader's index: blocks a second, and how long
-//! one takes at 20,000 blocks a second. All of it in this process, but for `nats-server`: `relay [MILLION_BLOCKS]`
+//! one takes at 20,000 blocks a second; then the same without NATS. All of it in this process, but for `nats-server`:
+//! `relay [MILLION_BLOCKS]`
 
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -30,27 +31,50 @@ fn main() -> Result<(), Failure> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    let measured = measure(port, millions);
+    let measured = measure(&format!("nats://127.0.0.1:{port}"), millions);
     nats.kill()?;
     nats.wait()?;
     std::fs::remove_dir_all(directory)?;
-    measured
+    measured?;
+    // The port is free again.
+    measure(&format!("tcp://127.0.0.1:{port}"), millions)
 }
 
-fn measure(port: u16, millions: u64) -> Result<(), Failure> {
+fn start(relay: &str, url: &str) -> Result<Service, kvatlas_service::Error> {
+    let json = format!(
+        r#"{{ "http": {{ "bind": "127.0.0.1:0", "threads": 1 }}, "log": {{ "level": "warning" }}, "adopt": {{ "share": 0 }},
+             "streams": {{ "threads": 1 }}, "snapshot": {{ "every": 2 }},
+             "relay": {{ {relay}: "{url}", "buffer_bytes": 1000000000, "in_memory": true }} }}"#
+    );
+    Service::start(Config::from_json(&json)?)
+}
+
+/// How long a service that starts takes until it is sure of what the engine holds.
+fn starts(how: &str, relay: &str, url: &str) -> Result<Service, Failure> {
+    let begun = Instant::now();
+    let service = start(relay, url)?;
+    let is_sure = |service: &Service| {
+        let worker = service.fleet().workers().into_iter().next()?;
+        worker.streams.first().map(|(_, stream)| stream.status.is_trusted())
+    };
+    while is_sure(&service) != Some(true) {
+        std::thread::sleep(Duration::from_millis(1));
+        if begun.elapsed() > Duration::from_secs(60) {
+            return Err("a reader that starts does not become sure".into());
+        }
+    }
+    let (blocks, seconds) = (CACHE * BLOCKS, begun.elapsed().as_secs_f64());
+    say(&format!("a reader that starts has {blocks} blocks after {seconds:.2} s, {how}"));
+    Ok(service)
+}
+
+fn measure(url: &str, millions: u64) -> Result<(), Failure> {
     let context = zmq::Context::new();
     let publisher = context.socket(zmq::PUB)?;
     publisher.set_sndhwm(0)?;
     publisher.bind("tcp://127.0.0.1:*")?;
     let endpoint = publisher.get_last_endpoint()?.map_err(|_| "an address in UTF-8")?;
-    let start = |relay: &str| {
-        let json = format!(
-            r#"{{ "http": {{ "bind": "127.0.0.1:0", "threads": 1 }}, "log": {{ "level": "warning" }}, "adopt": {{ "share": 0 }},
-                 "streams": {{ "threads": 1 }},
-                 "relay": {{ {relay}: "nats://127.0.0.1:{port}", "buffer_bytes": 1000000000, "in_memory": true }} }}"#
-        );
-        Service::start(Config::from_json(&json)?)
-    };
+    let start = |relay: &str| start(relay, url);
     let (relay, reader) = (start(r#""publish""#)?, start(r#""from""#)?);
     relay.register(
         &format!(r#"{{ "instance_id": "w", "endpoint": "{endpoint}", "model_name": "m", "block_size": 16 }}"#),
@@ -81,7 +105,7 @@ fn measure(port: u16, millions: u64) -> Result<(), Failure> {
     let seconds = begun.elapsed().as_secs_f64();
     let rate = (batches * BLOCKS) as f64 / seconds / 1e6;
     say(&format!(
-        "{rate:.2} million blocks/s from the engine's socket to visible ({seconds:.2} s, sent in {:.2} s, {:.0} MB)",
+        "{url}: {rate:.2} million blocks/s from the engine's socket to visible ({seconds:.2} s, sent in {:.2} s, {:.0} MB)",
         sent.as_secs_f64(),
         bytes as f64 / 1e6
     ));
@@ -104,6 +128,13 @@ fn measure(port: u16, millions: u64) -> Result<(), Failure> {
     let of = |share: f64| late[((late.len() - 1) as f64 * share) as usize];
     let (half, most, all) = (of(0.5), of(0.99), of(1.0));
     say(&format!("at {RATE} blocks/s, from sent to visible: p50 {half:.2} ms, p99 {most:.2} ms, max {all:.2} ms"));
+    drop(starts("from the relay", r#""from""#, url)?);
+    if url.starts_with("nats://") {
+        let keeper = start(r#""snapshots": true, "from""#)?;
+        std::thread::sleep(Duration::from_secs(6));
+        drop(starts("from the snapshot in the object store", r#""snapshots": true, "from""#, url)?);
+        drop(keeper);
+    }
     Ok(())
 }
 

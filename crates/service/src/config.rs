@@ -11,6 +11,7 @@ use kvatlas_wire::Identity;
 use serde::Deserialize;
 
 use crate::adopt::Desk;
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
@@ -287,10 +288,22 @@ impl Config {
     }
 
     fn check_relay(&mut self) -> Result<(), Error> {
-        let RelayConfig { publish, from, key_file, .. } = &self.relay;
+        let RelayConfig { publish, from, key, key_file, .. } = &self.relay;
         if publish.is_some() && from.is_some() {
             let message = "relay.publish and relay.from are both set: what comes by a log is not published again";
             return Err(Error::config(message.into()));
+        }
+        if self.relay.snapshots && from.is_none() {
+            let message = "relay.snapshots is for readers: it needs relay.from";
+            return Err(Error::config(message.into()));
+        }
+        if self.relay.snapshots && self.relay.is_ring() {
+            return Err(Error::config("relay.snapshots needs NATS's object store: relay.from has relays".into()));
+        }
+        if let (Some(relays), true) = (from, self.relay.is_ring()) {
+            for relay in relays.split(',') {
+                relay.trim().parse::<Endpoint>().map_err(|error| Error::config(format!("relay.from: {error}")))?;
+            }
         }
         let is_used = publish.is_some() || from.is_some();
         if is_used && self.streams.keyed_identity {
@@ -298,14 +311,20 @@ impl Config {
                            relay.key_file instead";
             return Err(Error::config(message.into()));
         }
-        if let (Some(file), true) = (key_file, is_used) {
-            let key = std::fs::read_to_string(file).map_err(|error| error.to_string());
-            let key = key.and_then(|text| {
-                key_of(text.trim()).ok_or_else(|| "a key has 64 hexadecimal digits: openssl rand -hex 32".to_owned())
-            });
-            let key = key.map_err(|error| Error::config(format!("relay.key_file: {}: {error}", file.display())))?;
-            self.streams.identity = Arc::new(Identity::with_key(key));
+        if !is_used {
+            return Ok(());
         }
+        let (name, key) = match (key, key_file) {
+            (Some(_), Some(_)) => return Err(Error::config("relay.key and relay.key_file are both given".into())),
+            (None, None) => return Ok(()),
+            (Some(key), None) => ("relay.key".to_owned(), Ok(key.clone())),
+            (None, Some(file)) => (format!("relay.key_file: {}", file.display()), Secret::read(file)),
+        };
+        let key = key.and_then(|key| {
+            key_of(key.reveal()).ok_or_else(|| "a key has 64 hexadecimal digits: openssl rand -hex 32".to_owned())
+        });
+        let key = key.map_err(|error| Error::config(format!("{name}: {error}")))?;
+        self.streams.identity = Arc::new(Identity::with_key(key));
         Ok(())
     }
 }

@@ -8,18 +8,19 @@
 //!
 //! * [`state`]: keyspaces with their indexes, and what is known about each stream. Below all others.
 //! * `stream`: a task for each engine rank: subscribes, replays, fills gaps, notices restarts and silence. In it:
-//!   sockets (ZMTP) ▶ transport ▶ task ▶ machine (decides) and holdings (apply).
+//!   sockets ▶ transport ▶ task ▶ machine (decides) and holdings (apply).
 //! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
 //!
 //! * `adopt`: learns from prompts and answers what streams have not announced.
 //! * [`shown`]: what a page shows of a fleet.
 //! * `relay`: a log between this service and others; `reader` reads one.
+//! * `zmtp`: ZeroMQ's protocol, of engines and of relays.
 //! * [`sites`]: digests for a service above many sites, and that service's knowledge.
 //! * [`snapshot`]: what is kept over a restart, or taken over from another service.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `config`, `endpoint`, `error`, `limits`, `log`,
-//! `secret`. Streams
+//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `zmtp` ▶ `config`, `endpoint`, `error`, `limits`,
+//! `log`, `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
 #![forbid(unsafe_code)]
@@ -44,6 +45,7 @@ pub mod sites;
 pub mod snapshot;
 pub mod state;
 mod stream;
+mod zmtp;
 
 pub use adopt::Desk;
 pub use config::Config;

@@ -78,20 +78,16 @@ impl Service {
         let directory = config.snapshot.dir.as_deref().map(Directory::open).transpose()?;
         let snapshots = Arc::new(Snapshots::new(config.snapshot));
         let relay = Arc::new(Relay::new(config.relay));
-        ingest.block_on(relay.start())?;
+        ingest.block_on(relay.start(&config.streams))?;
         let streams = StreamConfig { snapshots: snapshots.clone(), relay: relay.clone(), ..config.streams };
         let mut holds = config.holds;
-        if relay.reads() {
-            holds.push(reader::HOLD.to_owned());
-        }
+        holds.extend(reader::holds(&relay));
         if snapshots.is_loading() {
             holds.push(snapshot::HOLD.to_owned());
             ingest.spawn(snapshots.clone().expire());
         }
         let fleet = Fleet::new(streams.clone(), &holds, ingest.handle().clone());
-        if relay.reads() {
-            ingest.spawn(reader::run(fleet.clone(), relay));
-        }
+        reader::start(&fleet, &relay, &streams, ingest.handle());
         let adopt = adopt::start(&fleet, config.adopt.share, &streams)?;
         let adopt = Adopting { desk: streams.desk.clone(), thread: adopt };
         let app = App::new(fleet, config.http, &streams.allow, streams.desk.clone(), &config.sites)?;

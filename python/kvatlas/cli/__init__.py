@@ -18,7 +18,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Run": {
         "router": "Route requests by what engines have cached and how busy they are.",
         "serve": "Follow engines and answer how much of a prompt each holds.",
-        "relay": "Follow engines and publish to NATS what each holds.",
+        "relay": "Follow engines and publish what each holds.",
     },
     "Ask": {
         "top": "Watch a running router: its engines, their work, the last decisions.",

@@ -38,17 +38,18 @@ def follow_options(command: _F) -> _F:
 
 
 def run_service(
-    config: Path | None, print_config: bool, options: dict[str, Any], check: Callable[[Config], None] | None = None
+    config: Path | None,
+    print_config: bool,
+    options: dict[str, Any],
+    adapt: Callable[[Config], Config] = lambda config: config,
 ) -> NoReturn:
-    """Run a service with these flags until it is stopped, and end the command."""
+    """Run a service with these flags until it is stopped, and end the command. `adapt` may refuse the settings."""
     try:
         resolved = read_config(given(SERVICE, options), file=config)
         if print_config:
             click.echo(show_config(resolved), nl=False)
             sys.exit(0)
-        if check is not None:
-            check(resolved.config)
-        status = run(resolved.config)
+        status = run(adapt(resolved.config))
     except KvatlasError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)

@@ -63,7 +63,8 @@ impl Pulses {
 }
 
 /// Alive or not.
-pub(crate) fn health(pulses: &Pulses, snapshots: &Snapshots) -> Response<Answer> {
+pub(crate) fn health(pulses: &Pulses, fleet: &Fleet) -> Response<Answer> {
+    let (snapshots, log) = (fleet.snapshots(), fleet.relay());
     let stuck = pulses.stuck_at(START.elapsed());
     let mut said = match stuck.is_empty() {
         true => value!({ "status": "alive" }),
@@ -71,6 +72,10 @@ pub(crate) fn health(pulses: &Pulses, snapshots: &Snapshots) -> Response<Answer>
     };
     if snapshots.config.dir.is_some() {
         said["snapshot"] = snapshot(snapshots);
+    }
+    if log.publishes() || log.reads() {
+        // As with a full disk: who answers from what it has is not to be restarted for it.
+        said["relay"] = value!({ "connected": log.is_connected(), "error": log.trouble() });
     }
     let status = if stuck.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json(status, said.to_string())

@@ -59,7 +59,7 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
         let rank = rank.to_string();
         let endpoint = stream.registration.endpoint.as_str();
         let mut listener = json!({ "endpoint": endpoint, "status": status(stream.status.state()) });
-        if let Some(error) = stream.status.last_error() {
+        if let Some(error) = last_error(stream) {
             listener["last_error"] = error.into();
         }
         endpoints.insert(rank.clone(), endpoint.into());
@@ -161,7 +161,7 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
     if let Some(limit) = status.limit() {
         described["limit"] = limit.name().into();
     }
-    if let Some(error) = status.last_error() {
+    if let Some(error) = last_error(stream) {
         described["last_error"] = error.into();
     }
     if let Some((error, ago)) = status.previous_error() {
@@ -169,6 +169,12 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
         described["previous_error_ms"] = millis(ago).into();
     }
     described
+}
+
+/// What is wrong with the stream, or with what is published of it.
+fn last_error(stream: &Stream) -> Option<String> {
+    let not_published = || Some(format!("it is not published: {}", stream.outlet()?.trouble()?));
+    stream.status.last_error().or_else(not_published)
 }
 
 /// What is learnt of blocks that the stream has not announced; nothing if there was nothing to learn.

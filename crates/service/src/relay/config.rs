@@ -5,19 +5,26 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use crate::secret::Secret;
+
 /// How a service publishes to a log, or reads one.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RelayConfig {
-    /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas.
+    /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas. Or,
+    /// without NATS, where to listen for readers: `tcp://ADDRESS:PORT`.
     pub publish: Option<String>,
-    /// Servers whose log brings the streams.
+    /// Whether publishing is all that the service is for: it is not ready before there is a log.
+    pub dedicated: bool,
+    /// Servers whose log brings the streams. Or, without NATS, relays: `tcp://HOST:PORT`, separated by commas.
     pub from: Option<String>,
     /// A file with the credentials for the servers.
     pub credentials: Option<PathBuf>,
-    /// A file with certificates of authorities besides the system's.
+    /// A file with certificates of the authorities that are trusted, instead of the system's.
     pub ca: Option<PathBuf>,
-    /// A file with 64 hexadecimal digits: the key that content hashes depend on.
+    /// 64 hexadecimal digits: the key that content hashes depend on.
+    pub key: Option<Secret>,
+    /// A file with that key instead.
     pub key_file: Option<PathBuf>,
     /// The JetStream stream.
     pub stream: String,
@@ -28,7 +35,9 @@ pub struct RelayConfig {
     pub max_bytes: i64,
     /// Whether they are kept in memory instead of on disk, if the stream is made here.
     pub in_memory: bool,
-    /// Bytes in queues, of all streams together, before something is dropped.
+    /// Whether readers keep snapshots in the log's object store, and remove from the log what these do not need.
+    pub snapshots: bool,
+    /// Bytes in queues, of all streams together, before something is dropped. Without NATS: bytes that are kept for readers.
     pub buffer_bytes: usize,
     /// Between two signs of life of a stream that has nothing to say.
     #[serde(with = "crate::config::seconds")]
@@ -41,18 +50,28 @@ pub struct RelayConfig {
     pub forget_after: Duration,
 }
 
+impl RelayConfig {
+    /// Whether the log is without NATS, in the memory of a relay.
+    pub(crate) fn is_ring(&self) -> bool {
+        self.publish.as_ref().or(self.from.as_ref()).is_some_and(|url| url.trim_start().starts_with("tcp://"))
+    }
+}
+
 impl Default for RelayConfig {
     fn default() -> Self {
         Self {
             publish: None,
+            dedicated: false,
             from: None,
             credentials: None,
             ca: None,
+            key: None,
             key_file: None,
             stream: "kvatlas".to_owned(),
             max_age: Duration::from_secs(600),
             max_bytes: 1 << 30,
             in_memory: false,
+            snapshots: false,
             buffer_bytes: 64 << 20,
             heartbeat: Duration::from_secs(2),
             lost_after: Duration::from_secs(7),

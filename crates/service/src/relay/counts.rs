@@ -39,6 +39,12 @@ counts! {
     /// Messages left out because nothing can be done with them: of other subjects, of long ago, or of streams that cannot
     /// be registered.
     refused,
+    /// Snapshots written to the log's object store.
+    stored_snapshots,
+    /// Snapshots that could not be written to it, or read from it.
+    failed_snapshots,
+    /// Messages removed from the log because no snapshot in its object store needs them.
+    purged,
     /// How often reading the log began anew, at the place where it ended.
     reconnects,
 }

@@ -1,10 +1,10 @@
-//! A log between: what a stream's task applies is published to NATS JetStream, and a service that reads it there holds the
-//! same without following the engines.
+//! A log between: what a stream's task applies is published, and a service that reads it there holds the same without
+//! following the engines. The log is NATS JetStream, or without NATS a ring in the relay's memory that readers connect to.
 //!
 //! ```text
 //! stream task ──▶ Outlet (queue of one stream) ──▶ publisher ══▶ NATS ══▶ reader ──▶ Inbox ──▶ stream task of another
-//!                   ▲                                  ▲                     │                        service
-//!                   └── asked for all that it holds ◀──┴──── ask subject ◀───┘
+//!                   ▲                          └─▶ ring ◀═══════ ZMTP ══▶ reader ──┘           service
+//!                   └── asked for all that it holds ◀──────────────────────┘
 //! ```
 //!
 //! The format is `kvatlas_wire::compact`. Here is what both sides need; `stream/relayed` has the task of a stream that
@@ -12,27 +12,32 @@
 
 mod config;
 mod counts;
-mod link;
+mod line;
 mod nats;
 mod outlet;
 mod publisher;
+mod ring;
 mod subject;
+mod zmq;
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Instant;
 
 use bytes::Bytes;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc};
 
 pub use self::config::RelayConfig;
 pub(crate) use self::counts::Counts;
-pub(crate) use self::link::Link;
-pub(crate) use self::nats::connect;
+pub(crate) use self::line::{Line, Link};
 pub(crate) use self::outlet::Outlet;
+use self::ring::Ring;
 pub(crate) use self::subject::{ASK, Subject};
+pub(crate) use self::zmq::say;
+use crate::config::StreamConfig;
 use crate::error::Error;
+use crate::state::lock;
 
 /// A message of the log, on its way to its stream.
 #[derive(Debug)]
@@ -45,17 +50,37 @@ pub(crate) struct Delivered {
 }
 
 /// Where a stream's messages come.
-pub(crate) type Inbox = mpsc::Receiver<Delivered>;
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    pub(crate) messages: mpsc::Receiver<Delivered>,
+    /// By which they come.
+    pub(crate) line: Arc<Line>,
+}
+
+impl Inbox {
+    /// Nothing comes.
+    pub(crate) fn empty() -> Self {
+        Self { messages: mpsc::channel(1).1, line: Line::new("").0 }
+    }
+}
+
+/// Where messages are published.
+#[derive(Debug)]
+enum Log {
+    Nats(async_nats::Client),
+    Ring(Arc<Ring>),
+}
 
 /// What all streams of a service share that publish to a log, or come by one.
 #[derive(Debug)]
 pub struct Relay {
     pub(crate) config: RelayConfig,
     pub(crate) counts: Counts,
-    /// The connection, once it is begun. It connects again by itself.
-    client: OnceLock<async_nats::Client>,
-    /// Whether it is connected, and whether what is read is not of long ago.
-    link: watch::Sender<Link>,
+    /// The connections, once they are begun. They connect again by themselves: one with NATS, or one to each relay.
+    lines: OnceLock<Vec<Arc<Line>>>,
+    log: OnceLock<Log>,
+    /// What is to be asked by each of the lines, until whoever reads takes it.
+    asked: Mutex<Vec<mpsc::Receiver<String>>>,
     /// Bytes in all queues, and on the way.
     buffered: AtomicUsize,
     /// One stream's holdings are copied at a time.
@@ -75,8 +100,9 @@ impl Relay {
         Self {
             config,
             counts: Counts::default(),
-            client: OnceLock::new(),
-            link: watch::Sender::new(Link::Down),
+            lines: OnceLock::new(),
+            log: OnceLock::new(),
+            asked: Mutex::default(),
             buffered: AtomicUsize::new(0),
             copying: Arc::new(Semaphore::new(1)),
             outlets: Mutex::default(),
@@ -91,7 +117,7 @@ impl Relay {
 
     /// Bytes that wait to be published, or acknowledged.
     pub(crate) fn buffered(&self) -> usize {
-        self.buffered.load(std::sync::atomic::Ordering::Relaxed)
+        self.buffered.load(Relaxed)
     }
 
     /// Whether streams come by the log.
@@ -99,49 +125,85 @@ impl Relay {
         self.config.from.is_some()
     }
 
+    /// NATS, if that is the log.
     pub(crate) fn client(&self) -> Option<&async_nats::Client> {
-        self.client.get()
+        match self.log.get()? {
+            Log::Nats(client) => Some(client),
+            Log::Ring(_) => None,
+        }
     }
 
-    pub(crate) fn link(&self) -> watch::Receiver<Link> {
-        self.link.subscribe()
+    /// Its connections.
+    pub(crate) fn lines(&self) -> &[Arc<Line>] {
+        self.lines.get().map_or(&[], |lines| lines)
     }
 
-    pub(crate) fn set_link(&self, link: Link) {
-        self.link.send_if_modified(|before| std::mem::replace(before, link) != link);
+    /// Whether all of them are connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        !self.lines().iter().any(|line| line.is(Link::Down))
+    }
+
+    /// What is wrong with them.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let all: Vec<String> = self.lines().iter().filter_map(|line| line.trouble()).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    /// Each of its connections, and what is to be asked by it. Nothing the second time.
+    pub(crate) fn take_lines(&self) -> Vec<(Arc<Line>, mpsc::Receiver<String>)> {
+        self.lines().iter().cloned().zip(std::mem::take(&mut *lock(&self.asked))).collect()
     }
 
     /// Leaves a stream's inbox to be taken by its task, which begins soon.
     pub(crate) fn leave_inbox(&self, subject: &str, inbox: Inbox) {
-        crate::state::lock(&self.inboxes).insert(subject.to_owned(), inbox);
+        lock(&self.inboxes).insert(subject.to_owned(), inbox);
     }
 
     pub(crate) fn take_inbox(&self, subject: &str) -> Option<Inbox> {
-        crate::state::lock(&self.inboxes).remove(subject)
+        lock(&self.inboxes).remove(subject)
     }
 
     /// Asks whoever publishes a stream for all that it holds.
-    pub(crate) fn ask(&self, subject: &str) {
-        let Some(client) = self.client().cloned() else { return };
-        let subject = format!("{ASK}{subject}");
-        self.counts.asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        tokio::spawn(async move {
-            if let Err(error) = client.publish(subject, Bytes::new()).await {
-                tracing::debug!(%error, "a relay could not be asked");
-            }
-        });
+    pub(crate) fn ask(&self, line: &Line, subject: &str) {
+        if line.ask(subject) {
+            self.counts.asked.fetch_add(1, Relaxed);
+        }
     }
 
-    /// Begins to connect, and to listen for those who ask.
+    /// The queue of a stream that is published here.
+    fn outlet_of(&self, subject: &str) -> Option<Arc<Outlet>> {
+        lock(&self.outlets).get(subject).and_then(Weak::upgrade)
+    }
+
+    /// Begins to connect, or to listen. `config`: what readers' connections may take.
     ///
     /// # Errors
-    /// [`Error::Start`] if files that it needs cannot be read.
-    pub(crate) async fn start(self: &Arc<Self>) -> Result<(), Error> {
+    /// [`Error::Start`] if files that it needs cannot be read, or an address cannot be listened at.
+    pub(crate) async fn start(self: &Arc<Self>, config: &StreamConfig) -> Result<(), Error> {
         let Some(url) = self.config.publish.as_ref().or(self.config.from.as_ref()) else { return Ok(()) };
-        let client = connect(self, url).await?;
-        let _ = self.client.set(client);
-        if self.publishes() {
-            tokio::spawn(publisher::answer_asks(self.clone()));
+        let is_ring = self.config.is_ring();
+        // With NATS these are servers of one log, else relays.
+        let names: Vec<&str> = if is_ring { url.split(',').map(str::trim).collect() } else { vec![Line::NATS] };
+        let (lines, asked) = names.into_iter().map(Line::new).unzip();
+        let lines: &Vec<Arc<Line>> = self.lines.get_or_init(|| lines);
+        *lock(&self.asked) = asked;
+        match (is_ring, self.publishes()) {
+            (false, publishes) => {
+                if let Some(line) = lines.first() {
+                    let _ = self.log.set(Log::Nats(nats::connect(&self.config, line, url).await?));
+                }
+                if publishes {
+                    tokio::spawn(publisher::answer_asks(self.clone()));
+                }
+            }
+            (true, true) => {
+                let ring = Ring::new(self.config.buffer_bytes, self.config.max_age);
+                zmq::listen(self, &ring, url, config).await?;
+                let _ = self.log.set(Log::Ring(ring));
+                lines.iter().for_each(|line| line.set_link(Link::Up));
+            }
+            // Whoever reads connects.
+            (true, false) => {}
         }
         Ok(())
     }

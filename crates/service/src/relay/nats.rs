@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_nats::{Client, ConnectOptions, Event};
 
-use super::{Link, Relay};
+use super::{Line, Link, RelayConfig};
 use crate::error::Error;
 
 /// Longest wait before a connection is tried again.
@@ -15,10 +15,9 @@ const LONGEST: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// [`Error::Start`] if a file cannot be read, or an address is none.
-pub(crate) async fn connect(relay: &Arc<Relay>, url: &str) -> Result<Client, Error> {
-    let config = &relay.config;
+pub(super) async fn connect(config: &RelayConfig, line: &Arc<Line>, url: &str) -> Result<Client, Error> {
     let wrong = |what: &str, error: String| Error::Start { message: format!("relay: {what}: {error}") };
-    let told = Arc::downgrade(relay);
+    let (told, asked) = (line.clone(), line.clone());
     let mut options = ConnectOptions::new()
         .name("kvatlas")
         .retry_on_initial_connect()
@@ -28,22 +27,38 @@ pub(crate) async fn connect(relay: &Arc<Relay>, url: &str) -> Result<Client, Err
         .connection_timeout(Duration::from_secs(2))
         .reconnect_delay_callback(|attempts| LONGEST.min(Duration::from_millis(50 << attempts.min(6))))
         .event_callback(move |event| {
-            let told = told.clone();
+            let line = told.clone();
             async move {
-                let Some(relay) = told.upgrade() else { return };
                 match event {
                     // Who reads has yet to catch up.
                     Event::Connected => {
                         tracing::info!("connected to NATS");
-                        relay.set_link(Link::Behind);
+                        line.set_trouble(None);
+                        line.set_link(Link::Behind);
                     }
                     Event::Disconnected => {
                         tracing::warn!("the connection to NATS is lost; it is tried again");
-                        relay.set_link(Link::Down);
+                        line.set_link(Link::Down);
                     }
+                    Event::ServerError(error) => line.set_trouble(Some(format!("the server says: {error}"))),
+                    // An attempt to connect has failed; its reason comes with the next one, below.
+                    Event::ClientError(_) => {}
                     other => tracing::warn!(event = %other, "NATS"),
                 }
             }
+        })
+        .reconnect_to_server_callback(move |servers, _| {
+            // Before each attempt: why the last one failed is known nowhere else.
+            let failed = servers.iter().find_map(|it| {
+                // Without the password that its URL may have.
+                let (host, port) = (it.addr.host(), it.addr.port());
+                Some(format!("{host}:{port}: {}", reason(it.last_error.as_ref()?)))
+            });
+            if failed.is_some() {
+                asked.set_trouble(failed);
+            }
+            // Which server is the library's choice.
+            async { None }
         });
     if let Some(file) = &config.credentials {
         let credentials = std::fs::read_to_string(file);
@@ -56,4 +71,16 @@ pub(crate) async fn connect(relay: &Arc<Relay>, url: &str) -> Result<Client, Err
     }
     let addresses: Vec<&str> = url.split(',').map(str::trim).collect();
     options.connect(addresses).await.map_err(|error| wrong(url, error.to_string()))
+}
+
+/// What a failed attempt to connect means, in words that say what can be done.
+fn reason(error: &str) -> String {
+    let advice = if error.contains("certificate") {
+        "; relay.ca names the authorities whose certificates are trusted"
+    } else if error.to_lowercase().contains("authorization") {
+        "; relay.credentials is missing, or the server does not take it"
+    } else {
+        ""
+    };
+    format!("{error}{advice}")
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use kvatlas_wire::compact::{Frame, MessageWriter, Status};
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
-use super::{Link, Relay};
+use super::Relay;
 use crate::state::lock;
 
 /// Bytes of frames in a message, if there are more: NATS takes 1 MiB by default, and a frame is not divided.
@@ -156,8 +156,12 @@ impl Outlet {
     pub(crate) fn may_copy(&self) -> Option<OwnedSemaphorePermit> {
         let relay = &self.relay;
         let room = relay.buffered.load(Relaxed) < relay.config.buffer_bytes / 2;
-        let is_connected = *relay.link.borrow() != Link::Down;
-        if room && is_connected { relay.copying.clone().try_acquire_owned().ok() } else { None }
+        if room && relay.is_connected() { relay.copying.clone().try_acquire_owned().ok() } else { None }
+    }
+
+    /// What is wrong with the log.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.relay.trouble()
     }
 
     /// Nothing is added any more; readers are told.

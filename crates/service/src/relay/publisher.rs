@@ -19,7 +19,7 @@ use kvatlas_wire::compact::MessageWriter;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::outlet::Packed;
-use super::{ASK, Outlet, Relay, Subject};
+use super::{ASK, Link, Log, Outlet, Relay, Subject, zmq};
 use crate::state::lock;
 
 /// Messages of one stream that are on their way at once.
@@ -38,7 +38,12 @@ impl Relay {
         let writer = MessageWriter { life: new_life(), block_size, key };
         let outlet = Arc::new(Outlet::new(self.clone(), subject.clone(), writer));
         lock(&self.outlets).insert(subject, Arc::downgrade(&outlet));
-        tokio::spawn(run(outlet.clone()));
+        match self.log.get() {
+            Some(Log::Nats(client)) => drop(tokio::spawn(run(outlet.clone(), client.clone()))),
+            Some(Log::Ring(ring)) => drop(tokio::spawn(zmq::run(outlet.clone(), ring.clone()))),
+            // It is set before streams begin.
+            None => {}
+        }
         outlet
     }
 }
@@ -58,10 +63,8 @@ struct Sent {
     ack: Option<PublishAckFuture>,
 }
 
-async fn run(outlet: Arc<Outlet>) {
+async fn run(outlet: Arc<Outlet>, client: Client) {
     let relay = outlet.relay.clone();
-    // It is set before streams begin.
-    let Some(client) = relay.client().cloned() else { return };
     let log = ContextBuilder::new().ack_timeout(UNANSWERED).timeout(UNANSWERED).build(client.clone());
     let mut ahead: VecDeque<Sent> = VecDeque::new();
     let mut heartbeat = Instant::now();
@@ -197,6 +200,8 @@ pub(super) async fn answer_asks(relay: Arc<Relay>) {
     let log = ContextBuilder::new().timeout(UNANSWERED).build(client.clone());
     loop {
         if client.connection_state() == Connection::Connected && ensure_log(&log, &relay).await.is_ok() {
+            // Messages can be published.
+            relay.lines().iter().for_each(|line| line.set_link(Link::Up));
             break;
         }
         sleep(AGAIN).await;
@@ -208,8 +213,7 @@ pub(super) async fn answer_asks(relay: Arc<Relay>) {
         };
         while let Some(ask) = asks.next().await {
             let Some(subject) = ask.subject.strip_prefix(ASK) else { continue };
-            let outlet = lock(&relay.outlets).get(subject).and_then(std::sync::Weak::upgrade);
-            if let Some(outlet) = outlet {
+            if let Some(outlet) = relay.outlet_of(subject) {
                 outlet.ask();
             }
         }

@@ -69,6 +69,8 @@ pub(crate) struct Written {
     pub(crate) blocks: u64,
     /// Different blocks of all dictionaries.
     pub(crate) distinct: u64,
+    /// How far a log was read, by the stream that came least far; none if no stream came by one.
+    pub(crate) sequence: Option<u64>,
 }
 
 /// Writes a snapshot.
@@ -125,6 +127,7 @@ impl<W: Write> Encoder<W> {
         }
         self.written.streams += keyspace.streams.len() as u64;
         self.written.blocks += keyspace.blocks;
+        self.written.sequence = [self.written.sequence, keyspace.sequence].into_iter().flatten().min();
         self.written.distinct += keyspace.entries.iter().map(|entry| entry.names.len() as u64).sum::<u64>();
         Ok(())
     }
@@ -171,6 +174,7 @@ pub(crate) struct KeyspaceCopy {
     by_run: HashMap<(bool, u32), Vec<usize>>,
     streams: Vec<Vec<u8>>,
     blocks: u64,
+    sequence: Option<u64>,
 }
 
 impl KeyspaceCopy {
@@ -182,6 +186,7 @@ impl KeyspaceCopy {
     pub(crate) fn stream(&mut self, stream: StreamCopy, elsewhere: bool) -> io::Result<()> {
         let mut out = Vec::new();
         let head = json(&stream.head)?;
+        self.sequence = [self.sequence, stream.head.sequence].into_iter().flatten().min();
         varint(&mut out, head.len() as u64);
         out.extend(head);
         for rank in stream.ranks {

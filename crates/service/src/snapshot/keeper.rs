@@ -103,7 +103,7 @@ fn write(snapshots: &Snapshots, fleet: &Fleet, directory: &Directory, until: Opt
         Ok(written) => {
             let at = SystemTime::now();
             snapshots.counts.wrote(LastWrite { written, skipped, took, ended: Instant::now(), at });
-            let Written { bytes, streams, blocks, distinct } = written;
+            let Written { bytes, streams, blocks, distinct, .. } = written;
             let left_out: u64 = skipped.iter().sum();
             tracing::info!(bytes, streams, left_out, blocks, distinct, took_ms = took.as_millis() as u64, "snapshot");
         }

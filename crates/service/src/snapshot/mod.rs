@@ -162,10 +162,10 @@ impl Snapshots {
         }
     }
 
-    /// Where a log is to be read from, if a snapshot has streams that came by it. Waits until all are loaded.
-    pub(crate) async fn sequence(&self) -> Option<u64> {
+    /// How far a log was read for each stream of a snapshot that came by it. Waits until all are loaded.
+    pub(crate) async fn sequences(&self) -> Vec<u64> {
         let _ = self.loading.subscribe().wait_for(|left| *left == 0).await;
-        lock(&self.pending).sequence()
+        lock(&self.pending).sequences()
     }
 
     /// Drops what no stream has come for, after the time that it is kept.

@@ -12,7 +12,7 @@ use crate::state::{Keyspace, Stream};
 /// Where a snapshot comes from.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    /// `disk` or `peer`.
+    /// `disk`, `peer`, or `store` for a log's.
     pub(crate) kind: &'static str,
     /// The file or URL.
     pub(crate) file: String,
@@ -80,9 +80,15 @@ impl Pending {
         taken
     }
 
-    /// How far a log was read, by the stream that came least far: from there on it is to be read again.
-    pub(super) fn sequence(&self) -> Option<u64> {
-        self.0.iter().flat_map(|waiting| waiting.streams.values()).filter_map(|stream| stream.head.sequence).min()
+    /// How far a log was read for each stream that came by one, by what a stream will take: the newest.
+    pub(super) fn sequences(&self) -> Vec<u64> {
+        let mut newest = HashMap::new();
+        for waiting in &self.0 {
+            for (key, stream) in &waiting.streams {
+                newest.entry((&*waiting.model, &*waiting.routing_group, key)).or_insert(stream.head.sequence);
+            }
+        }
+        newest.into_values().flatten().collect()
     }
 
     /// Takes all: workers, with the blocks of each stream.

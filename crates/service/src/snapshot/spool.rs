@@ -10,6 +10,7 @@ use tokio::sync::Notify;
 
 use super::Snapshots;
 use super::counts::Skip;
+use super::encode::Written;
 use crate::fleet::Fleet;
 use crate::state::lock;
 
@@ -125,14 +126,22 @@ impl Snapshots {
 
     fn packed(&self, fleet: &Fleet) -> Result<Spooled, String> {
         let begun = Instant::now();
-        let cannot = |error: std::io::Error| format!("a snapshot could not be made: {error}");
-        let encoder = zstd::Encoder::new(Vec::new(), LEVEL).map_err(cannot)?;
-        let mut skipped = [0; Skip::ALL.len()];
-        let (encoder, _) = self.write(fleet, encoder, None, &mut skipped).map_err(cannot)?;
-        let bytes = encoder.finish().map_err(cannot)?;
+        let (bytes, _) = self.compressed(fleet)?;
         let id = xxhash_rust::xxh3::xxh3_64(&bytes);
         let now = Instant::now();
         Ok(Spooled { id, bytes: bytes.into(), begun, made: now, read: Mutex::new(now) })
+    }
+
+    /// All streams as they are now, compressed. Waits for their tasks.
+    ///
+    /// # Errors
+    /// Why it cannot be made.
+    pub(crate) fn compressed(&self, fleet: &Fleet) -> Result<(Vec<u8>, Written), String> {
+        let cannot = |error: std::io::Error| format!("a snapshot could not be made: {error}");
+        let encoder = zstd::Encoder::new(Vec::new(), LEVEL).map_err(cannot)?;
+        let mut skipped = [0; Skip::ALL.len()];
+        let (encoder, written) = self.write(fleet, encoder, None, &mut skipped).map_err(cannot)?;
+        Ok((encoder.finish().map_err(cannot)?, written))
     }
 }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::publishers::Route;
 use super::transport::Incoming;
 use super::zmq_transport::live_batch;
-use super::zmtp::{Connection, Event};
+use crate::zmtp::{Connection, Event};
 
 /// A connection that takes the place of another one is taken for the same engine's, which has lost the first one without
 /// notice. If another comes so soon after, there are two publishers with one topic: the one that was cut off is back.

@@ -11,9 +11,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::address::Address;
 use super::transport::Incoming;
 use super::zmq_transport::live_batch;
-use super::zmtp::{Budget, Connection, Dialling, Event, Kind, Socket};
 use crate::config::StreamConfig;
 use crate::state::Registration;
+use crate::zmtp::{Budget, Connection, Dialling, Event, Kind, Socket};
 
 enum Stage {
     /// Until the pause is over, and the name looked up.

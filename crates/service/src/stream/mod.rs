@@ -25,7 +25,6 @@ mod window;
 mod zmq_transport;
 #[cfg(test)]
 mod zmq_transport_tests;
-mod zmtp;
 
 use std::sync::{Arc, Mutex};
 
@@ -33,6 +32,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
+pub(crate) use self::address::Address;
 pub(crate) use self::publishers::Publishers;
 use self::task::follow;
 use self::zmq_transport::ZmqTransport;

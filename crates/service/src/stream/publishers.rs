@@ -16,9 +16,9 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Semaphore, watch};
 
-use super::zmtp::{Budget, Connection, Event, Kind, Socket};
 use crate::config::StreamConfig;
 use crate::state::lock;
+use crate::zmtp::{Budget, Connection, Event, Kind, Socket};
 
 /// So many topics and addresses are named in the log, each once.
 const MOST_NAMED: usize = 1000;

@@ -10,8 +10,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::address::Address;
 use super::transport::Incoming;
 use super::zmq_transport::reply;
-use super::zmtp::{Budget, Connection, Dialling, Event, Kind, Socket};
 use crate::config::StreamConfig;
+use crate::zmtp::{Budget, Connection, Dialling, Event, Kind, Socket};
 
 enum Stage {
     /// There is nothing to ask, or the pause is not over.

@@ -13,9 +13,9 @@ use super::dialled::Dialled;
 use super::publishers::Route;
 use super::replay::Replay;
 use super::transport::{Incoming, Transport};
-use super::zmtp::Head;
 use crate::config::StreamConfig;
 use crate::state::Registration;
+use crate::zmtp::Head;
 
 /// Where live batches come from.
 enum Live {

@@ -1,150 +1,14 @@
 //! A service that publishes what it follows, and others that hold the same without following anybody, with a real
 //! `nats-server` between them that is killed, emptied and away for a while.
 
-use std::net::TcpListener;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvatlas_index::View;
-use kvatlas_service::state::{Counters, Stream};
-use kvatlas_service::{Config, Service};
 use kvatlas_wire::compact::{Frame, MessageWriter, Status};
 use tokio::runtime::Runtime;
 
 use crate::bench::WORKER;
-use crate::engine::{BLOCK_SIZE, Engine, tokens};
-
-/// A server with a directory and a port of its own.
-struct Nats {
-    process: Option<Child>,
-    port: u16,
-    directory: PathBuf,
-}
-
-impl Nats {
-    /// None if it is not installed: then there is nothing to be tested.
-    fn start() -> Option<Self> {
-        let found = Command::new("nats-server").arg("--version").stdout(Stdio::null()).status();
-        if found.is_err() {
-            eprintln!("skipped: nats-server is not installed (apt-get install nats-server)");
-            return None;
-        }
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port").port();
-        let directory = std::env::temp_dir().join(format!("kvatlas-nats-{}-{port}", std::process::id()));
-        let mut nats = Self { process: None, port, directory };
-        nats.up();
-        Some(nats)
-    }
-
-    fn up(&mut self) {
-        let mut command = Command::new("nats-server");
-        command.args(["-js", "-a", "127.0.0.1", "-p", &self.port.to_string(), "-sd"]).arg(&self.directory);
-        self.process = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it is installed"));
-    }
-
-    fn kill(&mut self) {
-        if let Some(mut process) = self.process.take() {
-            process.kill().and_then(|()| process.wait()).expect("it ends");
-        }
-    }
-
-    /// Nothing of what it kept is left.
-    fn empty(&self) {
-        std::fs::remove_dir_all(&self.directory).expect("it has a directory");
-    }
-
-    fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
-    }
-}
-
-impl Drop for Nats {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = std::fs::remove_dir_all(&self.directory);
-    }
-}
-
-struct Node(Service);
-
-impl Node {
-    fn new(relay: &str, more: &str) -> Self {
-        let json = format!(
-            r#"{{ "http": {{ "bind": "127.0.0.1:0", "threads": 1 }}, "log": {{ "level": "off" }}, "adopt": {{ "share": 0 }},
-                 "streams": {{ "threads": 1, "probe_interval": 0.5, "replay_timeout": 0.3, "reconnect_max": 0.2 }},
-                 "relay": {{ "heartbeat": 0.2, "lost_after": 1.5, {relay} }} {more} }}"#
-        );
-        Self(Service::start(Config::from_json(&json).expect("a configuration")).expect("it starts"))
-    }
-
-    /// Follows the engine and publishes.
-    fn relay(nats: &Nats, engine: &Engine, more: &str) -> Self {
-        Self::new(&format!(r#""publish": "{}" {more}"#, nats.url()), "").following(engine)
-    }
-
-    fn following(self, engine: &Engine) -> Self {
-        let registration = format!(
-            r#"{{ "instance_id": "{WORKER}", "endpoint": "{}", "replay_endpoint": "{}", "model_name": "model",
-                 "block_size": {BLOCK_SIZE} }}"#,
-            engine.events, engine.replay
-        );
-        self.0.register(&registration, None).expect("it is registered");
-        self
-    }
-
-    fn reader(nats: &Nats) -> Self {
-        Self::new(&format!(r#""from": "{}""#, nats.url()), "")
-    }
-
-    fn stream(&self) -> Option<Arc<Stream>> {
-        Some(self.0.fleet().workers().first()?.streams.first()?.1.clone())
-    }
-
-    fn is_trusted(&self) -> bool {
-        self.stream().is_some_and(|stream| stream.status.is_trusted())
-    }
-
-    fn count(&self, name: &str) -> u64 {
-        let at = Counters::NAMES.iter().position(|(known, _)| *known == name).expect("a counter");
-        self.stream().map_or(0, |stream| stream.status.counters.values()[at])
-    }
-
-    /// How many blocks of a life are known, if whoever says so is trusted.
-    fn depth(&self, life: u32, of: u64) -> Option<u64> {
-        let worker = self.0.fleet().workers().into_iter().next()?;
-        let prompt = worker.keyspace.identity().words(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
-        worker.keyspace.steady(|untrusted| {
-            let found = worker.keyspace.index().find(&prompt).to_owned();
-            let depth = found.depth(View::Device);
-            (!untrusted.contains(WORKER, 0)).then_some(u64::from(depth))
-        })
-    }
-
-    #[track_caller]
-    fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
-        let start = Instant::now();
-        while !condition(self) {
-            let stream = self.stream();
-            let status = stream.as_ref().map(|stream| &stream.status);
-            assert!(start.elapsed() < Duration::from_secs(30), "not {what}: {status:?}");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    #[track_caller]
-    fn whole(&self, life: u32, blocks: u64) {
-        self.until("whole", |node| node.depth(life, blocks) == Some(blocks));
-    }
-
-    /// All blocks evicted once: whatever was applied twice remains.
-    #[track_caller]
-    fn leaves_nothing(&self, engine: &Engine, life: u32, blocks: u64) {
-        engine.evict();
-        self.until("empty", |node| node.depth(life, blocks) == Some(0));
-    }
-}
+use crate::engine::{BLOCK_SIZE, Engine};
+use crate::nodes::{Nats, Node};
 
 /// A scenario with an engine; nothing if there is no `nats-server`.
 fn scenario(scenario: impl FnOnce(Nats, &Engine)) {
@@ -349,6 +213,49 @@ fn a_reader_goes_on_from_its_snapshot_unless_the_log_was_purged() {
     });
 }
 
+#[test]
+fn a_new_reader_begins_with_the_snapshot_in_the_object_store_and_the_log_is_no_longer_than_it_needs() {
+    scenario(|nats, engine| {
+        let _relay = Node::relay(&nats, engine, "");
+        let relay = format!(r#""from": "{}", "snapshots": true"#, nats.url());
+        let reader = || Node::new(&relay, r#", "snapshot": { "every": 0.3 }"#);
+        let outcome = |node: &Node| node.stream().and_then(|stream| stream.status.from_snapshot()?.outcome);
+        let runtime = Runtime::new().expect("a runtime");
+        let log = async || async_nats::jetstream::new(async_nats::connect(nats.url()).await.expect("it is there"));
+        let first = reader();
+        engine.publish(400);
+        first.whole(1, 400);
+        let stored = first.metric("relay_stored_snapshots");
+        // The second from now on has all, and with the next the log is purged up to its place.
+        first.until("purged", |node| node.metric("relay_stored_snapshots") >= stored + 4);
+        let (messages, last) = runtime.block_on(async {
+            let mut stream = log().await.get_stream("kvatlas").await.expect("it is there");
+            let state = stream.info().await.expect("it is there").state.clone();
+            (state.messages, state.last_sequence)
+        });
+        // A sign of life each 0.2 s, for about 0.6 s; it is no matter of time that these are not all.
+        assert!(first.metric("relay_purged") > 0 && messages < last, "{messages} of {last}");
+        first.0.drain(Duration::ZERO, Duration::ZERO);
+        let second = reader();
+        second.whole(1, 400);
+        second.until("told", |node| outcome(node).is_some());
+        assert_eq!(outcome(&second).map(|outcome| outcome.name()), Some("kept"));
+        assert_eq!((second.metric("relay_asked"), second.count("gaps")), (0, 0), "nobody was asked");
+        engine.publish(100);
+        second.whole(1, 500);
+        second.until("written", |node| node.metric("relay_stored_snapshots") > 0);
+        second.0.drain(Duration::ZERO, Duration::ZERO);
+        runtime.block_on(async {
+            let bucket = log().await.get_object_store("kvatlas").await.expect("it is there");
+            bucket.put("kvatlas.snapshot", &mut &b"nonsense"[..]).await.expect("written");
+        });
+        let third = reader();
+        third.whole(1, 500);
+        assert_eq!((third.metric("relay_failed_snapshots"), outcome(&third)), (1, None), "relays were asked instead");
+        third.leaves_nothing(engine, 1, 500);
+    });
+}
+
 /// Contents under one key are nothing under another: who took them up would answer that nothing is held, and be sure.
 #[test]
 fn a_snapshot_under_another_key_is_left_out() {
@@ -356,17 +263,20 @@ fn a_snapshot_under_another_key_is_left_out() {
         let directory = nats.directory.with_extension("keys");
         std::fs::create_dir_all(&directory).expect("a directory");
         let snapshot = format!(r#", "snapshot": {{ "dir": "{}", "every": 3600 }}"#, directory.display());
-        let node = |key: &str| {
+        let node = |key: &str, is_in_file: bool| {
             let file = directory.join("key");
             std::fs::write(&file, key.repeat(64)).expect("a file");
-            let relay = format!(r#""publish": "{}", "key_file": "{}""#, nats.url(), file.display());
+            let file = format!(r#""key_file": "{}""#, file.display());
+            let given = if is_in_file { file } else { format!(r#""key": "{}""#, key.repeat(64)) };
+            let relay = format!(r#""publish": "{}", {given}"#, nats.url());
             Node::new(&relay, &snapshot).following(engine)
         };
         let outcome = |node: &Node| node.stream().and_then(|stream| stream.status.from_snapshot()?.outcome);
         let mut begun = Vec::new();
         engine.publish(200);
         for (key, outcome_of) in [("a", None), ("b", None), ("b", Some("kept"))] {
-            let node = node(key);
+            // The same key, be it given itself or in a file.
+            let node = node(key, outcome_of.is_some());
             node.whole(1, 200);
             if outcome_of.is_some() {
                 node.until("told", |node| outcome(node).is_some());

@@ -32,6 +32,7 @@ SECRETS = {
     "http.key": ("KVATLAS_KEY", "http.key_file"),
     "http.admin_key": ("KVATLAS_ADMIN_KEY", "http.admin_key_file"),
     "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file"),
+    "relay.key": ("KVATLAS_RELAY_KEY", "relay.key_file"),
 }
 OTHERS = ("KVATLAS_URL", "KVATLAS_ROUTER_URL", "KVATLAS_TRACES")  # variables of other commands
 

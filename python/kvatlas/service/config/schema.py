@@ -100,7 +100,11 @@ class Config(Section):
                     f"streams.keyed_identity and relay.{name} are both set: services that share a log need one key: "
                     "set relay.key_file instead"
                 )
-        keys = {"streams.keyed_identity": self.streams.keyed_identity == "on", "relay.key_file": self.relay.key_file}
+        keys = {
+            "streams.keyed_identity": self.streams.keyed_identity == "on",
+            "relay.key_file": self.relay.key_file,
+            "relay.key": self.relay.key,
+        }
         for name in (name for name, is_set in keys.items() if is_set and self.sites.url is not None):
             raise ConfigError(
                 f"{name} and sites.url are both set: digests need content hashes, which other sites compute alike"

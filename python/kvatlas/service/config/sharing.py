@@ -105,7 +105,11 @@ class SnapshotConfig(Section):
 
 @dataclass(frozen=True)
 class RelayConfig(Section):
-    """A log in NATS JetStream between this service and others. Empty if there is none."""
+    """A log between this service and others, in NATS JetStream or in a relay's memory. Empty if there is none.
+
+    `key` is the key in `key_file` itself, for programs. `dedicated`: publishing is all that the service is for: it is
+    not ready before it is connected.
+    """
 
     section: ClassVar[str] = "relay"
 
@@ -115,19 +119,26 @@ class RelayConfig(Section):
             Text(),
             "--publish",
             "NATS servers to publish to what the followed engines hold: nats://HOST:PORT or tls://HOST:PORT, separated "
-            "by commas.",
+            "by commas. Or, without NATS, where to listen for readers: tcp://ADDRESS:PORT.",
         ),
     )
     source: str | None = field(
         default=None,
-        metadata=about(Text(), "--from", "NATS servers to read from what engines hold, as relays publish it there."),
+        metadata=about(
+            Text(),
+            "--from",
+            "NATS servers to read from what engines hold, as relays publish it there. Or, without NATS, relays: "
+            "tcp://HOST:PORT, separated by commas.",
+        ),
     )
     credentials: Path | None = field(
         default=None, metadata=about(File(), "--relay-credentials", "File with the credentials for these servers.")
     )
     ca: Path | None = field(
         default=None,
-        metadata=about(File(), "--relay-ca", "CA certificate in PEM to trust for these servers, besides the system's."),
+        metadata=about(
+            File(), "--relay-ca", "CA certificate in PEM to trust for these servers instead of the system's."
+        ),
     )
     key_file: Path | None = field(
         default=None,
@@ -135,7 +146,7 @@ class RelayConfig(Section):
             File(),
             "--relay-key-file",
             "File with 64 hexadecimal digits, equal in all relays and their readers: blocks are identified under this "
-            "key instead of by content hash. Queries then need tokens.",
+            "key instead of by content hash. Queries then need tokens. Alternatively, set KVATLAS_RELAY_KEY.",
         ),
     )
     stream: str = field(default="kvatlas", metadata=about(Text(), "--relay-stream", "Name of the JetStream stream."))
@@ -155,13 +166,22 @@ class RelayConfig(Section):
             Choice("file", "memory"), "--relay-storage", "Where messages are kept, where a relay creates the stream."
         ),
     )
+    snapshots: Literal["off", "on"] = field(
+        default="off",
+        metadata=about(
+            Choice("off", "on"),
+            "--relay-snapshots",
+            "Keep a snapshot in NATS's object store, every --snapshot-every, for readers that start later. Messages "
+            "that neither it nor the one before it needs are removed from the JetStream stream.",
+        ),
+    )
     buffer_bytes: int = field(
         default=64 << 20,
         metadata=about(
             Size(),
             "--relay-buffer-bytes",
             "Size of what waits to be published, of all engines together. Beyond it, what waits of an engine is "
-            "dropped and replaced by a copy of all that it holds.",
+            "dropped and replaced by a copy of all that it holds. Without NATS: size of what is kept for readers.",
         ),
     )
     heartbeat: float = field(
@@ -176,22 +196,29 @@ class RelayConfig(Section):
         default=600.0,
         metadata=about(ABOVE_0, "--relay-forget-after", "Silence of a relay after which its engines are forgotten."),
     )
+    key: str | None = field(default=None, repr=False)
+    dedicated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        one_key("relay.key", self.key, self.key_file)
         if self.publish is not None and self.source is not None:
             raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
+        if self.snapshots == "on" and self.source is None:
+            raise ConfigError("relay.snapshots is for readers: it needs relay.source (--from)")
         if re.search(r"[\s.*>/\\]", self.stream):
             raise ConfigError(
                 f"relay.stream must be a name of JetStream, without spaces and . * > / \\, got {self.stream!r}"
             )
         for name in ("publish", "source"):
             servers = getattr(self, name)
-            for server in () if servers is None else servers.split(","):
-                if not server.strip().startswith(("nats://", "tls://")):
-                    raise ConfigError(
-                        f"relay.{name} must be nats://HOST:PORT or tls://HOST:PORT, got {server.strip()!r}"
-                    )
+            _check_servers(
+                f"relay.{name}", [] if servers is None else [server.strip() for server in servers.split(",")]
+            )
+        if self.publish is not None and self.publish.startswith("tcp://"):
+            _check_listening(self.publish)
+        if self.source is not None and self.snapshots == "on" and self.source.startswith("tcp://"):
+            raise ConfigError("relay.snapshots needs NATS, but relay.source has relays (tcp://)")
 
     def for_native(self) -> dict[str, Any]:
         """What the native service is told."""
@@ -199,8 +226,24 @@ class RelayConfig(Section):
         for name in ("credentials", "ca", "key_file"):
             told[name] = None if told[name] is None else str(told[name])
         told["from"] = told.pop("source")
+        told["snapshots"] = self.snapshots == "on"
         told["in_memory"] = told.pop("storage") == "memory"
         return told
+
+
+def _check_servers(name: str, servers: list[str]) -> None:
+    for server in servers:
+        if not server.startswith(("nats://", "tls://", "tcp://")):
+            raise ConfigError(
+                f"{name} must be nats://HOST:PORT or tls://HOST:PORT, or tcp://HOST:PORT without NATS, got {server!r}"
+            )
+    if len({server.startswith("tcp://") for server in servers}) > 1:
+        raise ConfigError(f"{name} has servers of NATS and relays without it (tcp://): give one or the other")
+
+
+def _check_listening(url: str) -> None:
+    if "," in url:
+        raise ConfigError(f"relay.publish must be one address to listen at, tcp://ADDRESS:PORT, got {url!r}")
 
 
 @dataclass(frozen=True)

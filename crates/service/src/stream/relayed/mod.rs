@@ -25,7 +25,7 @@ use super::holdings::Holdings;
 use super::restore::restore;
 use super::task::{AFTER_PANIC, TURN, caught, end_restored};
 use crate::config::StreamConfig;
-use crate::relay::{Delivered, Inbox, Link, Relay};
+use crate::relay::{Delivered, Inbox, Line, Link, Relay};
 use crate::snapshot::{Outcome, Restoring};
 use crate::state::{CopyRequest, FromSnapshot, Keyspace, State, Stream};
 
@@ -42,7 +42,7 @@ pub(super) async fn follow(
         restoring = config.snapshots.take(&keyspace, &stream) => restoring,
         _ = &mut stop => return stream.status.set_state(State::Stopped),
     };
-    let mut inbox = inbox.unwrap_or_else(|| mpsc::channel(1).1);
+    let mut inbox = inbox.unwrap_or_else(Inbox::empty);
     loop {
         let ended = {
             let asked = Asked { stop: &mut stop, copies: &mut copies };
@@ -91,6 +91,7 @@ struct Asked<'a> {
 struct Applying<'a> {
     holdings: &'a mut Holdings,
     relay: &'a Relay,
+    line: &'a Line,
     subject: &'a str,
 }
 
@@ -102,7 +103,7 @@ impl Hands for Applying<'_> {
         self.holdings.clear();
     }
     fn ask(&mut self) {
-        self.relay.ask(self.subject);
+        self.relay.ask(self.line, self.subject);
     }
     fn timestamp(&mut self, timestamp: f64) {
         self.holdings.note_timestamp(timestamp);
@@ -118,6 +119,7 @@ async fn live(
     restoring: Option<Restoring>,
 ) -> End {
     let Asked { stop, copies } = asked;
+    let Inbox { messages: inbox, line } = inbox;
     let (start, relay) = (Instant::now(), &config.relay);
     let subject = stream.registration.endpoint.log_subject().unwrap_or_default();
     let key = keyspace.identity().key_check();
@@ -131,7 +133,7 @@ async fn live(
     };
     let mut rebuilds = keyspace.watch_rebuilds();
     let mut rebuilt = pin!(rebuilds.changed());
-    let mut link = relay.link();
+    let mut link = line.link();
     let mut copier: Option<StreamCopier> = None;
     let mut timer = pin!(sleep(Duration::ZERO));
     loop {
@@ -145,7 +147,7 @@ async fn live(
                 for _ in 0..TURN {
                     let Poll::Ready(Some(Delivered { payload, sequence, heard })) = inbox.poll_recv(cx) else { break };
                     let heard = heard.map(|heard| heard.saturating_duration_since(start.into_std()));
-                    let mut hands = Applying { holdings: &mut holdings, relay, subject };
+                    let mut hands = Applying { holdings: &mut holdings, relay, line, subject };
                     follower.message(start.elapsed(), heard, &payload, sequence, &mut hands);
                     holdings.heard = true;
                     is_news = true;
@@ -173,11 +175,11 @@ async fn live(
             return end;
         }
         let now = start.elapsed();
-        follower.tick(now, &mut Applying { holdings: &mut holdings, relay, subject });
+        follower.tick(now, &mut Applying { holdings: &mut holdings, relay, line, subject });
         copier = copier.and_then(|copier| copier.step(&mut holdings, &follower));
         holdings.tell();
         let up = *link.borrow_and_update();
-        report(&mut holdings, config, &mut follower, now, up);
+        report(&mut holdings, config, &mut follower, now, (up, line.trouble()));
         if is_restored && (follower.is_whole() || holdings.clears() > 1) {
             is_restored = false;
             end_restored(stream, config, if holdings.clears() > 1 { Outcome::Restarted } else { Outcome::Kept });
@@ -223,7 +225,14 @@ async fn take_up(
 }
 
 /// Tells the status.
-fn report(holdings: &mut Holdings, config: &StreamConfig, follower: &mut Follower, now: Duration, link: Link) {
+fn report(
+    holdings: &mut Holdings,
+    config: &StreamConfig,
+    follower: &mut Follower,
+    now: Duration,
+    line: (Link, Option<String>),
+) {
+    let (link, trouble) = line;
     let forgotten = holdings.take_forgotten();
     let Holdings { keyspace, stream, index, .. } = holdings;
     let (status, counters) = (&stream.status, &stream.status.counters);
@@ -279,7 +288,7 @@ fn report(holdings: &mut Holdings, config: &StreamConfig, follower: &mut Followe
     if changed {
         keyspace.trust_changed(stream);
     }
-    if let Some(error) = follower.error.take() {
+    if let Some(error) = follower.error.take().or(trouble.filter(|_| link == Link::Down)) {
         if status.last_error().as_ref() != Some(&error) {
             tracing::warn!(worker, rank, error, "a stream that comes by the log");
         }

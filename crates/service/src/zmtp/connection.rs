@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::{Buf as _, BytesMut};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -53,7 +54,7 @@ pub(crate) struct Connection {
     /// Read, but for the first `used` bytes not parsed. Without room of its own while nothing comes.
     input: Vec<u8>,
     used: usize,
-    output: Vec<u8>,
+    output: BytesMut,
     /// A message that was given back.
     again: Option<Vec<u8>>,
     /// When something came last.
@@ -76,7 +77,7 @@ impl Connection {
             parser: Parser::new(budget),
             input: Vec::new(),
             used: 0,
-            output: greeting::greeting().to_vec(),
+            output: BytesMut::from(&greeting::greeting()[..]),
             again: None,
             heard: now,
             asked: now,
@@ -106,8 +107,20 @@ impl Connection {
 
     /// Sends a message of an empty frame and another one.
     pub(crate) fn send(&mut self, bytes: &[u8]) {
-        self.output.extend(greeting::frame(true, b""));
-        self.output.extend(greeting::frame(false, bytes));
+        self.send_frames(&[b""], bytes);
+    }
+
+    /// Sends a message of several frames. Nothing bounds what waits but who calls this: see `waiting`.
+    pub(crate) fn send_frames(&mut self, head: &[&[u8]], last: &[u8]) {
+        for frame in head {
+            greeting::put_frame(&mut self.output, true, frame);
+        }
+        greeting::put_frame(&mut self.output, false, last);
+    }
+
+    /// Bytes that the peer has not taken yet.
+    pub(crate) fn waiting(&self) -> usize {
+        self.output.len()
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
@@ -143,7 +156,7 @@ impl Connection {
                 return Ok(None);
             }
             self.used = greeting::LENGTH;
-            self.output.extend(greeting::ready(self.kind));
+            self.output.extend_from_slice(&greeting::ready(self.kind));
             self.stage = Stage::Ready;
         }
         loop {
@@ -157,7 +170,7 @@ impl Connection {
                     greeting::check_ready(self.kind, &command)?;
                     self.stage = Stage::Open;
                     if self.kind == Kind::Sub {
-                        self.output.extend(greeting::frame(false, &[&[1], &self.topic[..]].concat()));
+                        greeting::put_frame(&mut self.output, false, &[&[1], &self.topic[..]].concat());
                     }
                     return Ok(Some(Event::Open));
                 }
@@ -172,7 +185,7 @@ impl Connection {
                 // Behind a time to live of two bytes, up to 16 that are to come back.
                 let context = content.get(2..).unwrap_or_default();
                 let pong = greeting::command("PONG", &context[..context.len().min(16)]);
-                self.output.extend(pong);
+                self.output.extend_from_slice(&pong);
             }
             Some((b"ERROR", _)) => return Err("the engine closed the connection with an error".to_owned()),
             _ => {}
@@ -184,12 +197,12 @@ impl Connection {
         while !self.output.is_empty() {
             match self.socket.poll_write(cx, &self.output) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(written)) => drop(self.output.drain(..written)),
+                Poll::Ready(Ok(written)) => self.output.advance(written),
                 Poll::Ready(Err(error)) => return Err(self.lost(&error.to_string())),
             }
         }
         if self.output.is_empty() {
-            self.output = Vec::new();
+            self.output = BytesMut::new();
         }
         Ok(())
     }
@@ -230,7 +243,7 @@ impl Connection {
             }
             if now >= self.heard.max(self.asked) + HEARTBEAT && self.output.len() < MAX_OUTPUT {
                 self.asked = now;
-                self.output.extend(greeting::command("PING", &[0, 0]));
+                self.output.extend_from_slice(&greeting::command("PING", &[0, 0]));
                 self.flush(cx)?;
             }
             self.timer.as_mut().reset((self.heard.max(self.asked) + HEARTBEAT).max(now + HEARTBEAT / 10));

@@ -1,5 +1,7 @@
 //! What two sockets say before their messages: which protocol they speak, and what they are.
 
+use bytes::BytesMut;
+
 const SIGNATURE: [u8; 10] = [0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F];
 pub(super) const LENGTH: usize = 64;
 
@@ -8,6 +10,7 @@ pub(super) const LENGTH: usize = 64;
 pub(crate) enum Kind {
     Sub,
     Dealer,
+    Router,
 }
 
 impl Kind {
@@ -15,6 +18,7 @@ impl Kind {
         match self {
             Self::Sub => "SUB",
             Self::Dealer => "DEALER",
+            Self::Router => "ROUTER",
         }
     }
 
@@ -22,6 +26,7 @@ impl Kind {
         match self {
             Self::Sub => &["PUB", "XPUB"],
             Self::Dealer => &["ROUTER", "DEALER", "REP"],
+            Self::Router => &["DEALER"],
         }
     }
 }
@@ -68,15 +73,17 @@ pub(super) fn command(name: &str, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A message's frame.
-pub(super) fn frame(more: bool, bytes: &[u8]) -> Vec<u8> {
+/// Adds a message's frame.
+pub(super) fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     let more = u8::from(more);
-    let mut frame = match u8::try_from(bytes.len()) {
-        Ok(size) => vec![more, size],
-        Err(_) => [&[more | 2][..], &(bytes.len() as u64).to_be_bytes()].concat(),
-    };
-    frame.extend(bytes);
-    frame
+    match u8::try_from(bytes.len()) {
+        Ok(size) => out.extend_from_slice(&[more, size]),
+        Err(_) => {
+            out.extend_from_slice(&[more | 2]);
+            out.extend_from_slice(&(bytes.len() as u64).to_be_bytes());
+        }
+    }
+    out.extend_from_slice(bytes);
 }
 
 /// What this side is, as a command.
@@ -153,6 +160,8 @@ mod tests {
         assert_eq!(said(Kind::Sub, b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"), Ok(()));
         assert_eq!(said(Kind::Sub, b"\x05READY\x08Identity\0\0\0\0\x0bsocket-type\0\0\0\x04XPUB"), Ok(()));
         assert_eq!(said(Kind::Dealer, b"\x05READY\x0bSocket-Type\0\0\0\x06ROUTER"), Ok(()));
+        assert_eq!(said(Kind::Router, b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"), Ok(()));
+        assert!(said(Kind::Router, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB").is_err());
         let why = said(Kind::Sub, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB").expect_err("another one");
         assert_eq!(why, "it is a SUB socket, not PUB");
         assert!(said(Kind::Sub, b"\x05ERROR\x04nope").is_err_and(|why| why.contains("nope")));
@@ -164,7 +173,12 @@ mod tests {
 
     #[test]
     fn long_frames_have_long_sizes() {
-        assert_eq!(frame(true, b"ab"), b"\x01\x02ab");
+        let frame = |more, bytes: &[u8]| {
+            let mut out = BytesMut::new();
+            put_frame(&mut out, more, bytes);
+            out
+        };
+        assert_eq!(&frame(true, b"ab")[..], b"\x01\x02ab");
         assert_eq!(frame(false, &[7; 300])[..11], *b"\x02\0\0\0\0\0\0\x01\x2c\x07\x07");
     }
 }

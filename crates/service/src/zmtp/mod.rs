@@ -1,4 +1,4 @@
-//! ZMTP 3, the protocol between ZeroMQ's sockets, as far as a subscriber and an asker need it.
+//! ZMTP 3, the protocol between ZeroMQ's sockets, as far as a subscriber, an asker and one who is asked need it.
 //!
 //! libzmq has threads of its own that read ahead of us. What they read is bounded by a number of messages only, and of a
 //! message that never ends not even by that; and a socket of it that listens does not tell its peers apart. So there is

@@ -1,0 +1,145 @@
+"""`kvatlas relay` and `kvatlas serve --from` as a user starts them, without NATS, before simulated engines.
+
+The engines judge what the reader says of them. `crates/service/tests/streams` has what may go wrong between the two.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.service.fake_engine import closed_port
+
+from kvatlas.sim import EngineConfig
+from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
+
+BLOCK = 4
+MODEL = "sim-model"
+DEADLINE = 30.0
+FLAGS = ("--adopt-share", "0", "--relay-heartbeat", "200ms", "--relay-lost-after", "2s")
+
+
+class Node:
+    """A process of `kvatlas` at a port of its own."""
+
+    def __init__(self, command: str, *flags: str) -> None:
+        with closed_port() as self.port:
+            pass
+        bind = ("--bind", f"127.0.0.1:{self.port}")
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", "kvatlas.cli", command, *bind, *FLAGS, *flags],
+            stderr=subprocess.DEVNULL,
+        )
+
+    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
+        try:
+            text = None if body is None else json.dumps(body)
+            connection.request(method, path, text, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read())
+        finally:
+            connection.close()
+
+    def is_ready(self) -> bool:
+        try:
+            return self.ask("GET", "/ready")[0] == 200
+        except OSError:
+            return False
+
+    def trusted(self) -> int:
+        """Of how many engines it is sure."""
+        return sum(worker["streams"]["0"]["trusted"] for worker in self.ask("GET", "/workers")[1])
+
+    def is_right(self, engines: list[EngineHandle], prompts: list[list[int]]) -> bool:
+        """Whether it says of all engines, which rest, what they hold."""
+        truths = {engine.name: engine.match_all([Query(prompt) for prompt in prompts]) for engine in engines}
+        for number, prompt in enumerate(prompts):
+            answer = self.ask("POST", "/query", {"token_ids": prompt, "model_name": MODEL})[1]
+            if "untrusted" in answer or "scores" not in answer:
+                return False
+            for engine in engines:
+                told = answer["scores"].get(engine.name, {}).get("0", 0)
+                if told != truths[engine.name][number].held * BLOCK:
+                    return False
+        return True
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, f"not {what} in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    engine = EngineConfig(block_size=BLOCK, blocks=150, prefill_rate=1e6, decode_rate=1e5)
+    with Fleet(2, ServerConfig(engine=engine, model=MODEL)) as fleet:
+        yield fleet
+
+
+def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> None:
+    engines = list(fleet.engines)
+    streams = [
+        f"{engine.name}={engine.endpoint()},replay_endpoint={engine.replay_endpoint()},model={MODEL},block_size={BLOCK}"
+        for engine in engines
+    ]
+    follow = [flag for stream in streams for flag in ("--stream", stream)]
+    with closed_port() as port:
+        at = f"tcp://127.0.0.1:{port}"
+    draw = random.Random(5)
+    system = [draw.randrange(9_000) for _ in range(24)]
+
+    def load(requests: int) -> list[list[int]]:
+        prompts = [system + [draw.randrange(40) for _ in range(draw.randrange(4, 24))] for _ in range(requests)]
+        for prompt in prompts:
+            draw.choice(engines).complete(prompt, 6)
+        for engine in engines:
+            engine.wait_quiet()
+        return [*prompts[-8:], system]
+
+    with ExitStack() as stack:
+
+        def node(command: str, *flags: str) -> Node:
+            started = Node(command, *flags)
+            stack.callback(started.end)
+            return started
+
+        snapshots = ("--snapshot-dir", str(tmp_path), "--snapshot-every", "200ms")
+        relay, reader = node("relay", "--publish", at, *follow), node("serve", "--from", at, *snapshots)
+        until(relay.is_ready, "ready")
+        until(reader.is_ready, "ready")
+        prompts = load(60)
+        until(lambda: reader.is_right(engines, prompts), "right")
+        assert any(engine.match_all([Query(system)])[0].held for engine in engines)
+        assert reader.ask("GET", "/health")[1]["relay"] == {"connected": True, "error": None}
+
+        relay.end()
+        until(lambda: reader.trusted() == 0, "unsure")
+        prompts = load(40)
+        assert reader.trusted() == 0
+        assert not reader.ask("GET", "/health")[1]["relay"]["connected"]
+        relay = node("relay", "--publish", at, *follow)
+        until(lambda: reader.is_right(engines, prompts), "right again")
+
+        reader.end()
+        prompts = load(40)
+        reader = node("serve", "--from", at, *snapshots)
+        until(reader.is_ready, "ready")
+        until(lambda: reader.is_right(engines, prompts), "right after a restart")
+        prompts = load(40)
+        until(lambda: reader.is_right(engines, prompts), "right to the end")
