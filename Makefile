@@ -19,7 +19,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
 	check-deploy manifests soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
-	format-rust clippy lint-python types test-rust test-python check-rust check-python
+	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-tests
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -225,18 +225,24 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 	$(BIN)/maturin develop --release --locked
 	@rm -f .venv/extension-*; touch $@
 
-.venv/extension-dev: .venv/ready $(RUST)
-	$(LINTED) cargo test --locked --workspace --no-default-features --no-run --lib --tests
+# What is compiled needs a Python, and none of the packages that are installed meanwhile.
+.venv/extension-dev: requirements-dev.txt requirements-docs.txt $(RUST)
+	@$(MAKE) --no-print-directory --jobs 2 .venv/ready compile-tests
 	$(LINTED) $(BIN)/maturin develop --no-default-features --locked
 	@rm -f .venv/extension-*; touch $@
+
+compile-tests: .venv/pyvenv.cfg
+	$(LINTED) cargo test --locked --workspace --no-default-features --no-run --lib --tests
 
 target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
 	@rm -rf $(@D)
 	$(LINTED) $(BIN)/maturin build --profile dev --no-default-features --locked --compatibility linux --out $(@D)
 	@touch $@
 
-.venv/ready: requirements-dev.txt requirements-docs.txt | check-tools
+.venv/pyvenv.cfg: | check-tools
 	$(PYTHON) -m venv .venv
+
+.venv/ready: requirements-dev.txt requirements-docs.txt | .venv/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	@touch $@
 
