@@ -1,6 +1,6 @@
 //! Many sites: what a service publishes of its indexes, and what the one above them knows.
 //!
-//! A site's service makes [`Digests`] of its keyspaces; the service in the role `global` takes them in ([`Tops`]) and
+//! A site's service makes digests of its keyspaces; the service in the role `global` takes them in and
 //! answers which sites can hold how much of a prompt.
 
 mod digests;
