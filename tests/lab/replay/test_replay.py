@@ -324,7 +324,7 @@ def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
     if not path.exists():
         pytest.skip(f"no trace: {path} does not exist")
     fleet = FleetConfig(engine=EngineConfig(block_size=512, blocks=768))
-    config = ReplayConfig(fleet=fleet, policies=("least-loaded", "kvatlas"), check=0.02, check_seconds=60.0)
+    config = ReplayConfig(fleet=fleet, policies=("least-loaded", "kvatlas"), check=0.04, check_seconds=60.0)
     whole = read_trace(path)
     assert trace_statistics(whole, 512).seen_before == pytest.approx(0.3734, abs=1e-4)
     result = replay(replace(whole, requests=whole.requests[:2_000]), config)
