@@ -55,16 +55,21 @@ class Pods:
         home.mkdir()
         arguments = container(self.sets[name.rpartition("-")[0]])["args"]
         command = [sys.executable, "-m", "tests.service.named", "kvatlas-serve-peers", str(self.zone)]
-        command += [self.here(argument, name, home) for argument in arguments]
+        command += [self.here(each, name, home) for argument in arguments for each in self.resolved(argument)]
         return subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(home)})
+
+    def resolved(self, argument: str) -> list[str]:
+        """An argument for each address of the routers' name: routers look names up without Python."""
+        name = "kvatlas-router-peers"
+        if f"dns:{name}:" not in argument:
+            return [argument]
+        return [argument.replace(name, at) for pod, at in self.addresses.items() if "-router-" in pod]
 
     def here(self, argument: str, name: str, home: Path) -> str:
         """An argument, with addresses, ports and paths that there are here."""
         if argument.startswith("--drain-delay="):
             return "--drain-delay=0s"
         argument = argument.replace("0.0.0.0", self.addresses[name])
-        for pod, address in self.addresses.items():
-            argument = argument.replace(f"{pod}.{pod.rpartition('-')[0]}-peers", address)
         for port, part in ((8090, "serve"), (8080, "router"), (9090, "admin")):
             argument = argument.replace(f":{port}", f":{self.ports[part]}")
         return argument.replace("/etc/kvatlas", str(self.directory)).replace("/var/lib/kvatlas", str(home))

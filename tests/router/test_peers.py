@@ -87,6 +87,34 @@ def test_what_one_has_at_an_engine_counts_for_the_other(pair: Pair, engine: Engi
     wait_until(lambda: requests(two) == requests(one) == [0, 0], "it is over for both")
 
 
+def test_the_addresses_of_a_name_are_peers(engine: Engine, other: Engine, tokenizer: Path) -> None:
+    """Each has a name of which it is an address itself: it tells the other one, and not itself."""
+    ports = free_port(), free_port()
+    names = [flag for port in ports for flag in ("--peer", f"dns:localhost:{port}")]
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), *names)
+    with (
+        Router(engine, other, flags=flags, port=ports[0]) as one,
+        Router(engine, other, flags=flags, port=ports[1]) as two,
+    ):
+        release = threading.Event()
+        engine.behaviour = other.behaviour = held(release)
+        waiting = []
+        try:
+            for number, router in enumerate((one, two), 1):
+                waiting.append(long(router, number))
+                wait_until(lambda: engine.asked() + other.asked() == number, "an engine has it")  # noqa: B023
+                wait_until(lambda: sum(requests(one)) == sum(requests(two)) == number, "both know")  # noqa: B023
+            # Neither hears itself: it counts what it has once, however often it is told.
+            told = one.metric("kvatlas_router_peer_reports_total", result="told")
+            wait_until(lambda: one.metric("kvatlas_router_peer_reports_total", result="told") > told + 3, "told again")
+            assert requests(one) == requests(two) == [1, 1]
+            assert one.metric("kvatlas_router_peers") == two.metric("kvatlas_router_peers") == 1
+        finally:
+            release.set()
+            for thread in waiting:
+                thread.join()
+
+
 def test_who_waits_at_one_is_placed_when_the_others_request_ends(pair: Pair, engine: Engine, other: Engine) -> None:
     one, two = pair
     release = threading.Event()

@@ -97,7 +97,7 @@ impl Scrape {
             gauge(
                 encoder,
                 "peers",
-                "Other routers whose reports count at present",
+                "Other routers whose requests count at present",
                 self.0.places.summary().peers as u64,
             )?;
         }

@@ -3,7 +3,12 @@
 //!
 //! What is told is the sum of requests, tokens and blocks to come, not the requests: it counts in the decision core like
 //! this router's own, until the other says otherwise or falls silent. Engines are told apart by name.
+//!
+//! A peer is a URL, or a name of which every address is one (`dns:NAME:PORT`): those of a headless Service of Kubernetes,
+//! among them this router's own, which is found out when it hears itself.
 
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -30,6 +35,9 @@ pub(crate) const PATH: &str = "/peers/work";
 const LOOK: Duration = Duration::from_millis(50);
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// How often it is looked which addresses a name has.
+const RESOLVE: Duration = Duration::from_secs(5);
+
 /// For how long it counts; the longest that is believed; within which it must be taken.
 const COUNTS: Duration = Duration::from_secs(2);
 const MOST_SECONDS: f64 = 60.0;
@@ -45,9 +53,33 @@ pub(crate) const RESULTS: [&str; 4] = ["told", "not_taken", "heard", "unknown_en
 pub(crate) struct Peers {
     /// Who this is, for the others.
     number: u64,
-    others: Vec<Engine>,
+    others: Vec<Arc<Engine>>,
+    names: Vec<Name>,
     /// Engines' ranks that were told and heard of, and messages that were not taken, by [`RESULTS`].
     pub(crate) counts: [AtomicU64; RESULTS.len()],
+}
+
+/// A name of which every address is a router's.
+#[derive(Clone)]
+struct Name {
+    host: String,
+    port: u16,
+}
+
+impl Name {
+    /// Of `dns:NAME:PORT`; none if it is something else.
+    fn parse(peer: &str) -> Option<Self> {
+        let (host, port) = peer.strip_prefix("dns:")?.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        Some(Self { host: host.to_owned(), port }).filter(|name| !name.host.is_empty())
+    }
+}
+
+/// What an answer is to somebody who tells a router what it said itself.
+#[derive(Default, Deserialize)]
+struct Heard {
+    #[serde(default)]
+    own: bool,
 }
 
 /// What one router tells.
@@ -102,30 +134,71 @@ impl Row {
 
 impl Peers {
     pub(crate) fn new(config: &Config) -> Result<Self, Error> {
-        // The keys of engines are not for other routers.
-        let mut settings = config.clone();
-        settings.upstream.key = None;
-        let other = |url: &String| {
-            if !url.starts_with("http://") {
-                return Err(Error::config(format!("a peer must be http://host:port, got {url:?}")));
+        let (mut others, mut names) = (Vec::new(), Vec::new());
+        for peer in &config.peers {
+            match Name::parse(peer) {
+                Some(name) => names.push(name),
+                None if peer.starts_with("http://") => others.push(other(config, peer)?),
+                None => {
+                    let message = format!("a peer must be http://host:port or dns:name:port, got {peer:?}");
+                    return Err(Error::config(message));
+                }
             }
-            let at = EngineConfig { key: config.peer_key.clone(), ..EngineConfig::at(url) };
-            Engine::new(at, &settings, 1, None)
-        };
-        let others = config.peers.iter().map(other).collect::<Result<_, _>>()?;
-        Ok(Self { number: names::number() >> 11, others, counts: Default::default() })
+        }
+        Ok(Self { number: names::number() >> 11, others, names, counts: Default::default() })
     }
+}
+
+fn other(config: &Config, url: &str) -> Result<Arc<Engine>, Error> {
+    // The keys of engines are not for other routers.
+    let mut settings = config.clone();
+    settings.upstream.key = None;
+    let at = EngineConfig { key: config.peer_key.clone(), ..EngineConfig::at(url) };
+    Engine::new(at, &settings, 1, None).map(Arc::new)
 }
 
 /// Tells the others, for as long as the router lives.
 pub(crate) async fn run(app: Arc<App>) {
-    for at in 0..app.peers.others.len() {
-        tokio::spawn(tell(app.clone(), at));
+    for other in &app.peers.others {
+        tokio::spawn(tell(app.clone(), other.clone()));
+    }
+    for name in &app.peers.names {
+        tokio::spawn(follow(app.clone(), name.clone()));
+    }
+}
+
+/// Tells all that a name has, as they come and go.
+async fn follow(app: Arc<App>, name: Name) {
+    let mut told: HashMap<SocketAddr, tokio::task::AbortHandle> = HashMap::new();
+    loop {
+        match tokio::net::lookup_host((name.host.as_str(), name.port)).await {
+            Ok(found) => {
+                let found: HashSet<SocketAddr> = found.collect();
+                told.retain(|address, task| {
+                    let stays = found.contains(address);
+                    if !stays {
+                        task.abort();
+                    }
+                    stays
+                });
+                for address in found {
+                    if !told.contains_key(&address)
+                        && let Ok(other) = other(&app.config, &format!("http://{address}"))
+                    {
+                        tracing::info!(%address, name = name.host, "a router beside this one");
+                        told.insert(address, tokio::spawn(tell(app.clone(), other)).abort_handle());
+                    }
+                }
+            }
+            // A name server that is away makes nobody leave.
+            Err(error) => tracing::debug!(%error, name = name.host, "its addresses are not known"),
+        }
+        tokio::time::sleep(RESOLVE).await;
     }
 }
 
 /// Tells one of them: one that hangs holds up nobody else.
-async fn tell(app: Arc<App>, at: usize) {
+async fn tell(app: Arc<App>, other: Arc<Engine>) {
     let (mut last, mut told) = (String::new(), Instant::now());
     loop {
         tokio::time::sleep(LOOK).await;
@@ -134,8 +207,11 @@ async fn tell(app: Arc<App>, at: usize) {
         if body == last && told.elapsed() < AGAIN {
             continue;
         }
-        let taken = tokio::time::timeout(PATIENCE, send(&app.peers.others[at], &body)).await;
-        let is_taken = taken.ok().flatten().is_some();
+        let taken = tokio::time::timeout(PATIENCE, send(&other, &body)).await.ok().flatten();
+        if taken.as_ref().is_some_and(|heard| heard.own) {
+            return;
+        }
+        let is_taken = taken.is_some();
         app.peers.counts[usize::from(!is_taken)].fetch_add(1, Relaxed);
         // What was not taken is told again, and not at once.
         (last, told) = (if is_taken { body } else { String::new() }, Instant::now());
@@ -145,7 +221,7 @@ async fn tell(app: Arc<App>, at: usize) {
     }
 }
 
-async fn send(other: &Engine, body: &str) -> Option<()> {
+async fn send(other: &Engine, body: &str) -> Option<Heard> {
     let key = other.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
     let (base, authority, length) = (&other.address.base, &other.address.authority, body.len());
     let head = format!(
@@ -156,11 +232,11 @@ async fn send(other: &Engine, body: &str) -> Option<()> {
     connection.send(head.as_bytes(), body.as_bytes()).await.ok()?;
     let answer = connection.head(&hyper::Method::POST).await.ok()?;
     let (keep, is_ok) = (answer.keep, answer.status.is_success());
-    let (connection, _) = whole(connection, answer.framing).await.ok()?;
+    let (connection, body) = whole(connection, answer.framing).await.ok()?;
     if keep && connection.is_clean() {
         other.pool.put(0, connection);
     }
-    is_ok.then_some(())
+    is_ok.then(|| serde_json::from_slice(&body).unwrap_or_default())
 }
 
 /// Another router tells what it has.
@@ -182,10 +258,11 @@ pub(crate) async fn hear(app: &App, request: Request<Incoming>, until: Instant) 
         return Err(Refusal::bad("invalid_work", message));
     }
     // Two names for one router: it hears itself.
-    if told.router != app.peers.number {
+    let own = told.router == app.peers.number;
+    if !own {
         let heard = app.places.hear(told.router, told.seconds, &told.engines);
         app.peers.counts[2].fetch_add(heard as u64, Relaxed);
         app.peers.counts[3].fetch_add((told.engines.len() - heard) as u64, Relaxed);
     }
-    Ok(json(StatusCode::OK, "{}"))
+    Ok(json(StatusCode::OK, if own { r#"{"own":true}"# } else { "{}" }))
 }

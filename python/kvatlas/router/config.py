@@ -31,6 +31,7 @@ from kvatlas.service.config.kinds import (
 from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
 from kvatlas.service.config.schema import SECTIONS
 from kvatlas.service.config.section import Section, about, one_key, read_secret
+from kvatlas.service.replicas import checked_name, is_name
 
 _ABOVE_0 = Duration()
 _FROM_0 = Duration(zero=True)
@@ -47,6 +48,13 @@ class _AnyText(Text):
         if isinstance(value, str):
             return value.strip()
         raise self.bad(value)
+
+
+def _checked_peer(peer: str) -> str:
+    if not is_name(peer):
+        return checked_url(peer)
+    checked_name(peer)
+    return peer
 
 
 @dataclass(frozen=True)
@@ -145,7 +153,8 @@ class RouterSection(Section):
         metadata=about(
             Texts(),
             "--peer",
-            "URL of another router in front of the same engines, to which this one reports its work. Repeatable.",
+            "URL of another router in front of the same engines, to which this one reports its work; or dns:NAME:PORT, "
+            "for every address of a name but this router's own. Repeatable.",
         ),
     )
     peer_key_file: Path | None = field(
@@ -241,9 +250,9 @@ class RouterSection(Section):
                 "a directory or a name on the Hugging Face hub"
             )
         try:
-            object.__setattr__(self, "peers", tuple(checked_url(peer) for peer in self.peers))
+            object.__setattr__(self, "peers", tuple(_checked_peer(peer) for peer in self.peers))
         except ValueError as error:
-            raise ConfigError(f"router.peers must be http://HOST:PORT, but {error}") from None
+            raise ConfigError(f"router.peers must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
         if (self.peer_key is not None or self.peer_key_file is not None) and not self.peers:
             raise ConfigError("router.peer_key is for the routers at router.peers, which are not set")
         if self.index is None:
