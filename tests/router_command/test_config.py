@@ -66,7 +66,10 @@ def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
         ({"router.index": "http://h:1", "router.no_events": "true"}, "router.index and router.no_events are both set"),
         ({"router.forward_tokens": "true"}, "router.forward_tokens needs a tokenizer here"),
         ({"router.peers": "host"}, "router.peers must be http://HOST:PORT or dns:NAME:PORT, but the scheme is missing"),
-        ({"router.peers": "dns:host:0"}, "router.peers must be http://HOST:PORT or dns:NAME:PORT, but the port must be"),
+        (
+            {"router.peers": "dns:host:0"},
+            "router.peers must be http://HOST:PORT or dns:NAME:PORT, but the port must be",
+        ),
         ({"router.peer_key_file": "x"}, "router.peer_key is for the routers at router.peers, which are not set"),
         ({"router.index_key_file": "x"}, "router.index_key is for the service at router.index, which is not set"),
         ({"prefill": ["http://p:1"]}, "there are prefill engines but none for decode: add --decode URL"),
