@@ -43,7 +43,7 @@ impl BlockIndex {
         certain: bool,
     ) -> Result<Adopted, Error> {
         let chain = Chain::new(None, block_hashes, content_hashes)?;
-        self.write(|writer| writer.adopt(worker, rank, &chain, gone, certain, &self.roster))
+        self.write(|writer| writer.adopt(worker, rank, &chain, gone, certain))
     }
 
     /// Which of these blocks a rank holds on its device.

@@ -45,8 +45,7 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        let roster = &self.index.roster;
-        self.write(block_hashes.len(), false, |writer| writer.store(worker, rank, tier, &chain, roster))
+        self.write(block_hashes.len(), false, |writer| writer.store(worker, rank, tier, &chain))
     }
 
     /// As [`BlockIndex::store_once`].
@@ -63,16 +62,14 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        let roster = &self.index.roster;
         self.write(block_hashes.len(), false, |writer| {
-            writer.without_copies(|writer| writer.store(worker, rank, tier, &chain, roster))
+            writer.without_copies(|writer| writer.store(worker, rank, tier, &chain))
         })
     }
 
     /// As [`BlockIndex::store_known`].
     pub fn store_known(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
-        let roster = &self.index.roster;
-        self.write(block_hashes.len(), false, |writer| writer.store_known(worker, rank, tier, block_hashes, roster))
+        self.write(block_hashes.len(), false, |writer| writer.store_known(worker, rank, tier, block_hashes))
     }
 
     /// As [`BlockIndex::remove`].
@@ -93,8 +90,7 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        let roster = &self.index.roster;
-        self.write(block_hashes.len(), false, |writer| writer.store_to(rank, tier, &chain, roster))
+        self.write(block_hashes.len(), false, |writer| writer.store_to(rank, tier, &chain))
     }
 
     /// As [`remove`](Self::remove), by a handle of the worker's rank, which spares a look-up by name.
@@ -104,8 +100,7 @@ impl<'i> Changes<'i> {
 
     /// As [`BlockIndex::clear`].
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
-        let roster = &self.index.roster;
-        self.write(TURN, true, |writer| writer.clear(worker, rank, tier, roster));
+        self.write(TURN, true, |writer| writer.clear(worker, rank, tier));
     }
 
     /// As [`BlockIndex::dump_rank`], which would wait for this for ever.
@@ -123,7 +118,7 @@ impl<'i> Changes<'i> {
         let Self { index, writer, .. } = self;
         let writer = writer.get_or_insert_with(|| index.lock());
         let result = change(writer);
-        writer.see_off(&index.roster);
+        writer.see_off();
         writer.tidy(&index.readers, tidy_now);
         result
     }

@@ -7,8 +7,8 @@ use crate::changes::Changes;
 use crate::dump::Dump;
 use crate::error::Error;
 use crate::find::{Match, find};
-use crate::raw::{Children, Published, Readers};
-use crate::roster::Roster;
+use crate::raw::Readers;
+use crate::runs::Shown;
 use crate::stats::{RankStats, Stats};
 use crate::types::{BlockHash, Event, Tier};
 use crate::writer::Writer;
@@ -38,10 +38,9 @@ const SLICE_OF_SETTLING: usize = 2048;
 pub struct BlockIndex {
     config: Config,
     pub(crate) readers: Readers,
-    pub(crate) roster: Published<Roster>,
     writer: Mutex<Writer>,
     /// The writer's own is behind its lock; readers come in here.
-    children: Arc<Published<Children>>,
+    shown: Arc<Shown>,
 }
 
 impl BlockIndex {
@@ -58,13 +57,7 @@ impl BlockIndex {
         }
         let readers = Readers::for_this_machine();
         let writer = Writer::new(config.count_copies, &readers);
-        Ok(Self {
-            config,
-            readers,
-            roster: Published::new(Roster::default(), &writer.runs.token),
-            children: writer.runs.children.clone(),
-            writer: Mutex::new(writer),
-        })
+        Ok(Self { config, readers, shown: writer.runs.shown.clone(), writer: Mutex::new(writer) })
     }
 
     /// What the index was made with.
@@ -134,7 +127,7 @@ impl BlockIndex {
 
     /// A worker is gone, with all its blocks; their memory as in [`clear`](Self::clear).
     pub fn drop_worker(&self, worker: &str) {
-        self.write_after(true, |writer| writer.drop_worker(worker, &self.roster));
+        self.write_after(true, |writer| writer.drop_worker(worker));
     }
 
     /// Applies an event.
@@ -164,14 +157,14 @@ impl BlockIndex {
     /// or at all if a worker came, went, or first offloaded.
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> Match<'_> {
-        find(&self.readers, &self.roster, &self.children, content_hashes)
+        find(&self.readers, &self.shown.roster, &self.shown.children, content_hashes)
     }
 
     /// Frees what was held until it was cleared or dropped. That happens a little at a time in the changes that follow,
     /// as it may be much; this does all there is to do, and lets others change the index meanwhile.
     pub fn settle(&self) {
         let goes_on = |writer: &mut Writer| {
-            let is_left = writer.see_off_some(SLICE_OF_SETTLING, &self.roster);
+            let is_left = writer.see_off_some(SLICE_OF_SETTLING);
             is_left || writer.has_garbage()
         };
         while self.write_after(true, goes_on) {}
@@ -245,10 +238,16 @@ impl BlockIndex {
         self.writer.try_lock().is_err()
     }
 
+    /// From so many blocks below a hole on they go together, at least 1. For tests, which have few.
+    #[doc(hidden)]
+    pub fn branch_from(&self, blocks: u64) {
+        self.write(|writer| writer.least_branch = blocks);
+    }
+
     fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
         let mut writer = self.lock();
         let result = change(&mut writer);
-        writer.see_off(&self.roster);
+        writer.see_off();
         writer.tidy(&self.readers, tidy_now);
         result
     }

@@ -28,8 +28,11 @@ impl Garbage {
     }
 }
 
-/// Garbage is looked at when so much has come together: a look costs about as much as storing a block.
+/// Garbage is looked at when so much has come together: a look costs about as much as storing a block, and more where
+/// readers are counted in many places.
 const ENOUGH: usize = 16 << 10;
+/// So much is looked at however few things it is.
+const MUCH: usize = 256 << 10;
 
 /// Questions after which is looked again whether the readers that were in the way have left.
 const MOST_QUESTIONS: u32 = 64;
@@ -41,6 +44,9 @@ pub(crate) struct Trash {
     retired: Retired<Garbage>,
     /// Thrown in since the last look.
     fresh_bytes: usize,
+    fresh: usize,
+    /// Places that a look goes to: not more often than things are thrown in.
+    places: usize,
     /// Of all that is here.
     bytes: usize,
     /// Questions since a look that had to leave something.
@@ -48,14 +54,15 @@ pub(crate) struct Trash {
 }
 
 impl Trash {
-    pub(crate) fn new() -> Self {
-        Self { retired: Retired::new(), fresh_bytes: 0, bytes: 0, asked: None }
+    pub(crate) fn new(readers: &Readers) -> Self {
+        Self { retired: Retired::new(), fresh_bytes: 0, fresh: 0, places: readers.places(), bytes: 0, asked: None }
     }
 
     #[inline]
     pub(crate) fn push(&mut self, garbage: Garbage) {
         let bytes = garbage.bytes();
         self.fresh_bytes += bytes;
+        self.fresh += 1;
         self.bytes += bytes + size_of::<Garbage>();
         self.retired.push(garbage);
     }
@@ -68,7 +75,7 @@ impl Trash {
             *asked += 1;
             *asked >= MOST_QUESTIONS
         });
-        waited || self.fresh_bytes >= ENOUGH
+        waited || self.fresh_bytes >= ENOUGH && self.fresh >= self.places || self.fresh_bytes >= MUCH
     }
 
     /// Whether there is something that can be freed.
@@ -89,6 +96,7 @@ impl Trash {
     /// Gives `reuse` what no reader can see any more, a bounded part of it.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
+        self.fresh = 0;
         let mut freed = 0;
         let left = self.retired.advance(readers, AT_ONCE, |garbage| {
             freed += garbage.bytes() + size_of::<Garbage>();
@@ -97,5 +105,34 @@ impl Trash {
         self.bytes -= freed;
         // What nobody can hold is gone on with at the next question.
         self.asked = left.then_some(if self.retired.is_ready() { MOST_QUESTIONS } else { 0 });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::raw::{Published, WriterToken};
+    use crate::steps::steps_of;
+
+    /// With many stripes of readers, what is thrown away is looked at in as many steps as there is of it, about.
+    #[test]
+    fn looks_go_to_no_more_places_than_things_are_thrown_away() {
+        let readers = Readers::new(32);
+        let mut trash = Trash::new(&readers);
+        let mut token = WriterToken::of(&readers);
+        let published = Published::new(Roster::default(), &token);
+        let (mut freed, mut most) = (0, 0);
+        const THINGS: usize = 10_000;
+        let (steps, ()) = steps_of(|| {
+            for _ in 0..THINGS {
+                trash.push(Garbage::Roster(published.replace(Roster::default(), &mut token)));
+                if trash.is_full() {
+                    trash.empty(&readers, |_| freed += 1);
+                }
+                most = most.max(trash.bytes());
+            }
+        });
+        assert!((THINGS / 2..=3 * THINGS).contains(&steps), "{steps} steps");
+        assert!(freed > THINGS * 9 / 10 && most < 2 * MUCH, "{freed} freed, {most} bytes at most");
     }
 }

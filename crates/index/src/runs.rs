@@ -14,6 +14,7 @@ use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
 use crate::raw::{Children, Level, LevelsNow, Published, Readers, Run, Spares, WriterToken, prefetch};
 use crate::retire::{Garbage, Trash};
+use crate::roster::Roster;
 use crate::steps::step;
 
 /// A longer chain goes on in a child: bounds what moving a run costs.
@@ -47,13 +48,19 @@ struct Entry {
     forks: Option<Box<Forks>>,
 }
 
+/// Where readers come in: one line of memory for all.
+pub(crate) struct Shown {
+    pub(crate) children: Published<Children>,
+    pub(crate) roster: Published<Roster>,
+}
+
 /// All runs.
 pub(crate) struct Runs {
     entries: Vec<Entry>,
     pages: Pages,
     free: Vec<u32>,
     /// Where readers come in.
-    pub(crate) children: Arc<Published<Children>>,
+    pub(crate) shown: Arc<Shown>,
     /// The one that is being made.
     next_children: Option<NextChildren>,
     live: usize,
@@ -73,7 +80,10 @@ impl Runs {
             entries: vec![Entry::free()],
             pages: Pages::new(),
             free: Vec::new(),
-            children: Arc::new(Published::new(Children::with_room_for(6, &token), &token)),
+            shown: Arc::new(Shown {
+                children: Published::new(Children::with_room_for(6, &token), &token),
+                roster: Published::new(Roster::default(), &token),
+            }),
             next_children: None,
             live: 0,
             positions: 0,
@@ -111,7 +121,7 @@ impl Runs {
             + self.free.capacity() * 4
             + self.fork_bytes
             + self.spare_levels.bytes()
-            + self.children.get(&self.token).bytes()
+            + self.shown.children.get(&self.token).bytes()
             + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
     }
 
@@ -204,7 +214,7 @@ impl Runs {
         if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
             return None;
         }
-        self.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
+        self.shown.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
     }
 
     /// The block that continues `place` with `content`, in the run itself or in a child.
@@ -298,7 +308,7 @@ impl Runs {
         let new = old.moved(room, &mut self.spare_levels, &self.token);
         self.bytes = self.bytes + new.bytes() - old.bytes();
         if let Some(&first) = new.contents().first() {
-            self.children.get(&self.token).replace(old, &new, first, &mut self.token);
+            self.shown.children.get(&self.token).replace(old, &new, first, &mut self.token);
             if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
                 next.replace(old, &new, first, &mut self.token);
             }
@@ -331,7 +341,7 @@ impl Runs {
         };
         // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
         let run = self.entries[id as usize].run.as_ref().expect("live");
-        self.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
+        self.shown.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
         if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
             next.insert(run, run.contents()[0], &mut self.token);
         }
@@ -449,7 +459,7 @@ impl Runs {
         let place = self.origin(id);
         self.unhang(id, place);
         let run = mem::replace(&mut self.entries[id as usize], Entry::free()).run.expect("live");
-        self.children.get(&self.token).remove(&run, run.contents()[0], &mut self.token);
+        self.shown.children.get(&self.token).remove(&run, run.contents()[0], &mut self.token);
         if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
             next.remove(&run, run.contents()[0], &mut self.token);
         }
@@ -470,35 +480,39 @@ impl Runs {
         }
     }
 
-    /// Keeps the table of children between a quarter and all of its room full. A large one is made a few runs at a time,
-    /// while the old one goes on, and shown to readers when it is complete.
-    fn reserve_children(&mut self, trash: &mut Trash) {
+    /// Keeps the table of children between a quarter and all of its room full, or about as large as it takes to make the
+    /// next one in time where few are left of many runs. A large one is made a few runs at a time, while the old one goes
+    /// on, and shown to readers when it is complete; returns whether one was.
+    pub(crate) fn reserve_children(&mut self, trash: &mut Trash) -> bool {
+        // So many come at most while all numbers of runs are gone through, twice over.
+        let least = if self.entries.len() <= FEW { 0 } else { self.entries.len() * 2 / PACE };
+        let wanted = self.live.max(least);
         if self.next_children.is_none() {
-            let room = self.children.get(&self.token).room();
-            if self.live <= room && (self.live * 4 >= room || room <= 64) {
-                return;
+            let room = self.shown.children.get(&self.token).room();
+            if wanted <= room && (wanted * 4 >= room || room <= 64) {
+                return false;
             }
-            let table = Children::with_room_for(self.live * 2 + 6, &self.token);
+            let table = Children::with_room_for(wanted * 2 + 6, &self.token);
             self.next_children = Some(NextChildren { table, until: 0 });
         }
         if self.live == 0
             && let Some(next) = &mut self.next_children
         {
             // Nothing is left to be looked for: a new one is complete.
-            *next = NextChildren { table: Children::with_room_for(6, &self.token), until: NO_RUN };
+            *next = NextChildren { table: Children::with_room_for(least * 2 + 6, &self.token), until: NO_RUN };
         }
         let most = if self.entries.len() <= FEW { usize::MAX } else { PACE };
-        let Self { next_children: Some(next), entries, token, .. } = self else { return };
+        let Self { next_children: Some(next), entries, token, .. } = self else { return false };
         let more = entries.iter().skip(next.until as usize).take(most).inspect(|_| step());
         for run in more.filter_map(|entry| entry.run.as_ref()) {
             next.table.insert(run, run.contents()[0], token);
         }
         next.until = next.until.saturating_add(most.min(NO_RUN as usize) as u32);
-        if next.until as usize >= entries.len()
-            && let Some(next) = self.next_children.take()
-        {
-            trash.push(Garbage::Children(self.children.replace(next.table, &mut self.token)));
+        let is_complete = next.until as usize >= entries.len();
+        if is_complete && let Some(next) = self.next_children.take() {
+            trash.push(Garbage::Children(self.shown.children.replace(next.table, &mut self.token)));
         }
+        is_complete
     }
 }
 

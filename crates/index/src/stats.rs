@@ -37,7 +37,7 @@ pub struct Stats {
     pub unlinked: u64,
     /// Copies on devices beyond the first.
     pub copies: u64,
-    /// Different blocks of all reachable chains.
+    /// Different blocks of all reachable chains, and of chains with a hole that much is below.
     pub positions: u64,
     /// Stretches of consecutive positions that these are kept in.
     pub runs: u64,

@@ -20,6 +20,7 @@ use std::mem;
 use std::sync::Arc;
 
 use super::head::UnderChange;
+use crate::steps::step;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 
 /// Two cache lines, as Intel's spatial prefetcher fetches pairs.
@@ -83,6 +84,11 @@ impl Readers {
     pub(crate) fn for_this_machine() -> Self {
         let cores = std::thread::available_parallelism().map_or(8, usize::from);
         Self::new(cores.next_power_of_two().min(32))
+    }
+
+    /// Counters, each on lines of its own.
+    pub(crate) fn places(&self) -> usize {
+        self.cells.len()
     }
 
     pub(super) fn index(&self) -> IndexId {
@@ -215,6 +221,7 @@ impl<T> Retired<T> {
 
     fn scan(&mut self, readers: &Readers) {
         for (i, cell) in readers.cells.iter().enumerate() {
+            step();
             if self.unseen >> i & 1 == 1 && cell.0.load(Ordering::Acquire) == 0 {
                 self.unseen &= !(1 << i);
             }

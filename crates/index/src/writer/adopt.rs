@@ -7,8 +7,6 @@ use super::store::Chain;
 use super::workers::inner;
 use crate::error::Error;
 use crate::position::NO_NAME;
-use crate::raw::Published;
-use crate::roster::Roster;
 use crate::types::{BlockHash, Tier};
 
 /// Where chains were found to begin whose first blocks are not held, so that a chain which grows is not walked from its
@@ -56,7 +54,10 @@ impl Writer {
             return names.iter().copied().map(Some).collect();
         };
         let irregular = self.holders[device as usize].irregular.as_ref();
-        let is_hole = |&name: &BlockHash| irregular.is_some_and(|it| it.awaits(inner(name)));
+        let is_hole = |&name: &BlockHash| {
+            irregular.is_some_and(|it| it.awaits(inner(name)))
+                || self.branches(device).iter().any(|it| it.awaits == inner(name))
+        };
         let is_old = roots.replaced != self.counters.replaced || roots.by_name.len() > MOST_ROOTS;
         if is_old || !roots.by_name.is_empty() && removed.iter().any(is_hole) {
             roots.clear();
@@ -74,8 +75,12 @@ impl Writer {
         let irregular = self.holders[device as usize].irregular.as_ref();
         let mut at = name;
         // Names may be in a circle, if an engine wants it so.
-        for _ in 0..=irregular.map_or(0, |it| it.len()) {
+        for _ in 0..=irregular.map_or(0, |it| it.len()) + self.branches(device).len() {
             let Some(block) = irregular.and_then(|it| it.block(at)) else {
+                if let Some((branch, _)) = self.find_in_branches(device, at) {
+                    at = branch.awaits;
+                    continue;
+                }
                 return if self.find(device, at).is_some() { None } else { self.note_root(name, at, roots) };
             };
             if block.at.is_some() {
@@ -110,7 +115,6 @@ impl Writer {
         chain: &Chain<'_>,
         gone: &[bool],
         certain: bool,
-        roster: &Published<Roster>,
     ) -> Result<Adopted, Error> {
         let (names, contents) = (chain.block_hashes, chain.content_hashes);
         let Some(device) = self.known_device(worker, rank) else {
@@ -134,7 +138,7 @@ impl Writer {
             if stretch[0] {
                 let parent = range.start.checked_sub(1).map(|before| names[before]);
                 let chain = Chain { parent, block_hashes: &names[range.clone()], content_hashes: &contents[range] };
-                self.without_copies(|writer| writer.store(worker, rank, Tier::Gpu, &chain, roster))?;
+                self.without_copies(|writer| writer.store(worker, rank, Tier::Gpu, &chain))?;
                 blocks += stretch.len();
             }
         }
@@ -150,7 +154,7 @@ impl Writer {
 
     /// The blocks from the root up to the one of this name, by the names that holders share.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
-        let mut at = Some(self.find_shared(inner(name)).filter(|at| !self.is_left(*at))?);
+        let mut at = Some(self.find_shared(inner(name)).filter(|at| self.is_linked(*at))?);
         let (mut names, mut contents) = (Vec::new(), Vec::new());
         while let Some(position) = at {
             let name = self.runs.name(position);
@@ -178,7 +182,7 @@ impl Writer {
         let mut pairs = 0;
         for (name, block) in holder.irregular.iter().flat_map(|irregular| irregular.blocks()) {
             // What only holders on their way out have says nothing.
-            if let Some(at) = self.find_shared(name).filter(|at| !self.is_left(*at)) {
+            if let Some(at) = self.find_shared(name).filter(|at| self.is_linked(*at)) {
                 let parent = self.runs.parent(at).map(|parent| self.runs.name(parent));
                 if (parent, self.runs.content(at)) != (block.parent, block.content) {
                     return false;
@@ -186,19 +190,25 @@ impl Writer {
                 pairs += usize::from(!self.covers(device, at));
             }
         }
-        let mut runs = holder.runs.clone();
-        runs.sort_unstable();
-        runs.dedup();
-        for run in runs.into_iter().filter(|&run| self.runs.is_live(run)) {
-            let mut before = 0;
+        let in_branches = self.branches(device).iter().map(|branch| (branch.number, Some(branch)));
+        let parts = in_branches.chain([(device, None)]).flat_map(|(holder, branch)| {
+            let mut runs = self.holders[holder as usize].runs.clone();
+            runs.sort_unstable();
+            runs.dedup();
+            runs.into_iter().map(move |run| (holder, branch, run))
+        });
+        for (holder, branch, run) in parts.filter(|&(_, _, run)| self.runs.is_live(run)) {
+            let mut before = branch.map_or(0, |branch| self.branch_start(branch, run));
             for level in self.runs.levels(run).iter() {
                 let mut others = false;
-                let is_other = |it: u32| it != device && !books.wider.contains(&Some(it)) && !self.is_leaving(it);
+                let is_other = |it: u32| {
+                    it != device && !books.wider.contains(&Some(it)) && !self.is_leaving(it) && !self.is_branch(it)
+                };
                 self.sets.members(level.set).for_each(|it| others |= is_other(it));
-                if others && self.sets.contains(level.set, device) {
-                    pairs += (level.end - before) as usize;
+                if others && self.sets.contains(level.set, holder) {
+                    pairs += level.end.saturating_sub(before) as usize;
                 }
-                before = level.end;
+                before = level.end.max(before);
             }
             if pairs >= enough {
                 break;

@@ -23,11 +23,17 @@ impl Writer {
         }
     }
 
-    /// All that a holder holds: regular blocks with parents before children, then irregular ones in any order.
+    /// All that a holder holds: regular blocks with parents before children, those of branches, too, then
+    /// irregular ones in any order.
     pub(super) fn chains_of(&mut self, holder: u32) -> Vec<HeldChain> {
         let mut chains = Vec::new();
         for (run, cutoff) in self.runs_of(holder) {
             chains.extend(self.chain_in(holder, run, cutoff));
+        }
+        for branch in self.branches(holder).to_vec() {
+            for (run, from, to) in self.runs_of_branch(&branch) {
+                chains.push(self.chain_between(branch.number, run, from, to));
+            }
         }
         let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
         chains.extend(irregular.map(|(name, block)| HeldChain {
@@ -58,5 +64,15 @@ impl Writer {
             names: names.to_vec(),
             contents: contents.to_vec(),
         })
+    }
+
+    /// Some of the blocks of a run, as a holder that names them as others do has them.
+    fn chain_between(&self, holder: u32, run: u32, from: u32, to: u32) -> HeldChain {
+        let within = from as usize..to as usize;
+        HeldChain {
+            parent: self.block_at(holder, Position { run, offset: from }).0,
+            names: self.runs.get(run).names()[within.clone()].to_vec(),
+            contents: self.runs.get(run).contents()[within].to_vec(),
+        }
     }
 }

@@ -4,14 +4,12 @@ use smallvec::SmallVec;
 
 use super::leaving::Table;
 use super::state::Writer;
-use crate::raw::Published;
 use crate::retire::Garbage;
-use crate::roster::Roster;
 use crate::types::Tier;
 
 impl Writer {
     /// A worker, or one rank or tier of it, holds nothing any more.
-    pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>, roster: &Published<Roster>) {
+    pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         self.counters.clears += 1;
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
         let ranks: SmallVec<[u32; 4]> =
@@ -19,18 +17,18 @@ impl Writer {
         for rank in ranks {
             self.touch_all(self.device_of(rank));
             match tier {
-                None => self.clear_rank(rank, roster),
-                Some(Tier::Gpu) => self.clear_device(rank, roster),
-                Some(tier) => self.clear_elsewhere(rank, tier, roster),
+                None => self.clear_rank(rank),
+                Some(Tier::Gpu) => self.clear_device(rank),
+                Some(tier) => self.clear_elsewhere(rank, tier),
             }
         }
     }
 
-    fn clear_rank(&mut self, rank: u32, roster: &Published<Roster>) {
+    fn clear_rank(&mut self, rank: u32) {
         let has_views = self.end_views(rank);
         let has_moved = self.empty_device(rank);
         if has_views || has_moved {
-            self.publish_roster(roster);
+            self.publish_roster();
         }
     }
 
@@ -69,7 +67,7 @@ impl Writer {
         true
     }
 
-    fn clear_device(&mut self, rank: u32, roster: &Published<Roster>) {
+    fn clear_device(&mut self, rank: u32) {
         let books = self.rank_mut(rank);
         let device = books.device;
         if books.wider != [None; 3] {
@@ -79,17 +77,17 @@ impl Writer {
             self.narrow(rank, &names);
         }
         if self.empty_device(rank) {
-            self.publish_roster(roster);
+            self.publish_roster();
         }
     }
 
     /// A worker is gone.
-    pub(crate) fn drop_worker(&mut self, worker: &str, roster: &Published<Roster>) {
+    pub(crate) fn drop_worker(&mut self, worker: &str) {
         self.counters.drops += 1;
         if !self.workers.by_name.contains_key(worker) {
             return;
         }
-        self.clear(worker, None, None, roster);
+        self.clear(worker, None, None);
         self.counters.clears -= 1;
         if let Some(&[(_, first), ..]) = self.workers.by_name.get(worker).map(|ranks| &ranks[..]) {
             self.roster.name(first, None);
@@ -98,6 +96,6 @@ impl Writer {
             self.roster.set(rank.device, None);
             self.trash.push(Garbage::HolderId(rank.device));
         }
-        self.publish_roster(roster);
+        self.publish_roster();
     }
 }

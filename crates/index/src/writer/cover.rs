@@ -103,15 +103,14 @@ impl Writer {
     /// `name` is the holder's for it, none if it covers it by irregular blocks alone. The holder covers what is before
     /// `place`, and not what is after.
     pub(super) fn cover(&mut self, holder: u32, place: Place, content: u64, name: Option<u64>) -> Position {
-        let existing = self.runs.next(place, content);
+        let mut existing = self.runs.next(place, content);
         if let Some(name) = name
             && self.holders[holder as usize].private.is_none()
-            && !self.may_share(name, existing)
+            && !self.make_shared(name, existing)
         {
-            self.take_from_leaving(name, existing);
-            if !self.may_share(name, existing) {
-                self.make_private(holder);
-            }
+            self.make_private(holder);
+            // It may have been there for a branch alone.
+            existing = self.runs.next(place, content);
         }
         let at = existing.unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
@@ -146,6 +145,14 @@ impl Writer {
         }
     }
 
+    /// Whether a position is or can be called `name` by everybody, once what only leaving holders have is out of the way.
+    pub(super) fn make_shared(&mut self, name: u64, existing: Option<Position>) -> bool {
+        self.may_share(name, existing) || {
+            self.take_from_leaving(name, existing);
+            self.may_share(name, existing)
+        }
+    }
+
     /// Whether a position is or can be called `name` by everybody.
     fn may_share(&self, name: u64, existing: Option<Position>) -> bool {
         let current = existing.map_or(NO_NAME, |at| self.runs.name(at));
@@ -154,6 +161,7 @@ impl Writer {
 
     /// From now on `holder` has names of its own.
     fn make_private(&mut self, holder: u32) {
+        self.dissolve_all(holder);
         let runs = self.runs_of(holder);
         let it = &self.holders[holder as usize];
         let mut private = Private::with_room_for(it.blocks as usize);
@@ -170,6 +178,7 @@ impl Writer {
 
     /// `holder` loses everything at once.
     pub(super) fn clear_holder(&mut self, holder: u32) {
+        self.end_branches(holder);
         let runs = self.runs_of(holder);
         let it = &mut self.holders[holder as usize];
         it.irregular = None;

@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 use super::irregular::IrregularBlock;
 use super::state::Writer;
 use crate::position::Position;
+use crate::steps::step;
 
 impl Writer {
     /// Takes an irregular block out; those below it stay, unreachable.
@@ -23,6 +24,9 @@ impl Writer {
     /// Takes a regular block out that has blocks of its holder below it, or around which irregular ones are reachable.
     pub(super) fn detach(&mut self, holder: u32, at: Position) {
         let name = self.name_of(holder, at);
+        if self.branch_off(holder, at, name) {
+            return;
+        }
         let positions = self.regular_at_and_below(holder, at);
         let names: Vec<u64> = positions.iter().map(|&at| self.name_of(holder, at)).collect();
         let blocks: Vec<_> =
@@ -34,6 +38,7 @@ impl Writer {
         }
         let irregular = it.irregular.get_or_insert_default();
         for (name, (parent, content)) in blocks {
+            step();
             irregular.add(name, IrregularBlock::new(parent, content, None));
         }
         let (mut left, mut bare) = (Vec::new(), Vec::new());
@@ -50,15 +55,22 @@ impl Writer {
 
     /// The regular position `at`, and all regular ones of the holder below it.
     fn regular_at_and_below(&self, holder: u32, at: Position) -> Vec<Position> {
+        let it = &self.holders[holder as usize];
+        let runs = self.runs_at_and_below(holder, at).into_iter();
+        let all = runs.flat_map(|(from, to)| (from.offset..to).map(move |offset| Position { run: from.run, offset }));
+        all.filter(|&at| !it.covers_irregularly(at)).collect()
+    }
+
+    /// What the holder covers of the position's run from there on, and of all runs below it: from where, and how far.
+    pub(super) fn runs_at_and_below(&self, holder: u32, at: Position) -> Vec<(Position, u32)> {
         let mut found = Vec::new();
         let it = &self.holders[holder as usize];
         let mut todo = vec![at];
         // Children that are not listed are found among what the holder is in, by their parents.
         let mut unlisted: Option<HashMap<u32, Vec<u32>>> = None;
         while let Some(from) = todo.pop() {
-            let cutoff = self.cutoff(holder, from.run, from.offset);
-            let offsets = (from.offset..cutoff).map(|offset| Position { run: from.run, offset });
-            found.extend(offsets.filter(|&at| !it.covers_irregularly(at)));
+            step();
+            found.push((from, self.cutoff(holder, from.run, from.offset)));
             self.runs.any_child_beyond(from.run, from.offset, u32::MAX, |child| {
                 if self.covers(holder, Position { run: child, offset: 0 }) {
                     todo.push(Position { run: child, offset: 0 });

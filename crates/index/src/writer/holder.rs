@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 
+use super::branches::Branches;
 use super::irregular::Irregular;
 use super::names::Private;
 use super::workers::shrink;
@@ -10,10 +11,14 @@ use crate::position::{NO_NAME, Place, Position, ROOT};
 /// A holder's books.
 #[derive(Default)]
 pub(crate) struct Holder {
+    /// Whether it is a branch of another holder.
+    pub(super) is_branch: bool,
     /// Names of its own; none while it names blocks as the others do.
     pub(crate) private: Option<Private>,
     /// Blocks that are not regular; none while there are none.
     pub(crate) irregular: Option<Box<Irregular>>,
+    /// What it has below holes that much hangs below; none while there is nothing.
+    pub(crate) branches: Option<Box<Branches>>,
     /// The block before the one it lost last: a guess at what it loses next.
     pub(crate) resume: Option<Position>,
     /// A run of whose children it covers none that hang after more than so many blocks.
@@ -166,18 +171,25 @@ impl Holder {
 
     /// Blocks held whose chain to the root is not complete.
     pub(crate) fn unlinked(&self) -> usize {
-        self.irregular.as_ref().map_or(0, |irregular| irregular.unlinked())
+        self.irregular.as_ref().map_or(0, |irregular| irregular.unlinked()) + self.in_branches() as usize
+    }
+
+    /// Blocks in branches.
+    pub(super) fn in_branches(&self) -> u64 {
+        self.branches.as_ref().map_or(0, |branches| branches.blocks())
     }
 
     /// Names held.
     pub(crate) fn names(&self) -> u64 {
-        let Some(irregular) = &self.irregular else { return self.blocks };
-        self.blocks - irregular.bare() as u64 + irregular.len() as u64
+        let linked = self.blocks + self.in_branches();
+        let Some(irregular) = &self.irregular else { return linked };
+        linked - irregular.bare() as u64 + irregular.len() as u64
     }
 
     pub(crate) fn bytes(&self) -> usize {
         self.private.as_ref().map_or(0, Private::bytes)
             + self.irregular.as_ref().map_or(0, |o| o.bytes())
+            + self.branches.as_ref().map_or(0, |it| it.bytes())
             + self.hanging.bytes()
             + self.runs.capacity() * size_of::<u32>()
     }

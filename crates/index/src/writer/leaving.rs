@@ -15,9 +15,7 @@ use super::names::{ByPlace, Private};
 use super::state::Writer;
 use super::workers::{Copies, Offloaded};
 use crate::position::{NO_NAME, Position};
-use crate::raw::Published;
 use crate::retire::Garbage;
-use crate::roster::Roster;
 use crate::steps::step;
 
 /// A holder of at most so many blocks and runs, taken together, is cleared at once.
@@ -83,6 +81,13 @@ impl Writer {
 
     /// `holder`, for whom readers will have no name, holds nothing any more. Its number is free when that is done.
     pub(super) fn send_off(&mut self, holder: u32) {
+        // Readers have no name for its branches, either, and know it.
+        if let Some(branches) = self.holders[holder as usize].branches.take() {
+            for branch in branches.all {
+                self.send_off(branch.number);
+                self.roster.one_has_left();
+            }
+        }
         let it = &mut self.holders[holder as usize];
         let (listed, private, irregular) = (std::mem::take(&mut it.runs), it.private.take(), it.irregular.take());
         if private.is_some() {
@@ -96,15 +101,15 @@ impl Writer {
     }
 
     /// Does an event's share of what is left to do.
-    pub(crate) fn see_off(&mut self, roster: &Published<Roster>) {
+    pub(crate) fn see_off(&mut self) {
         if !self.leaving.is_empty() {
-            self.see_off_some(SHARE, roster);
+            self.see_off_some(SHARE);
         }
     }
 
     /// Does so much, in blocks; returns whether anything is left.
     #[cold]
-    pub(crate) fn see_off_some(&mut self, blocks: usize, roster: &Published<Roster>) -> bool {
+    pub(crate) fn see_off_some(&mut self, blocks: usize) -> bool {
         let mut left = blocks as isize;
         while left > 0
             && let Some(mut it) = self.leaving.holders.pop_front()
@@ -117,7 +122,7 @@ impl Writer {
             self.holders[it.number as usize] = super::holder::Holder::default();
             self.roster.one_has_left();
             if self.leaving.holders.is_empty() {
-                self.publish_roster(roster);
+                self.publish_roster();
             }
             self.trash.push(Garbage::HolderId(it.number));
         }

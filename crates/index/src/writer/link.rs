@@ -48,12 +48,19 @@ impl Writer {
         let regular_parent = self.place_after(holder, parent);
         let place = regular_parent.or_else(|| self.irregular_place_after(holder, parent));
         let Some(place) = place else {
+            if let Some((branch, before)) = parent.and_then(|parent| self.find_in_branches(holder, parent))
+                && let Some(at) = self.gain_in(holder, branch, before.after(), name, content)
+            {
+                return self.rejoin(holder, branch.number, name, at);
+            }
             return self.add_irregular(holder, parent, name, content, None);
         };
         let existing = self.runs.next(place, content).filter(|&at| self.covers(holder, at));
         if regular_parent.is_some() && existing.is_none() {
-            self.cover(holder, place, content, Some(name));
+            let at = self.cover(holder, place, content, Some(name));
+            self.rejoin(holder, holder, name, at);
         } else {
+            self.dissolve_all(holder);
             let at = existing.unwrap_or_else(|| self.cover(holder, place, content, None));
             let irregular = self.holders[holder as usize].irregular.get_or_insert_default();
             irregular.cover(at, existing.is_some());

@@ -81,16 +81,21 @@ impl Writer {
         if let Some(block) = self.holders[holder as usize].irregular_block(name) {
             return Some(block);
         }
-        self.find(holder, name).map(|at| self.block_at(holder, at))
+        if let Some(at) = self.find(holder, name) {
+            return Some(self.block_at(holder, at));
+        }
+        self.find_in_branches(holder, name).map(|(_, at)| self.block_at(holder, at))
     }
 
-    /// How many of these names concern no irregular block of the holder.
+    /// How many of these names concern no irregular block of the holder, and no branch.
     #[inline]
     pub(super) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
-        match &self.holders[holder as usize].irregular {
-            None => names.len(),
-            Some(irregular) => names.iter().take_while(|&&name| irregular.ignores(name)).count(),
+        let it = &self.holders[holder as usize];
+        if it.irregular.is_none() && it.branches.is_none() {
+            return names.len();
         }
+        let ignores = |name: u64| it.irregular.as_ref().is_none_or(|irregular| irregular.ignores(name));
+        names.iter().take_while(|&&name| ignores(name) && !self.concerns_branches(holder, name)).count()
     }
 
     /// Whether irregular blocks of the holder cover any position of a run: what happens there is not plain.

@@ -194,8 +194,12 @@ impl Writer {
             self.detach_irregular(holder, name);
             return true;
         }
-        let Some(at) = self.find(holder, name) else { return false };
-        self.lose_regular(holder, at, name);
+        if let Some(at) = self.find(holder, name) {
+            self.lose_regular(holder, at, name);
+            return true;
+        }
+        let Some((branch, at)) = self.find_in_branches(holder, name) else { return false };
+        self.lose_in(holder, branch, at, name);
         true
     }
 

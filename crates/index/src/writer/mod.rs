@@ -18,7 +18,8 @@
 //! | `lookup.rs` | what a holder has, by name and by position |
 //! | `cover.rs` | how far a holder covers a run: levels and names change together |
 //! | `leaving.rs` | holders that are cleared take their leave in steps |
-//! | `detach.rs`, `lose.rs` | a holder loses blocks: those with others below them, then all |
+//! | `branches.rs`, `detach.rs`, `lose.rs` | a holder loses blocks: those with many others below them, those with few, then all |
+//! |  | (`lookup.rs`, `cover.rs` and `leaving.rs` ask `branches.rs`, too: a branch is part of what a holder has) |
 //! | `link.rs`, `gain.rs` | a holder gains blocks: one of any kind, then chains |
 //! | `ranks.rs` | a rank of a worker becomes known |
 //! | `chains.rs`, `tiers.rs` | a holder's blocks as chains; the holders of the views beyond the device |
@@ -27,6 +28,7 @@
 //! | `dump.rs`, `slices.rs`, `stats.rs` | everything held, at once and in slices, and how much it is |
 
 mod adopt;
+mod branches;
 mod chains;
 mod clear;
 mod cover;

@@ -362,7 +362,8 @@ mod tests {
 
     #[test]
     fn names_are_added_up_to_the_first_that_is_there() {
-        let (mut runs, mut trash, mut table) = (Runs::new(&Readers::new(1)), Trash::new(), NameTable::new());
+        let (mut runs, mut trash, mut table) =
+            (Runs::new(&Readers::new(1)), Trash::new(&Readers::new(1)), NameTable::new());
         let mut add = |runs: &mut Runs, table: &mut NameTable, content: u64, names: &[u64]| {
             let contents: Vec<u64> = (content..).take(names.len()).collect();
             let run = runs.create(Place::ROOT, &contents, Some(names), &mut trash);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::state::Writer;
 use super::workers::{Copies, Offloaded, Rank};
 use crate::handle::{Lives, RankHandle};
-use crate::raw::{Published, prefetch_all};
-use crate::roster::{ALL_VIEWS, Member, Roster};
+use crate::raw::prefetch_all;
+use crate::roster::{ALL_VIEWS, Member};
 
 impl Writer {
     pub(super) fn rank_mut(&mut self, rank: u32) -> &mut Rank {
@@ -30,21 +30,21 @@ impl Writer {
 
     /// The number of a rank, from now on known.
     #[inline]
-    pub(super) fn known_rank(&mut self, worker: &str, rank: u32, roster: &Published<Roster>) -> u32 {
-        self.workers.rank(worker, rank).unwrap_or_else(|| self.add_rank(worker, rank, roster))
+    pub(super) fn known_rank(&mut self, worker: &str, rank: u32) -> u32 {
+        self.workers.rank(worker, rank).unwrap_or_else(|| self.add_rank(worker, rank))
     }
 
     /// The same, by a handle.
     #[inline]
-    pub(super) fn known_rank_of(&mut self, handle: &RankHandle, roster: &Published<Roster>) -> u32 {
+    pub(super) fn known_rank_of(&mut self, handle: &RankHandle) -> u32 {
         self.workers.rank_of(handle).unwrap_or_else(|| {
-            self.add_rank(handle.worker(), handle.rank(), roster);
+            self.add_rank(handle.worker(), handle.rank());
             self.workers.rank_of(handle).expect("just added")
         })
     }
 
     #[cold]
-    fn add_rank(&mut self, worker: &str, rank: u32, roster: &Published<Roster>) -> u32 {
+    fn add_rank(&mut self, worker: &str, rank: u32) -> u32 {
         let name = match self.workers.by_name.get_key_value(worker) {
             Some((name, _)) => name.clone(),
             None => Arc::from(worker),
@@ -73,7 +73,7 @@ impl Writer {
         }
         let member = Member { worker: name, worker_number, rank, views: ALL_VIEWS, is_only_rank };
         self.roster.set(device, Some(member));
-        self.publish_roster(roster);
+        self.publish_roster();
         number
     }
 }

@@ -80,7 +80,7 @@ impl Writer {
         let it = &self.holders[books.device as usize];
         let irregular = it.irregular.as_ref().map_or(0, |irregular| irregular.len());
         let names = irregular + books.copies.names() + books.offloaded.len();
-        let size = it.runs.len() * RUN_STEPS + it.blocks as usize + names * NAME_STEPS;
+        let size = it.runs.len() * RUN_STEPS + it.blocks as usize + (names + it.in_branches() as usize) * NAME_STEPS;
         if size <= steps {
             *spent += size;
             let mut events = Vec::new();
@@ -96,9 +96,11 @@ impl Writer {
         let (device, widest) = (books.device, books.widest());
         let runs = self.holders[device as usize].runs.clone();
         let watch = self.watch([device, widest]);
-        let irregular_of = |holder: u32| {
-            let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
-            irregular.map(|(name, _)| name)
+        let not_in_runs = |writer: &mut Self, holder: u32| {
+            let mut names = writer.names_in_branches(holder);
+            let irregular = writer.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
+            names.extend(irregular.map(|(name, _)| name));
+            names
         };
         let mut large = Large {
             worker: worker.clone(),
@@ -108,7 +110,7 @@ impl Writer {
             widest,
             runs,
             wider_runs: Vec::new(),
-            names: irregular_of(device).collect(),
+            names: not_in_runs(self, device),
             chains: Vec::new(),
             touched: HashSet::new(),
             known: Vec::new(),
@@ -116,7 +118,7 @@ impl Writer {
         };
         if widest != device {
             large.wider_runs.clone_from(&self.holders[widest as usize].runs);
-            large.names.extend(irregular_of(widest));
+            large.names.extend(not_in_runs(self, widest));
         }
         // Plain lists of numbers: many a step.
         *spent += (large.runs.len() + large.wider_runs.len() + large.names.len()) / 8;

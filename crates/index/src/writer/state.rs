@@ -1,11 +1,12 @@
 //! What the writer is made of.
 
+use super::branches::LEAST;
 use super::holder::Holder;
 use super::leaving::Leaving;
 use super::names::NameTable;
 use super::watch::Watches;
 use super::workers::{Workers, inner};
-use crate::raw::{Level, Published, Readers};
+use crate::raw::{Level, Readers};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::runs::Runs;
@@ -37,6 +38,8 @@ pub(crate) struct Writer {
     pub(super) waiting: usize,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
+    /// So many blocks below a hole are kept as a branch.
+    pub(crate) least_branch: u64,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
     /// The words of names that the event replaces, once for each time that it says them of a block held by then.
@@ -49,6 +52,7 @@ pub(crate) struct Writer {
 impl Writer {
     pub(crate) fn new(count_copies: bool, readers: &Readers) -> Self {
         Self {
+            least_branch: LEAST,
             runs: Runs::new(readers),
             sets: Sets::new(),
             names: NameTable::new(),
@@ -61,7 +65,7 @@ impl Writer {
             leaving: Leaving::default(),
             waiting: 0,
             roster: Roster::default(),
-            trash: Trash::new(),
+            trash: Trash::new(readers),
             counters: Counters::default(),
             replaced_words: 0,
             watches: Watches::default(),
@@ -111,8 +115,8 @@ impl Writer {
     }
 
     /// Shows readers the roster as it is now.
-    pub(super) fn publish_roster(&mut self, published: &Published<Roster>) {
-        let old = published.replace(self.roster.clone(), &mut self.runs.token);
+    pub(super) fn publish_roster(&mut self) {
+        let old = self.runs.shown.roster.replace(self.roster.clone(), &mut self.runs.token);
         self.trash.push(Garbage::Roster(old));
     }
 
@@ -122,13 +126,19 @@ impl Writer {
             return;
         }
         let Self { trash, runs, sets, holders, free_holders, .. } = self;
-        trash.empty(readers, |garbage| match garbage {
-            Garbage::RunId(run) => runs.reuse(run),
-            Garbage::HolderId(holder) => free_holders.push(holder),
-            Garbage::Set(set) => sets.spares.keep(set),
-            Garbage::Levels(levels) => runs.spare_levels.keep(levels),
-            memory => drop(memory),
-        });
+        loop {
+            trash.empty(readers, |garbage| match garbage {
+                Garbage::RunId(run) => runs.reuse(run),
+                Garbage::HolderId(holder) => free_holders.push(holder),
+                Garbage::Set(set) => sets.spares.keep(set),
+                Garbage::Levels(levels) => runs.spare_levels.keep(levels),
+                memory => drop(memory),
+            });
+            // When the last run's number has come back, a small table of children will do.
+            if runs.len() != 0 || !runs.reserve_children(trash) {
+                break;
+            }
+        }
         if runs.len() == 0 {
             sets.spares.clear();
             runs.spare_levels.clear();

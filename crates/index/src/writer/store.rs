@@ -5,8 +5,6 @@ use super::workers::{Rank, inner};
 use crate::error::Error;
 use crate::fingerprint::words;
 use crate::handle::RankHandle;
-use crate::raw::Published;
-use crate::roster::Roster;
 use crate::types::{BlockHash, Tier};
 
 /// A store with its lists brought to their inner form.
@@ -32,38 +30,19 @@ impl<'a> Chain<'a> {
 
 impl Writer {
     /// A rank holds consecutive blocks on a tier from now on.
-    pub(crate) fn store(
-        &mut self,
-        worker: &str,
-        rank: u32,
-        tier: Tier,
-        chain: &Chain<'_>,
-        roster: &Published<Roster>,
-    ) -> Result<(), Error> {
-        self.store_by(|writer| writer.known_rank(worker, rank, roster), tier, chain, roster)
+    pub(crate) fn store(&mut self, worker: &str, rank: u32, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
+        self.store_by(|writer| writer.known_rank(worker, rank), tier, chain)
     }
 
     /// The same, by a handle.
     #[inline]
-    pub(crate) fn store_to(
-        &mut self,
-        handle: &RankHandle,
-        tier: Tier,
-        chain: &Chain<'_>,
-        roster: &Published<Roster>,
-    ) -> Result<(), Error> {
+    pub(crate) fn store_to(&mut self, handle: &RankHandle, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
         self.ask_for(handle);
-        self.store_by(|writer| writer.known_rank_of(handle, roster), tier, chain, roster)
+        self.store_by(|writer| writer.known_rank_of(handle), tier, chain)
     }
 
     #[inline]
-    fn store_by(
-        &mut self,
-        rank: impl FnOnce(&mut Self) -> u32,
-        tier: Tier,
-        chain: &Chain<'_>,
-        roster: &Published<Roster>,
-    ) -> Result<(), Error> {
+    fn store_by(&mut self, rank: impl FnOnce(&mut Self) -> u32, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
         if chain.block_hashes.is_empty() {
             self.counters.stores += 1;
             return Ok(());
@@ -80,7 +59,7 @@ impl Writer {
         match tier {
             Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),
             tier => {
-                self.add_view(rank, tier, roster);
+                self.add_view(rank, tier);
                 self.store_elsewhere(rank, tier, parent, &names, chain.content_hashes);
             }
         }
@@ -128,7 +107,6 @@ impl Writer {
         rank: u32,
         tier: Tier,
         block_hashes: &[BlockHash],
-        roster: &Published<Roster>,
     ) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
         for &block_hash in block_hashes {
@@ -139,7 +117,7 @@ impl Writer {
             };
             let parent = parent.map(BlockHash);
             let chain = Chain { parent, block_hashes: &[block_hash], content_hashes: &[content] };
-            if self.store(worker, rank, tier, &chain, roster).is_err() {
+            if self.store(worker, rank, tier, &chain).is_err() {
                 unknown.push(block_hash);
             }
         }

@@ -51,6 +51,7 @@ fn what_is_counted_as_it_changes_is_right() {
     for seed in 0..seeds(200) {
         let random = &mut Random(seed);
         let index = BlockIndex::new(Config { block_size: 1, count_copies: true }).expect("a block size");
+        index.branch_from([1, 3, 100][seed as usize / 2 % 3]);
         for _ in 0..300 {
             let worker = format!("w{}", random.below(3));
             let tier = if random.chance(20) { *random.pick(&Tier::ALL) } else { Tier::Gpu };
@@ -178,6 +179,20 @@ fn tables_grow_and_shrink_a_little_at_a_time() {
     assert!(longest < 800, "{longest} steps");
 }
 
+/// Where there were many runs, and few are left, there may be many again: a table of them is complete before it is full.
+#[test]
+fn a_table_grows_in_time_where_there_were_many_runs() {
+    const CHAINS: u64 = 20_000;
+    let index = BlockIndex::new(Config::default()).expect("a block size");
+    for round in 0..3 {
+        (0..CHAINS).for_each(|chain| store(&index, "w", None, [round << 32 | chain]));
+        (1..CHAINS).for_each(|chain| remove(&index, "w", [round << 32 | chain]));
+        index.write(|writer| assert!(writer.is_counted()));
+        assert!((0..=round).all(|round| depth(&index, [round << 32]) == 1));
+    }
+    assert_eq!(index.stats().blocks, 3);
+}
+
 /// To clear what is much takes no longer than to clear what is little, nor does any event that follows.
 #[test]
 fn what_is_cleared_goes_in_steps() {
@@ -216,6 +231,47 @@ fn what_is_cleared_goes_in_steps() {
         let (few, many) = (cleared(100, drop), cleared(2_000, drop));
         assert!(many.0 <= few.0 + 512 && many.1 <= few.1 + 4_096, "{few:?} {many:?}");
     }
+}
+
+/// A hole is opened and filled in as many steps as runs are below it, however many blocks these have.
+#[test]
+fn what_is_below_a_hole_goes_run_by_run() {
+    let hole = |blocks: u64| {
+        let index = BlockIndex::new(Config::default()).expect("a block size");
+        for worker in ["w", "other"] {
+            store(&index, worker, None, 0..blocks);
+            // Two conversations, one of which hangs on the missing block.
+            store(&index, worker, Some(10), (0..4).map(|at| 1 << 40 | at));
+            store(&index, worker, Some(50), (0..4).map(|at| 1 << 41 | at));
+        }
+        let depth_of = |worker: &str| {
+            let query: Vec<_> = (0..blocks).map(|name| name ^ 0x5555).collect();
+            let found = index.find(&query);
+            found.scores(View::Device).into_iter().find(|(name, _)| ***name == *worker).map_or(0, |(_, depth)| depth)
+        };
+        let unlinked = || index.stats().unlinked;
+        let mut steps = [0; 6];
+        let mut time = |at: usize, event: &dyn Fn()| {
+            steps[at] = steps_of(event).0;
+            index.write(|writer| assert!(writer.is_counted()));
+            assert_eq!(u64::from(depth_of("other")), blocks);
+        };
+        time(0, &|| remove(&index, "w", [10]));
+        assert_eq!((depth_of("w"), unlinked()), (10, blocks - 11 + 8));
+        // What is below grows and shrinks there; another hole in it; and the first block after a hole goes.
+        time(1, &|| store(&index, "w", Some(blocks - 1), [1 << 42]));
+        time(2, &|| remove(&index, "w", [1 << 42, 40]));
+        time(3, &|| remove(&index, "w", [41]));
+        assert_eq!((depth_of("w"), unlinked()), (10, blocks - 13 + 8));
+        time(4, &|| store(&index, "w", Some(9), [10]));
+        assert_eq!((depth_of("w"), unlinked()), (40, blocks - 42 + 4));
+        time(5, &|| store(&index, "w", Some(39), [40, 41]));
+        assert_eq!((u64::from(depth_of("w")), unlinked()), (blocks, 0));
+        assert_eq!(index.stats().blocks, 2 * (blocks + 8));
+        steps
+    };
+    let (few, many) = (hole(1_000), hole(60_000));
+    assert!(many.iter().zip(&few).all(|(many, few)| *many <= few + 16 && *many < 1_000), "{few:?} {many:?}");
 }
 
 /// An orphan is found among those of its parent without a look at them.

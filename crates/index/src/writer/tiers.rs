@@ -8,8 +8,7 @@
 
 use super::state::Writer;
 use super::workers::Claims;
-use crate::raw::Published;
-use crate::roster::{Member, Roster};
+use crate::roster::Member;
 use crate::types::Tier;
 
 /// Whether these make a block part of the view number `view`.
@@ -19,7 +18,7 @@ fn reach(claims: Claims, view: usize) -> bool {
 
 impl Writer {
     /// Gives a rank a holder for the view down to a tier, if it has none.
-    pub(super) fn add_view(&mut self, rank: u32, tier: Tier, roster: &Published<Roster>) {
+    pub(super) fn add_view(&mut self, rank: u32, tier: Tier) {
         let number = tier as usize - 1;
         let books = self.rank_mut(rank);
         if books.wider[number].is_some() {
@@ -37,7 +36,7 @@ impl Writer {
         self.rank_mut(rank).wider = after;
         // Only now may readers count on it.
         self.set_views(device, before, after);
-        self.publish_roster(roster);
+        self.publish_roster();
     }
 
     /// Says which holder answers for which view. To be published.
@@ -152,13 +151,13 @@ impl Writer {
     }
 
     /// Another tier than the device holds nothing any more.
-    pub(super) fn clear_elsewhere(&mut self, rank: u32, tier: Tier, roster: &Published<Roster>) {
+    pub(super) fn clear_elsewhere(&mut self, rank: u32, tier: Tier) {
         let slot = tier as usize - 1;
         let books = self.rank_mut(rank);
         if (0..3).all(|other| other == slot || books.offloaded.on(other) == 0) {
             // The device is all there is.
             if self.end_views(rank) {
-                self.publish_roster(roster);
+                self.publish_roster();
             }
             return;
         }

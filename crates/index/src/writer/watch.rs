@@ -26,6 +26,12 @@ pub(crate) struct Watches {
     last: u64,
 }
 
+impl Watches {
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+}
+
 impl Writer {
     /// Notes from now on what happens to the rank of these holders. Returns a number for the watch.
     pub(super) fn watch(&mut self, holders: [u32; 2]) -> u64 {

@@ -27,6 +27,8 @@ pub struct Plan {
     pub config: Config,
     pub events: Vec<Event>,
     pub queries: Vec<Vec<u64>>,
+    /// From so many blocks below a hole on they go together.
+    pub branch_from: u64,
 }
 
 /// The stream of a seed: `length` events.
@@ -62,7 +64,8 @@ pub fn plan(seed: u64, length: usize) -> Plan {
     for _ in 0..4 {
         queries.push(prompt(random, &fleet, &prompts));
     }
-    Plan { config, events, queries }
+    let branch_from = *random.pick(&[1, 1, 3, 16, 1000]);
+    Plan { config, events, queries, branch_from }
 }
 
 /// A prompt that shares its beginning with another, as most do.
@@ -158,6 +161,7 @@ impl Difference {
 /// Runs a stream through both; `thorough`: with a dump and its replay now and then, too.
 pub fn compare(plan: &Plan, events: &[Event], thorough: bool) -> Result<(), String> {
     let index = BlockIndex::new(plan.config).map_err(|e| e.to_string())?;
+    index.branch_from(plan.branch_from);
     let mut reference = ReferenceIndex::new(plan.config.count_copies);
     for (i, event) in events.iter().enumerate() {
         index.apply(event).map_err(|e| e.to_string())?;
