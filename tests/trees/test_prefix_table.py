@@ -257,7 +257,7 @@ def test_a_table_in_a_thread_of_its_own_evicts_and_ends() -> None:
         return found
 
     def wait(until: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not until():
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -65,6 +65,15 @@ impl Entry {
     }
 }
 
+/// A prefix and a name of which there is no entry, with their hashes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pair {
+    prefix: u64,
+    name: u64,
+    prefix_hash: u64,
+    name_hash: u64,
+}
+
 /// One more name for a prefix.
 #[derive(Debug)]
 pub(super) struct Other {
@@ -152,8 +161,10 @@ impl Entries {
 
     /// A table with half as much room more. The entries are gone through in their order instead of the table's, which would
     /// wait for memory at each, and some at a time.
+    #[cold]
+    #[inline(never)]
     fn larger(&self, table: &Lines, key: impl Fn(&Entry) -> Option<u64>) -> Lines {
-        let mut new = Lines::with_capacity((table.capacity() * 3 / 2).max(4));
+        let mut new = table.next();
         let mut some: SmallVec<[(u64, u32); 32]> = SmallVec::new();
         for (first, entries) in self.all.chunks(32).enumerate().map(|(at, entries)| (at as u32 * 32, entries)) {
             let live = entries.iter().zip(first..).filter(|(entry, _)| entry.pods != EMPTY);
@@ -171,12 +182,50 @@ impl Entries {
             self.all[at as usize].see(now);
             return at;
         }
-        if self.by_prefix.len() == self.by_prefix.capacity() {
-            self.by_prefix = self.larger(&self.by_prefix, |entry| Some(entry.prefix));
-        }
+        self.grow_prefixes();
         let at = put(&mut self.all, &mut self.vacant, Entry::new(prefix, depth, now));
         self.by_prefix.insert(mix(prefix, self.secret), at);
         at
+    }
+
+    /// A prefix and a name, if there is no entry of the one and none with the other.
+    #[inline]
+    pub(super) fn new_pair(&self, prefix: u64, name: u64) -> Option<Pair> {
+        let pair = Pair { prefix, name, prefix_hash: self.hash(prefix), name_hash: self.hash(name) };
+        let is = |at: u32| &self.all[at as usize];
+        let named = self.by_engine.of(pair.name_hash).any(|at| is(at).engine == name);
+        let known = self.by_prefix.of(pair.prefix_hash).any(|at| is(at).prefix == prefix);
+        (!named && !known).then_some(pair)
+    }
+
+    /// An entry for a prefix whose only name this is, held by these pods.
+    #[inline]
+    pub(super) fn add_named(&mut self, pair: Pair, depth: u32, now: u32, pods: u32) {
+        self.grow_prefixes();
+        self.grow_names();
+        let Pair { prefix, name, prefix_hash, name_hash } = pair;
+        let mut entry = Entry::new(prefix, depth, now);
+        (entry.engine, entry.pods) = (name, pods);
+        entry.place |= HAS_NAME | IS_LAST;
+        let at = put(&mut self.all, &mut self.vacant, entry);
+        self.by_prefix.insert(prefix_hash, at);
+        self.by_engine.insert(name_hash, at);
+    }
+
+    /// Makes room for one more prefix.
+    #[inline]
+    fn grow_prefixes(&mut self) {
+        if self.by_prefix.is_full() {
+            self.by_prefix = self.larger(&self.by_prefix, |entry| Some(entry.prefix));
+        }
+    }
+
+    /// Makes room for one more name.
+    #[inline]
+    fn grow_names(&mut self) {
+        if self.by_engine.is_full() {
+            self.by_engine = self.larger(&self.by_engine, |entry| entry.name().map(|(name, _)| name));
+        }
     }
 
     /// Takes an entry out whose holders and names are gone.
@@ -194,9 +243,7 @@ impl Entries {
 
     #[inline]
     pub(super) fn set_name(&mut self, at: u32, engine: u64, last: bool) {
-        if self.by_engine.len() == self.by_engine.capacity() {
-            self.by_engine = self.larger(&self.by_engine, |entry| entry.name().map(|(name, _)| name));
-        }
+        self.grow_names();
         let entry = &mut self.all[at as usize];
         entry.engine = engine;
         entry.place |= HAS_NAME | if last { IS_LAST } else { 0 };

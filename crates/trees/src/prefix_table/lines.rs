@@ -37,6 +37,17 @@ impl Lines {
         Self { lines: vec![empty; numbers.div_ceil(LOAD)], len: 0 }
     }
 
+    /// An empty table with half as much room more.
+    pub(super) fn next(&self) -> Self {
+        Self::with_capacity((self.capacity() * 3 / 2).max(4))
+    }
+
+    /// Whether there is no room for one more.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.len == self.capacity()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.len
     }

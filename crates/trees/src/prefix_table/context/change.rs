@@ -2,7 +2,7 @@
 
 use super::ways::Context;
 use crate::prefix_table::hash;
-use crate::prefix_table::sets::{ADDED, NAMED, OTHER, Watch};
+use crate::prefix_table::sets::{ADDED, EMPTY, NAMED, OTHER, Watch};
 
 /// How prefixes are named and how many there may be.
 #[derive(Debug, Clone, Copy)]
@@ -10,6 +10,13 @@ pub(crate) struct Rules {
     pub(crate) seed: u64,
     pub(crate) block_size: usize,
     pub(crate) max_prefixes: usize,
+}
+
+impl Rules {
+    /// Blocks of this table in a block of an engine, which has as many as it has.
+    fn blocks(&self, bytes: &[u8]) -> usize {
+        if bytes.len() == self.block_size { 1 } else { bytes.len() / self.block_size }
+    }
 }
 
 /// What a stored event came to.
@@ -57,9 +64,10 @@ impl Context {
         let mut room = rules.max_prefixes;
         let mut prefixes = Vec::with_capacity(names.len());
         let blocks = names.iter().zip(tokens).take_while(|(_, bytes)| {
-            let fits = bytes.len() / rules.block_size <= room;
+            let blocks = rules.blocks(bytes);
+            let fits = blocks <= room;
             if fits {
-                room -= bytes.len() / rules.block_size;
+                room -= blocks;
                 hash::extend(rules.seed, before, bytes, rules.block_size, &mut prefixes);
                 before = prefixes.last().copied().unwrap_or(before);
             }
@@ -69,12 +77,31 @@ impl Context {
         self.entries.warm(&names[..blocks], &prefixes);
         let mut rest = &*prefixes;
         for (&name, bytes) in names.iter().zip(tokens).take(blocks) {
-            let (some, after) = rest.split_at(bytes.len() / rules.block_size);
-            self.announce(pod, name, some, depth, now);
+            let (some, after) = rest.split_at(rules.blocks(bytes));
+            let is_new = match some {
+                [prefix] => self.announce_new(pod, name, *prefix, depth, now),
+                _ => false,
+            };
+            if !is_new {
+                self.announce(pod, name, some, depth, now);
+            }
             depth += some.len() as u32;
             rest = after;
         }
         Stored::Blocks { blocks, evicted: self.enforce(rules.max_prefixes) }
+    }
+
+    /// A pod's name that nobody has means a prefix that nobody has, which is the usual case: one look at each table, and all
+    /// is written at once. False if it is another case; then nothing is done.
+    #[inline]
+    fn announce_new(&mut self, pod: u32, name: u64, prefix: u64, depth: u32, now: u32) -> bool {
+        if self.entries.other_names() > 0 {
+            return false;
+        }
+        let Some(new) = self.entries.new_pair(prefix, name) else { return false };
+        let pods = self.sets.change(EMPTY, pod, NAMED, &mut self.pods);
+        self.entries.add_named(new, depth, now, pods);
+        true
     }
 
     /// A pod's name means these prefixes from now on.
