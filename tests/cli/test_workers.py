@@ -41,6 +41,12 @@ def service() -> Iterator[Service]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         service.register("gone", "tcp://127.0.0.1:9", model="n", block_size=16, routing_group="g")
+        # It is tried, which fails.
+        while not all(
+            stream.last_error for worker in service.workers() if worker.worker == "gone" for stream in worker.streams
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         yield service
 
 
@@ -168,14 +174,14 @@ def test_watching_until_ctrl_c(service: Service, flags: tuple[str, ...]) -> None
                 while not process.stdout.readline().startswith("2 workers, 3 streams"):
                     assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 130
         assert "Traceback" not in errors
 
 
 def test_engines_that_are_not_registered(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = vllm() | {"/kv_event_sources": {}}
-    discovery = DiscoveryConfig(interval=0.1, timeout=5)
+    discovery = DiscoveryConfig(interval=0.1, timeout=60, request_timeout=30)
     config = Config(http=CONFIG.http, discovery=discovery)
     with FakeEngine(silent) as first, FakeEngine({}) as other, Service(config=CONFIG) as empty:
         with Service([f"pod-a={first.url}", other.url], config=config) as service:

@@ -27,6 +27,7 @@ class Service:
     def __init__(self, sizes: dict[tuple[str, str], int], *, takes_bytes: bool = True) -> None:
         self.sizes = sizes
         self.takes_bytes = takes_bytes
+        self.wants_tokens = False
         self.asked: list[tuple[str, str, list[int]]] = []  # path, "bytes" or "json", numbers
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
@@ -50,8 +51,15 @@ class Service:
             return httpx.Response(404, json={"error": "nobody", "code": "unknown_keyspace"})
         if path == "/query_batch":
             answers: list[object] = [{"ranks": [], "tokens": []} for _ in body["queries"]]
-            return httpx.Response(200, json={"block_size": size, "workers": [], "answers": answers})
-        return httpx.Response(200, json={"instances": {}, "block_size": size})
+            wants = any("content_hashes" in query for query in body["queries"])
+            return httpx.Response(
+                200, json={"block_size": size, "workers": [], "answers": answers, **self._wants(wants)}
+            )
+        return httpx.Response(200, json={"instances": {}, "block_size": size, **self._wants(path != "/query")})
+
+    def _wants(self, by_hashes: bool) -> dict[str, bool]:
+        """As a service does: who sends tokens is not told."""
+        return {"wants_tokens": True} if by_hashes and self.wants_tokens else {}
 
     def _worker(self, model: str, group: str) -> dict[str, Any]:
         size = self.sizes[model, group]
@@ -297,3 +305,51 @@ def test_usable_is_what_the_service_says(connect: Connect) -> None:
                 assert [[rank.usable for rank in match.ranks] for match in batch.answers] == [[usable, 16]] * 2
             assert [body["prompt_tokens"] for body in bodies] == [48] * 3
             assert all("content_hashes" in body for body in bodies)
+
+
+def test_a_service_that_wants_tokens_gets_each_prompt_once(connect: Connect) -> None:
+    service = Service({("m", "default"): 16})
+    other = [token + 1 for token in TOKENS]
+    with connect(service) as call:
+        call("workers")
+        service.wants_tokens = True
+        assert call("query", tokens=TOKENS, model="m").wants_tokens
+        assert [call("query", tokens=TOKENS, model="m").wants_tokens for _ in range(2)] == [False, True]
+        call("query", tokens=other, model="m")
+        call("query_batch", [Query(tokens=TOKENS), Query(tokens=other, salt="s")], model="m")
+        call("query_batch", [Query(tokens=TOKENS), Query(tokens=other, salt="s")], model="m")
+        call("query", tokens=TOKENS, model="m", lora="l")
+        assert [path if kind == "bytes" else kind for path, kind, _ in service.taken()] == [
+            "/query_by_hash",  # the answer to this one says that it wants tokens
+            "/query",
+            "/query_by_hash",
+            "/query",
+            "tokens",
+            "tokens",
+            "hashes",
+            "hashes",
+            "/query_by_hash",  # of an adapter's it learns nothing
+        ]
+        # It knows all, and later it does not: a service that was restarted has forgotten what it was told.
+        service.wants_tokens = False
+        call("query", tokens=TOKENS, model="m")
+        service.wants_tokens = True
+        for _ in range(3):
+            call("query", tokens=TOKENS, model="m")
+        assert [path for path, _, _ in service.taken()] == [
+            "/query_by_hash",
+            "/query_by_hash",
+            "/query",
+            "/query_by_hash",
+        ]
+
+
+def test_who_sends_hashes_only_is_told(connect: Connect) -> None:
+    service = Service({("m", "default"): 16})
+    service.wants_tokens = True
+    with connect(service) as call:
+        for _ in range(2):
+            assert call("query", content_hashes=hashes(16), model="m").wants_tokens
+        batch = call("query_batch", [Query(content_hashes=hashes(16))], model="m")
+        assert batch.wants_tokens
+        assert {path for path, _, _ in service.taken()} == {"/query_by_hash", "/query_batch"}

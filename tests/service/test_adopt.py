@@ -15,9 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvatlas import content_hashes
 from kvatlas._native import Service
+from kvatlas.client import Client
 from kvatlas.service import AdoptConfig, Config, HttpConfig
 from kvatlas.service import Service as PythonService
+from kvatlas.service.config import SnapshotConfig
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
 from kvatlas.sim.server.names import SglangNames, VllmNames
@@ -110,8 +113,9 @@ def test_a_query_tells_what_a_store_has_proved(late: Late, service: Service, nam
     more = [*PROMPT[:28], 7]
     until(lambda: depth(service, more) == 28)
     assert depth(service, [*PROMPT, 7]) == 28, "of the rest nothing was proved"
+    until(lambda: stream_of(service)["adoption"]["blocks"] == 6)
     adoption = stream_of(service)["adoption"]
-    assert (adoption["blocks"], adoption["unknown_parents"], adoption["cannot"]) == (6, 0, None)
+    assert (adoption["unknown_parents"], adoption["cannot"]) == (0, None)
     assert adoption["dialect"] is not None
     # One removal removes.
     late.publish(removed(chain[2:3]))
@@ -121,13 +125,49 @@ def test_a_query_tells_what_a_store_has_proved(late: Late, service: Service, nam
     until(lambda: depth(service, [*PROMPT, 7]) == 32)
 
 
+def test_content_hashes_teach_nothing_and_it_is_said(late: Late, service: Service) -> None:
+    chain, hashes = wire(NAMES["sha256"], PROMPT), content_hashes(PROMPT, BLOCK).tolist()
+
+    def by_hashes(*, batch: bool = False) -> Any:
+        prompt = {"content_hashes": hashes}
+        path, asked = ("/query_batch", {"queries": [prompt]}) if batch else ("/query_by_hash", prompt)
+        return ask(service.address, "POST", path, {"model_name": MODEL, **asked}).json
+
+    assert "wants_tokens" not in by_hashes(), "nothing waits for tokens"
+    late.publish(stored(chain[6:7], PROMPT[24:28], parent=chain[5]))
+    until(lambda: by_hashes().get("wants_tokens") is True)
+    assert by_hashes(batch=True)["wants_tokens"] is True
+    adoption = stream_of(service)["adoption"]
+    assert (adoption["unknown_parents"], adoption["blocks"], adoption["cannot"]) == (1, 0, None)
+    assert "send token_ids" in adoption["hint"]
+    metrics = ask(service.address, "GET", "/metrics").body.decode()
+    assert "kvatlas_adopt_prompts_hashed_total 0" not in metrics
+    # The client sends hashes by itself, and now tokens, once.
+    with Client(f"http://{service.address}") as client:
+        client.workers()
+        until(lambda: client.query(tokens=PROMPT, model=MODEL).scores() == {"w": 7})
+    until(lambda: stream_of(service)["adoption"]["hint"] is None)
+    until(lambda: "wants_tokens" not in by_hashes())
+
+
+def test_names_of_nobody_want_no_tokens(late: Late, service: Service) -> None:
+    for first in range(64):
+        late.publish(stored([100 + first], [first] * BLOCK))
+    late.publish(stored([99], PROMPT[:BLOCK], parent=98))
+    until(lambda: stream_of(service)["adoption"]["cannot"] is not None)
+    time.sleep(0.3)  # the worker looks ten times a second
+    answer = ask(service.address, "POST", "/query_by_hash", {"model_name": MODEL, "content_hashes": [1]}).json
+    assert "wants_tokens" not in answer
+    assert stream_of(service)["adoption"]["hint"] is None
+
+
 def test_what_was_removed_since_is_a_hole(late: Late, service: Service) -> None:
     chain = wire(NAMES["sha256"], PROMPT)
     late.publish(
         removed(chain[1:2]), stored(chain[6:7], PROMPT[24:28], parent=chain[5]), removed(chain[3:4]), removed([1, 2])
     )
     until(lambda: depth(service, [*PROMPT, 7]) == 12)
-    assert stream_of(service)["unlinked"] == 3
+    until(lambda: stream_of(service)["unlinked"] == 3)
 
 
 def test_another_stream_tells_what_a_store_has_proved(
@@ -140,10 +180,9 @@ def test_another_stream_tells_what_a_store_has_proved(
     # Each has shown by one beginning of a prompt that its names are computed as the other's are.
     for engine in (late, other):
         engine.publish(stored(wire(NAMES["sha256"], [9, 9, 9, 9]), [9, 9, 9, 9]))
-    assert "adoption" in stream_of(service)
     # Nobody asks for the prompt before it is known.
     until(lambda: stream_of(service)["adoption"]["blocks"] == 6)
-    assert depth(service, [*PROMPT, 7]) == 28
+    until(lambda: depth(service, [*PROMPT, 7]) == 28)
 
 
 def test_names_of_nobody_are_not_believed_to_be_alike(
@@ -290,3 +329,90 @@ def test_simulated_engines_that_ran_before(dialect: Any) -> None:
             engine.wait_quiet()
             until(lambda: held() == len(PROMPT))
             assert engine.match([*PROMPT, 7]).held * BLOCK == len(PROMPT)
+
+
+def test_what_was_proved_before_a_restart_is_learnt_after_it(tmp_path: Path) -> None:
+    """Nothing is stored below the unknown blocks any more: only the snapshot knows that the engine has proved them."""
+    config = EngineConfig(block_size=BLOCK, blocks=512, prefill_rate=1e6, decode_rate=1e4)
+    server = ServerConfig(engine=config, speed=20.0, buffer_steps=1, hash_algorithm="sha256", model=MODEL)
+    settings = Config(
+        http=HttpConfig(bind="127.0.0.1:0"), adopt=AdoptConfig(share=SHARE), snapshot=SnapshotConfig(dir=tmp_path)
+    )
+
+    def held(address: str) -> int:
+        answer = ask(address, "POST", "/query", {"model_name": MODEL, "token_ids": [*PROMPT, 7]})
+        return int(answer.json["scores"].get("e-0", {}).get("0", 0))
+
+    def stream(address: str) -> dict[str, Any]:
+        listed = ask(address, "GET", "/workers").json
+        return dict(listed[0]["streams"]["0"]) if listed else {}
+
+    with Fleet(1, server, name="e") as fleet:
+        engine = fleet[0]
+        engine.complete(PROMPT, 4)
+        engine.wait_quiet()
+        engine.complete([1] * 40, 1)  # the replay buffer has nothing else now
+        engine.wait_quiet()
+        urls = [f"e-0={engine.url}"]
+        with closing(PythonService(urls, config=settings)) as service:
+            service.wait_ready(DEADLINE)
+            engine.complete([*PROMPT, *range(2000, 2020)], 4)
+            engine.wait_quiet()
+            until(lambda: stream(service.address).get("adoption", {}).get("unknown_parents") == 1)
+            seq = stream(service.address)["seq"]
+            assert service.drain(DEADLINE)
+        with closing(PythonService(urls, config=settings)) as service:
+            service.wait_ready(DEADLINE)
+            until(lambda: stream(service.address)["trusted"])
+            again = stream(service.address)
+            assert (again["snapshot"]["outcome"], again["seq"], again["partial"]) == ("kept", seq, True)
+            assert again["adoption"]["unknown_parents"] == 1
+            until(lambda: held(service.address) == len(PROMPT))
+            assert engine.match([*PROMPT, 7]).held * BLOCK == len(PROMPT)
+            until(lambda: stream(service.address)["adoption"]["unknown_parents"] == 0)
+
+
+@pytest.mark.parametrize(("replay", "why"), [("current", "turned_over"), ("none", "no_replay")])
+def test_a_snapshot_that_proves_nothing_still_tells_what_blocks_are(replay: Any, why: str, tmp_path: Path) -> None:
+    """Who holds them may have changed, but not what they contain: no prompt has to be asked for as tokens."""
+    config = EngineConfig(block_size=BLOCK, blocks=512, prefill_rate=1e6, decode_rate=1e4)
+    server = ServerConfig(
+        engine=config, speed=20.0, buffer_steps=8, replay_socket=replay, hash_algorithm="sha256", model=MODEL
+    )
+    settings = Config(
+        http=HttpConfig(bind="127.0.0.1:0"), adopt=AdoptConfig(share=SHARE), snapshot=SnapshotConfig(dir=tmp_path)
+    )
+    hashes = content_hashes(PROMPT, BLOCK).tolist()
+
+    def held(address: str) -> int:
+        answer = ask(address, "POST", "/query_by_hash", {"model_name": MODEL, "content_hashes": hashes})
+        return int(answer.json["scores"].get("e-0", {}).get("0", 0))
+
+    def stream(address: str) -> dict[str, Any]:
+        listed = ask(address, "GET", "/workers").json
+        return dict(listed[0]["streams"]["0"]) if listed else {}
+
+    with Fleet(1, server, name="e") as fleet:
+        engine = fleet[0]
+        urls = [f"e-0={engine.url}"]
+        with closing(PythonService(urls, config=settings)) as service:
+            service.wait_ready(DEADLINE)
+            engine.complete(PROMPT, 1)
+            engine.wait_quiet()
+            until(lambda: held(service.address) == len(PROMPT))
+            assert service.drain(DEADLINE)
+        for first in range(20):
+            engine.complete([first] * 8, 1)
+        engine.wait_quiet()
+        with closing(PythonService(urls, config=settings)) as service:
+            service.wait_ready(DEADLINE)
+            until(lambda: stream(service.address)["trusted"])
+            counted = f'kvatlas_snapshot_streams_total{{outcome="{why}"}} 1\n'
+            until(lambda: counted in ask(service.address, "GET", "/metrics").body.decode())
+            assert held(service.address) == 0, "nothing proves that it is held"
+            engine.complete([77] * 8, 1)  # the beginning of a prompt shows how the engine computes its hashes
+            engine.complete([*PROMPT, *range(2000, 2020)], 1)
+            engine.wait_quiet()
+            until(lambda: held(service.address) == len(PROMPT))
+            assert engine.match([*PROMPT, 7]).held * BLOCK == len(PROMPT)
+            until(lambda: stream(service.address)["adoption"]["blocks"] == len(PROMPT) // BLOCK)

@@ -25,6 +25,15 @@ const MOST_TIMES: usize = 9_000;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Moment(u64);
 
+/// What a frontier needs so that another one can go on for it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Names on the frontier, and how many of the removals came after the proof.
+    pub proofs: Vec<(BlockHash, usize)>,
+    /// The last removals, oldest first.
+    pub removals: Vec<BlockHash>,
+}
+
 /// What a stream has proved, and what it has removed since.
 #[derive(Debug)]
 pub struct Frontier {
@@ -188,6 +197,34 @@ impl Frontier {
         *self = Self { since, expired, ..Self::remembering(self.most_removals) };
     }
 
+    /// What another one needs to go on for this one, at this moment of the stream: so many of the last removals at most,
+    /// and so many proofs that are no older, the newest first. When moments were is not in it, so no answer to what was sent
+    /// before counts there.
+    #[must_use]
+    pub fn kept(&self, removals: usize, proofs: usize) -> Kept {
+        let now = self.now();
+        let ago = |moment: Moment| usize::try_from(now.0 - moment.0).unwrap_or(usize::MAX);
+        let most = removals.min(self.removals.len());
+        let mut kept: Vec<_> = self.proofs.iter().map(|(name, moment)| (*name, ago(*moment))).collect();
+        kept.retain(|(_, ago)| *ago <= most);
+        kept.sort_unstable_by_key(|(name, ago)| (*ago, name.0));
+        kept.truncate(proofs);
+        let needed = kept.last().map_or(0, |(_, ago)| *ago);
+        let removals = self.removals.range(self.removals.len() - needed..).copied().collect();
+        Kept { proofs: kept, removals }
+    }
+
+    /// Goes on from what another one has kept. What does not fit together is left out.
+    pub fn resume(&mut self, kept: &Kept) {
+        *self = Self::remembering(self.most_removals);
+        self.removed(&kept.removals);
+        for (name, ago) in &kept.proofs {
+            if *ago <= self.removals.len() {
+                self.prove(*name, Moment(self.now().0 - *ago as u64));
+            }
+        }
+    }
+
     /// Bytes of what is remembered, as allocated.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -250,6 +287,39 @@ mod tests {
         frontier.pass(Duration::from_secs(6));
         assert_eq!(frontier.moment_at(Duration::from_secs(5)), None);
         assert_eq!(frontier.moment_at(Duration::from_secs(6)), Some(frontier.now()));
+    }
+
+    #[test]
+    fn another_one_goes_on() {
+        let mut frontier = Frontier::remembering(8);
+        frontier.removed(&names(&[1, 2]));
+        frontier.prove(BlockHash(9), frontier.now());
+        frontier.removed(&names(&[3, 4]));
+        frontier.prove(BlockHash(8), frontier.now());
+        frontier.removed(&names(&[5]));
+        frontier.prove(BlockHash(7), frontier.now());
+        let all = frontier.kept(8, 8);
+        let proofs = vec![(BlockHash(7), 0), (BlockHash(8), 1), (BlockHash(9), 3)];
+        assert_eq!((&all.proofs, &all.removals), (&proofs, &names(&[3, 4, 5])), "the first two came before any proof");
+        let mut next = Frontier::remembering(8);
+        next.removed(&names(&[6; 5]));
+        next.resume(&all);
+        for name in [7, 8, 9].map(BlockHash) {
+            let gone = |one: &Frontier| one.gone_since(one.proof(name).expect("proved"), &names(&[1, 2, 3, 4, 5, 6]));
+            assert_eq!(gone(&next), gone(&frontier), "{name:?}");
+        }
+        assert_eq!(next.take_fresh().len(), 3, "they are looked at again");
+        assert_eq!(next.moment_at(Duration::from_secs(9)), None);
+        // With a limit, the newest: of older ones it could not be said what was removed since.
+        assert_eq!(frontier.kept(2, 8), Kept { proofs: proofs[..2].to_vec(), removals: names(&[5]) });
+        assert_eq!(frontier.kept(8, 1), Kept { proofs: proofs[..1].to_vec(), removals: vec![] });
+        assert_eq!(Frontier::default().kept(8, 8), Kept::default());
+        // Somebody else's file.
+        next.resume(&Kept { proofs: vec![(BlockHash(9), 4), (BlockHash(8), 3)], removals: names(&[3, 4, 5]) });
+        assert_eq!((next.proof(BlockHash(9)), next.len()), (None, 1));
+        let mut few = Frontier::remembering(2);
+        few.resume(&all);
+        assert_eq!((few.proof(BlockHash(9)), few.len()), (None, 2));
     }
 
     #[test]

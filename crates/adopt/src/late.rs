@@ -9,7 +9,7 @@ use kvatlas_wire::{BatchOf, EventOf, Reader, StoredOf};
 
 use crate::chains::Chain;
 use crate::dialect::{Dialect, Scheme};
-use crate::frontier::{Frontier, Moment};
+use crate::frontier::{Frontier, Kept, Moment};
 
 /// Beginnings of prompts that are tried until an engine's names are taken to be nobody's.
 const TRIES: u32 = 64;
@@ -328,12 +328,15 @@ impl Late {
         self.answered.iter().copied()
     }
 
-    /// Goes on for another one, of a rank that holds the same, with what that one had as [`answered`](Self::answered).
+    /// Goes on for another one, of a rank that holds the same, with what that one had as [`answered`](Self::answered), and
+    /// what was [`kept`](Frontier::kept) of its frontier.
     ///
     /// The next batch is not the first: if everything is known of the engine, a parent that is not held proves no more than
     /// it did to the other one.
-    pub fn resume(&mut self, answered: impl IntoIterator<Item = BlockHash>) {
+    pub fn resume(&mut self, answered: impl IntoIterator<Item = BlockHash>, kept: &Kept) {
         self.answered.extend(answered);
+        self.frontier.resume(kept);
+        self.was_late |= !self.frontier.is_empty();
         self.settled = true;
     }
 

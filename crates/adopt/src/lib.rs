@@ -23,5 +23,5 @@ pub mod late;
 
 pub use chains::{Chain, Chains};
 pub use dialect::{Algorithm, Dialect, Form, Namer, Scheme};
-pub use frontier::{Frontier, Moment};
+pub use frontier::{Frontier, Kept, Moment};
 pub use late::{At, Counts, Late, Outcome, Why};

@@ -8,7 +8,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::HttpConfig;
 use crate::error::Error;
-use crate::http::{Access, Trust, check_host};
+use crate::http::{Access, Refusal, Trust, check_host};
 
 /// What a request wants to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum Wants {
     ToChange,
 }
 
-/// A request that is not let in.
+/// A request that is not let in, or cannot be answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denied {
     /// The status of the answer.
@@ -30,6 +30,12 @@ pub struct Denied {
     pub code: &'static str,
     /// What would be right.
     pub message: Cow<'static, str>,
+}
+
+impl From<Refusal> for Denied {
+    fn from(refusal: Refusal) -> Self {
+        Self { status: refusal.status, code: refusal.code, message: refusal.message }
+    }
 }
 
 /// Lets clients in, or not, as a configuration says.
@@ -65,20 +71,15 @@ impl Gate {
     /// # Errors
     /// Why it may not.
     pub fn check<B>(&self, request: &Request<B>, wants: Wants) -> Result<bool, Denied> {
-        let denied = |refusal: crate::http::Refusal| Denied {
-            status: refusal.status,
-            code: refusal.code,
-            message: refusal.message,
-        };
         if self.config.bind.ip().is_loopback() && !self.asks_for_key() {
-            check_host(request, &self.config.hosts).map_err(denied)?;
+            check_host(request, &self.config.hosts)?;
         }
         let access = match wants {
             Wants::Anything => Access::Open,
             Wants::ToAsk => Access::Ask,
             Wants::ToChange => Access::Admin,
         };
-        self.trust.keys().check(request, access).map_err(denied)
+        Ok(self.trust.keys().check(request, access)?)
     }
 
     /// What speaks TLS, if the configuration has a certificate.

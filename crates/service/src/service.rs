@@ -7,6 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use hyper::Response;
+use hyper::header::HeaderMap;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -15,6 +18,7 @@ use crate::adopt::{self, Desk};
 use crate::config::{Config, StreamConfig};
 use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, Registering};
+use crate::gate::Denied;
 use crate::http::{self, App, Server};
 use crate::log;
 use crate::reader;
@@ -235,6 +239,20 @@ impl Service {
         keyspaces.iter().map(next).collect()
     }
 
+    /// Answers `GET /snapshot`, for a server of the caller's own: the whole, or the part that the headers ask for.
+    /// `patience`: how long a request may take; a client that would wait longer is told to ask again.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn snapshot(
+        &self,
+        headers: &HeaderMap,
+        head: bool,
+        patience: Duration,
+    ) -> Result<Response<Bytes>, Denied> {
+        Ok(http::snapshot(&self.app.fleet, headers, head, patience).await?)
+    }
+
     /// What `/engines` says.
     #[must_use]
     pub fn engines(&self) -> Value {
@@ -414,7 +432,7 @@ mod tests {
             ("POST", "/query_by_hash", r#"{ "model_name": "m", "content_hashes": [1] }"#, "ask with token_ids"),
             ("POST", "/query_batch", queries, "queries[1]: "),
             ("GET", "/dump", "", "no dump"),
-            ("GET", "/snapshot", "", "no dump or snapshot"),
+            ("GET", "/snapshot", "", "no snapshot"),
         ] {
             let answer = ask(&service, method, path, body);
             assert!(answer.starts_with("HTTP/1.1 409") && answer.contains(r#""code":"keyed_identity""#), "{answer}");

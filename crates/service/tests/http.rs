@@ -29,7 +29,7 @@ fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspac
 fn until(mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !holds() {
-        assert!(begin.elapsed() < Duration::from_secs(30), "it does not come about");
+        assert!(begin.elapsed() < Duration::from_secs(60), "it does not come about");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

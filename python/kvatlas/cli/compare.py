@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -11,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 from rich.table import Table
 from rich.text import Text
 
+from kvatlas._http import options
 from kvatlas._native import compare_snapshots
 from kvatlas._text import counted
 from kvatlas.cli.console import console, exit_status
 from kvatlas.cli.service_options import asking, key_of, trust
+from kvatlas.client.answers import WorkerStatus
+from kvatlas.client.parse import parsed, worker_statuses
 from kvatlas.service.peer import fetch
 
 DIFFERENT = 1
@@ -45,7 +50,9 @@ DIFFERENT = 1
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @exit_status
 def compare(a: str, b: str, deep: bool, key_file: Path | None, ca: Path | None, timeout: float, as_json: bool) -> None:
-    """Show which workers differ between A and B, and where. Each is the URL of a service or the file of a snapshot.
+    """Show which workers differ between A and B, and where. Each is a URL or the file of a snapshot.
+
+    A URL is that of a service, or of a router that follows events itself.
 
     Two services are compared by their fingerprints first: one word for each rank. Ranks with equal words hold the same
     blocks on the same tiers. Only if some differ, or with --deep, both snapshots are fetched and compared block by
@@ -85,10 +92,20 @@ def _words(url: str, key_file: Path | None, ca: Path | None, timeout: float) -> 
     with asking(url, key_file, ca, min(timeout, 10.0), os.environ) as client:
         return {
             (worker.model, worker.routing_group, worker.worker, str(rank)): word
-            for worker in client.workers()
+            for worker in _of_router(url, key_file, ca, min(timeout, 10.0)) or client.workers()
             for stream in worker.streams
             for rank, word in stream.fingerprints.items()
         }
+
+
+def _of_router(url: str, key_file: Path | None, ca: Path | None, timeout: float) -> list[WorkerStatus]:
+    """What a router follows, whose `/workers` are its engines; nothing if it is a service, or follows nothing."""
+    set_up = options(url, key_of(key_file, os.environ), timeout, trust(ca))
+    with contextlib.suppress(httpx.HTTPError), httpx.Client(**set_up) as client:
+        answer = client.get("/streams")
+        if answer.status_code == httpx.codes.OK:
+            return parsed(answer.content, worker_statuses, answer.request.url)
+    return []
 
 
 def _file(place: str, key: str | None, context: ssl.SSLContext | None, timeout: float, to: Path) -> Path:

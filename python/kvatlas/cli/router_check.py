@@ -10,6 +10,7 @@ from rich.text import Text
 from kvatlas._text import counted
 from kvatlas.cli.console import console
 from kvatlas.router.check import EngineReport, check
+from kvatlas.router.check.findings import GLOBAL
 from kvatlas.router.config import RouterConfig
 
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
@@ -25,12 +26,17 @@ def report(config: RouterConfig) -> int:
     for one in reports:
         _print(out, one)
     bad = [one for one in reports if one.problems]
+    engines = counted(sum(one.role != GLOBAL for one in reports), "engine")
     if not bad:
-        out.print(f"No problems with {counted(len(reports), 'engine')}.", highlight=False)
+        above = " and the service above them" if any(one.role == GLOBAL for one in reports) else ""
+        out.print(f"No problems with {engines}{above}.", highlight=False)
         return 0
+    places = [f"{count} of {engines}"] if (count := sum(one.role != GLOBAL for one in bad)) else []
+    if any(one.role == GLOBAL for one in bad):
+        places.append("the service above")
     problems = sum(len(one.problems) for one in bad)
     out.print(
-        f"{counted(problems, 'problem')} at {len(bad)} of {counted(len(reports), 'engine')}.",
+        f"{counted(problems, 'problem')} at {' and '.join(places)}.",
         style="bold",
         highlight=False,
     )

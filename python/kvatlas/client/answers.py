@@ -114,6 +114,8 @@ class Answer(_Match):
         no_salts: Ranks whose engine does not report cache salts (vLLM before 0.17). A prompt without a salt may hit
             less there than its depth says; of a prompt with a salt, the depth is unknown.
         lora: The adapter that the model's name is the name of, if it is one: tokens were hashed for it.
+        wants_tokens: Whether the service could learn more if it got tokens instead of content hashes. Clients that hash
+            tokens themselves then send each new prompt as tokens once.
     """
 
     workers: tuple[WorkerDepth, ...]
@@ -125,6 +127,7 @@ class Answer(_Match):
     partial: tuple[tuple[str, int], ...] = ()
     no_salts: tuple[tuple[str, int], ...] = ()
     lora: str | None = None
+    wants_tokens: bool = False
 
     def token_scores(self) -> dict[str, int]:
         """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
@@ -181,6 +184,7 @@ class BatchAnswer:
     partial: tuple[tuple[str, int], ...] = ()
     no_salts: tuple[tuple[str, int], ...] = ()
     lora: str | None = None
+    wants_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

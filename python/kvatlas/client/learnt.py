@@ -1,4 +1,4 @@
-"""What a client learns of a service from its answers: the block sizes, and whether it takes queries as bytes."""
+"""What a client learns of a service from its answers: block sizes, and in which form it wants queries."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 import httpx
 
-from kvatlas.client.answers import WorkerStatus
+from kvatlas.client.answers import Answer, BatchAnswer, WorkerStatus
+from kvatlas.client.prompts import Prompt
 from kvatlas.errors import ClientError
+
+_MOST_TOLD = 1 << 16  # prompts that are remembered to have been sent as tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +46,38 @@ class Learnt:
         self._local_hashing = local_hashing
         self._as_bytes = True
         self._block_sizes: dict[Keyspace, int] = {}
+        # Where the service wants tokens, the prompts whose tokens it got since it said so.
+        self._told: dict[Keyspace, set[int]] = {}
 
-    def way(self, keyspace: Keyspace, *, has_tokens: bool) -> Way:
+    def way(self, keyspace: Keyspace, prompts: Iterable[Prompt]) -> Way:
         """How to send a query."""
-        hashes = self._local_hashing and has_tokens
+        given = [prompt for prompt in prompts if not prompt.is_hashed]
+        hashes = self._local_hashing and bool(given)
+        if hashes and keyspace in self._told and self._tells(self._told[keyspace], given):
+            hashes = False
         return Way(self._block_sizes.get(keyspace) if hashes else None, self._as_bytes)
+
+    @staticmethod
+    def _tells(told: set[int], prompts: Iterable[Prompt]) -> bool:
+        """Whether the tokens of one of these are new to the service. Of adapters' prompts it learns nothing."""
+        new = {hash((prompt.content(), prompt.salt)) for prompt in prompts if not prompt.lora} - told
+        if len(told) + len(new) > _MOST_TOLD:
+            told.clear()
+        told |= new
+        return bool(new)
 
     def workers(self, fleet: Iterable[WorkerStatus]) -> None:
         """Learn from the list of workers."""
         for worker in fleet:
             self._block_sizes[Keyspace(worker.model, worker.routing_group)] = worker.block_size
 
-    def answered(self, keyspace: Keyspace, way: Way, block_size: int, lora: str | None) -> Way | None:
+    def answered(self, keyspace: Keyspace, way: Way, answer: Answer | BatchAnswer) -> Way | None:
         """Learn from an answer. Returns how to ask again if its blocks are not those that were hashed."""
+        block_size, lora = answer.block_size, answer.lora
+        if answer.wants_tokens:
+            self._told.setdefault(keyspace, set())
+        elif way.block_size is not None:  # of tokens, it does not say
+            self._told.pop(keyspace, None)
         # The service divides by it, too, so it is never 0; another server's might be.
         if lora is not None:
             # The model's name is an adapter's. Only the service knows that, so it hashes for it.

@@ -73,6 +73,7 @@ def answer(data: Any, asked: Length) -> Answer:
         partial=_listed(data, "partial"),
         no_salts=_listed(data, "no_salts"),
         lora=_optional(str, data.get("lora_name")),
+        wants_tokens=bool(data.get("wants_tokens")),
     )
 
 
@@ -137,6 +138,7 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
         _listed(data, "partial"),
         _listed(data, "no_salts"),
         _optional(str, data.get("lora_name")),
+        bool(data.get("wants_tokens")),
     )
 
 

@@ -55,8 +55,9 @@ class Client:
             tokenizer: Makes tokens of `text=` and `messages=`: one of `kvatlas.tokenize`, or of your own. Closing it
                 is up to you.
             local_hashing: Whether to hash tokens here once the service's block size is known, from an answer or from
-                `workers()`, and to send the hashes: 8 bytes a block instead of 4 a token. Answers are the same. False
-                to send all tokens.
+                `workers()`, and to send the hashes: 8 bytes a block instead of 4 a token. Answers are the same. While
+                the service could learn from tokens what engines hold, each new prompt is sent as tokens. False to send
+                all tokens.
 
         Raises:
             InvalidArgumentError: The URL, the key, the timeout or the certificate cannot be used.
@@ -317,7 +318,7 @@ class Client:
 
     def _ask(self, make: Callable[[Way], Call[A]], keyspace: Keyspace, prompts: list[Prompt]) -> A:
         """Ask in the best way known, and again in another way if the service is not as it was."""
-        way = self._learnt.way(keyspace, has_tokens=not all(prompt.is_hashed for prompt in prompts))
+        way = self._learnt.way(keyspace, prompts)
         while True:
             try:
                 answer = self._send(make(way))
@@ -326,7 +327,7 @@ class Client:
                 if other is None:
                     raise
             else:
-                other = self._learnt.answered(keyspace, way, answer.block_size, answer.lora)
+                other = self._learnt.answered(keyspace, way, answer)
                 if other is None:
                     return answer
             way = other

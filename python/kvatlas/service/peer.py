@@ -161,7 +161,12 @@ def _is_ready(url: str, timeout: float) -> bool:
         answer = httpx.get(f"{url}/ready", timeout=timeout, trust_env=False)
     except httpx.HTTPError:
         return False  # gone; the name server has not heard of it yet
-    return answer.status_code == httpx.codes.OK
+    if answer.status_code != httpx.codes.OK:
+        return False
+    # A router is ready for requests before its index is whole.
+    with contextlib.suppress(ValueError, AttributeError):
+        return json.loads(answer.content).get("index_ready", True) is True
+    return True
 
 
 def fetch(
@@ -248,5 +253,7 @@ def _failed(message: str) -> ServiceError:
 def _said(answer: httpx.Response) -> str:
     """What an answer that is no snapshot says."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return f"status {answer.status_code}, {json.loads(answer.content)['error']}"
+        error = json.loads(answer.content)["error"]
+        # A router says it in the form in which engines do.
+        return f"status {answer.status_code}, {error['message'] if isinstance(error, dict) else error}"
     return f"status {answer.status_code}"

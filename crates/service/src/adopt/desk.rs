@@ -65,6 +65,8 @@ counts! {
     prompts_dropped,
     /// Prompts skipped because they are for a LoRA adapter, whose block hashes cannot be computed
     prompts_lora,
+    /// Prompts queried by content hashes, from which nothing can be learnt, while tokens might have told something
+    prompts_hashed,
     /// Block hashes computed, to find blocks announced before the service started
     named_blocks,
     /// Blocks learnt that were announced before the service started

@@ -22,8 +22,20 @@ impl Keyspace {
     /// Somebody has asked for a prompt. Where nothing waits for its blocks, this is one look at one word.
     pub fn asked(self: &Arc<Self>, tokens: &[u32], lora: Option<&str>, salt: Option<&str>) {
         if self.is_waiting() && self.desk().is_open() {
+            self.was_asked(false);
             self.leave(tokens, lora, salt, None);
         }
+    }
+
+    /// Somebody has asked for a prompt by its content hashes. Engines' names depend on the tokens, so there is nothing to
+    /// be learnt of it. True if there would be, had they sent the tokens.
+    pub fn asked_by_hashes(&self) -> bool {
+        if !self.is_nameable() || !self.desk().is_open() {
+            return false;
+        }
+        self.was_asked(true);
+        self.desk().counts.prompts_hashed.fetch_add(1, Relaxed);
+        true
     }
 
     /// Whether it may help to hear what engines have cached of prompts, or who asks for what.

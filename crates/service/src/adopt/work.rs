@@ -1,14 +1,16 @@
 //! What the worker does: names the blocks of prompts, and brings together what is named and what is proved.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use kvatlas_adopt::{At, Chain, Chains, Dialect, Late, Namer, Outcome, Scheme, Why};
 use kvatlas_index::hash::next_prefix_hash;
 use kvatlas_index::{BlockHash, BlockIndex};
 
 use super::desk::{Answered, Counts, Prompt};
+use crate::snapshot::Meanings;
 use crate::state::{Keyspace, Stream};
 
 /// Blocks up to which prompts are named, all prompts up to one before any is up to the next.
@@ -44,11 +46,19 @@ pub(super) struct Work {
     /// Prompts that were named, or are being.
     tried: HashSet<u64>,
     stages: [VecDeque<Naming>; STAGES.len()],
+    /// What snapshots knew of blocks that nobody could prove to be held.
+    meanings: Vec<(Weak<Keyspace>, Meanings)>,
 }
 
 impl Work {
     pub(super) fn new(schemes: Arc<[Scheme]>) -> Self {
-        Self { schemes, chains: Chains::default(), tried: HashSet::new(), stages: Default::default() }
+        Self {
+            schemes,
+            chains: Chains::default(),
+            tried: HashSet::new(),
+            stages: Default::default(),
+            meanings: Vec::new(),
+        }
     }
 
     /// Whether there is nothing to be named.
@@ -153,12 +163,38 @@ impl Work {
         }
     }
 
+    /// Takes up what snapshots have taught of a keyspace.
+    pub(super) fn take_up(&mut self, keyspace: &Arc<Keyspace>) {
+        for dictionary in keyspace.take_taught() {
+            if self.meanings.iter().any(|(_, known)| known.is_of(&dictionary)) {
+                continue;
+            }
+            let blocks = dictionary.names.len();
+            match Meanings::new(dictionary) {
+                Some(meanings) => self.meanings.push((Arc::downgrade(keyspace), meanings)),
+                None => tracing::info!(blocks, "a snapshot that is dropped has too many blocks to learn from them"),
+            }
+        }
+    }
+
+    /// Forgets what was taught long ago, or of keyspaces that are gone.
+    pub(super) fn forget_old(&mut self) {
+        let now = Instant::now();
+        self.meanings.retain(|(keyspace, meanings)| keyspace.strong_count() > 0 && !meanings.is_old(now));
+    }
+
+    /// The blocks up to the one of this name, as a snapshot had them.
+    fn meaning_of(&self, keyspace: &Arc<Keyspace>, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
+        let own = self.meanings.iter().filter(|(whose, _)| whose.as_ptr() == Arc::as_ptr(keyspace));
+        own.into_iter().find_map(|(_, meanings)| meanings.chain_of(name))
+    }
+
     /// Looks at what streams have proved, of late or ever, whether it is known already.
     pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &Counts) {
         if sweep {
             keyspace.set_waiting(false);
         }
-        let mut waits = false;
+        let (mut waits, mut nameable) = (false, false);
         keyspace.each_late(|stream, index, rank, late| {
             let names = if sweep {
                 late.frontier_mut().expire();
@@ -167,6 +203,7 @@ impl Work {
             } else {
                 late.frontier_mut().take_fresh()
             };
+            nameable |= !late.frontier().is_empty() && late.why_not().is_none();
             if names.is_empty() {
                 return;
             }
@@ -181,7 +218,8 @@ impl Work {
                 if !*others.get_or_insert_with(|| pure || index.agrees(&stream.worker, rank, ENOUGH)) {
                     continue;
                 }
-                if let Some((names, contents)) = index.chain_of(name) {
+                let of_snapshot = || self.meaning_of(keyspace, name).filter(|_| pure);
+                if let Some((names, contents)) = index.chain_of(name).or_else(of_snapshot) {
                     let chain = Chain { names, contents, salt: None };
                     adopt(keyspace, (stream, index, rank), late, (name, &chain, false), counts);
                 }
@@ -191,6 +229,7 @@ impl Work {
         if waits {
             keyspace.set_waiting(true);
         }
+        keyspace.set_nameable(nameable);
     }
 
     /// An engine has said what it had of a prompt.

@@ -53,7 +53,13 @@ fn run(fleet: &Weak<Fleet>, desk: &Desk, share: f64, mut work: Work) {
         if sweep {
             swept = Instant::now();
         }
+        if sweep {
+            work.forget_old();
+        }
         for keyspace in fleet.keyspaces() {
+            if sweep {
+                pace.work(|| work.take_up(&keyspace));
+            }
             if keyspace.is_waiting() {
                 pace.work(|| work.look_at(&keyspace, sweep, &desk.counts));
             }

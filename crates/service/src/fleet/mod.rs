@@ -78,6 +78,12 @@ impl Fleet {
         self.registry.keyspaces()
     }
 
+    /// Whether blocks are identified under a key that no other process has.
+    #[must_use]
+    pub fn is_keyed(&self) -> bool {
+        self.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed())
+    }
+
     /// All workers, by name.
     #[must_use]
     pub fn workers(&self) -> Vec<WorkerView> {

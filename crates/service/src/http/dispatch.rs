@@ -83,13 +83,15 @@ async fn dispatch(
         Route::Engines => Ok(json(StatusCode::OK, health::engines(&app.fleet).to_string())),
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
-        Route::Dump | Route::Snapshot
-            if app.fleet.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed()) =>
-        {
-            Err(Refusal::keyed_identity("there is no dump or snapshot of it that others could use"))
+        Route::Dump if app.fleet.is_keyed() => {
+            Err(Refusal::keyed_identity("there is no dump of it that others could use"))
         }
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
-        Route::Snapshot => snapshot::snapshot(app, request.headers(), head).await,
+        Route::Snapshot => {
+            let patience = app.config.request_timeout;
+            let answered = snapshot::snapshot(&app.fleet, request.headers(), head, patience).await;
+            answered.map(|response| response.map(Answer::Whole))
+        }
         Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
         Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),
         Route::PageEvents => page::watch(app).map(answer::events),

@@ -28,6 +28,13 @@ pub(crate) fn doubts(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str
     ranks_of(out, ",\"no_salts\":[", streams.no_salts(), &allows, |_, _| {});
 }
 
+/// `,"wants_tokens":true`, if so.
+pub(crate) fn wants_tokens(out: &mut Writer, wants: bool) {
+    if wants {
+        out.raw(",\"wants_tokens\":true");
+    }
+}
+
 /// A list of the streams' ranks, if there are any. `more`: what else is said of each.
 fn ranks_of<'a>(
     out: &mut Writer,

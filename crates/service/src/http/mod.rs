@@ -53,6 +53,7 @@ pub(crate) use register::{check_allowed, registration};
 pub(crate) use routes::Access;
 pub(crate) use served::rows as served_rows;
 pub(crate) use server::Server;
+pub(crate) use snapshot::snapshot;
 pub(crate) use trust::Trust;
 pub(crate) use workers::list as workers;
 

@@ -28,6 +28,7 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
         let block_size = u64::from(keyspace.block_size);
         let content = asked.content(0, keyspace.block_size, keyspace.identity(), scratch);
         let cap = asked.cap(0, keyspace.block_size);
+        let wants_tokens = wants_tokens(&keyspace, &asked);
         let mut matched = false;
         let answer = keyspace.steady(|untrusted| {
             let filter = filter(app, scope, untrusted);
@@ -49,6 +50,7 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
             }
             found_json::adapter(&mut out, adapter.as_deref());
             found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
+            found_json::wants_tokens(&mut out, wants_tokens);
             out.raw("}");
             out.done()
         });
@@ -64,18 +66,22 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
         let mut asked = query::batch(body, scratch)?;
         let found = find(app, &mut asked)?;
         let keyspace = &found.keyspace;
+        let wants_tokens = wants_tokens(keyspace, &asked);
         let mut matched = 0;
-        let answer = keyspace.steady(|untrusted| {
+        let mut answer = keyspace.steady(|untrusted| {
             matched = 0;
             answers(app, &asked, &found, untrusted, scratch, &mut matched)
         });
+        found_json::wants_tokens(&mut answer, wants_tokens);
+        answer.raw("}");
+        let answer = answer.done();
         app.counts.queried(asked.len() as u64, matched);
         learn(keyspace, &asked, scratch);
         Ok(json(StatusCode::OK, answer))
     })
 }
 
-/// The answer to a batch, and how many of its queries match.
+/// The answer to a batch but for its end, and how many of its queries match.
 fn answers(
     app: &App,
     asked: &Asked<'_>,
@@ -83,7 +89,7 @@ fn answers(
     untrusted: &Untrusted,
     scratch: &mut Scratch,
     matched: &mut u64,
-) -> Vec<u8> {
+) -> Writer {
     let scope = &asked.scope;
     let filter = filter(app, scope, untrusted);
     let block_size = u64::from(keyspace.block_size);
@@ -125,8 +131,12 @@ fn answers(
     }
     found_json::adapter(&mut out, adapter.as_deref());
     found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
-    out.raw("}");
-    out.done()
+    out
+}
+
+/// Whether something could be learnt from these queries if they had tokens. Counts those that have none.
+fn wants_tokens(keyspace: &Keyspace, asked: &Asked<'_>) -> bool {
+    (0..asked.hashed()).fold(false, |_, _| keyspace.asked_by_hashes())
 }
 
 /// The prompts may tell what was never announced. They are answered already.

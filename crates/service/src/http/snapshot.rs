@@ -7,13 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::header::{ACCEPT_RANGES, CACHE_CONTROL, CONTENT_RANGE, ETAG, HeaderMap, HeaderValue, IF_RANGE, RANGE};
+use bytes::Bytes;
+use hyper::header::{
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, HeaderValue, IF_RANGE, RANGE,
+};
 use hyper::{Response, StatusCode};
 
-use super::answer::{Answer, typed};
-use super::app::App;
 use super::refusal::Refusal;
+use crate::fleet::Fleet;
 use crate::snapshot::Spooled;
+
+/// How long a client waits for one that is being made, before it is told to ask again.
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// What is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,15 +27,22 @@ struct Part {
     most: usize,
 }
 
-/// Answers with a snapshot, or a part of one.
-pub(super) async fn snapshot(app: &Arc<App>, headers: &HeaderMap, head: bool) -> Result<Response<Answer>, Refusal> {
+/// Answers with a snapshot, or a part of one. `patience`: how long a request may take.
+pub(crate) async fn snapshot(
+    fleet: &Arc<Fleet>,
+    headers: &HeaderMap,
+    head: bool,
+    patience: Duration,
+) -> Result<Response<Bytes>, Refusal> {
+    if fleet.is_keyed() {
+        return Err(Refusal::keyed_identity("there is no snapshot of it that others could use"));
+    }
     let part = part_of(headers);
     let wanted = headers.get(IF_RANGE).and_then(|tag| id_of(tag.to_str().ok()?));
-    // A client waits for an answer as long as a request may take.
-    let wait = (app.config.request_timeout / 2).min(Duration::from_secs(5));
+    let wait = (patience / 2).min(LONGEST);
     let no_cache = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");
     let fresh = headers.get(CACHE_CONTROL).is_some_and(no_cache);
-    let spooled = app.fleet.snapshots().spooled(&app.fleet, wanted, fresh, wait).await;
+    let spooled = fleet.snapshots().spooled(fleet, wanted, fresh, wait).await;
     let failed = |message: String| Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "snapshot_failed", message);
     let Some(spooled) = spooled.map_err(failed)? else {
         let message = "a snapshot is being made: ask again in a second";
@@ -40,7 +52,7 @@ pub(super) async fn snapshot(app: &Arc<App>, headers: &HeaderMap, head: bool) ->
     answered(&spooled, part.filter(|_| is_same), head)
 }
 
-fn answered(spooled: &Spooled, part: Option<Part>, head: bool) -> Result<Response<Answer>, Refusal> {
+fn answered(spooled: &Spooled, part: Option<Part>, head: bool) -> Result<Response<Bytes>, Refusal> {
     let all = spooled.bytes.len();
     let Part { from, most } = part.unwrap_or(Part { from: 0, most: all });
     let Some(bytes) = spooled.part(from, most) else {
@@ -48,10 +60,11 @@ fn answered(spooled: &Spooled, part: Option<Part>, head: bool) -> Result<Respons
         return Err(Refusal::new(StatusCode::RANGE_NOT_SATISFIABLE, "range_not_satisfiable", message));
     };
     let end = from + bytes.len();
-    let status = if part.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
-    let mut response = typed(status, "application/zstd", if head { Default::default() } else { bytes });
+    let mut response = Response::new(if head { Bytes::new() } else { bytes });
+    *response.status_mut() = if part.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     let headers = response.headers_mut();
     let value = |text: String| HeaderValue::from_str(&text).map_err(|_| Refusal::internal());
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/zstd"));
     headers.insert(ETAG, value(tag_of(spooled.id))?);
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

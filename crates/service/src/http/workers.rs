@@ -64,7 +64,7 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
         }
         endpoints.insert(rank.clone(), endpoint.into());
         listeners.insert(rank.clone(), listener);
-        streams.insert(rank, describe_stream(stream, blocks));
+        streams.insert(rank, describe_stream(stream, blocks, &worker.keyspace));
     }
     let states = worker.streams.iter().map(|(_, stream)| status(stream.status.state()));
     let source = worker.streams.first().map_or("zmq", |(_, stream)| &stream.registration.source);
@@ -98,7 +98,7 @@ fn severity(status: &str) -> usize {
     ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
 }
 
-fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
+fn describe_stream(stream: &Stream, blocks: &Blocks, keyspace: &Keyspace) -> Value {
     let status = &stream.status;
     let ranks = stream.ranks();
     let held = ranks.iter().fold(Held::default(), |sum, rank| {
@@ -155,7 +155,7 @@ fn describe_stream(stream: &Stream, blocks: &Blocks) -> Value {
             "outcome": snapshot.outcome.map_or("proving", Outcome::name),
         });
     }
-    if let Some(adoption) = adoption(stream) {
+    if let Some(adoption) = adoption(stream, keyspace) {
         described["adoption"] = adoption;
     }
     if let Some(limit) = status.limit() {
@@ -177,8 +177,12 @@ fn last_error(stream: &Stream) -> Option<String> {
     stream.status.last_error().or_else(not_published)
 }
 
+/// Why prompts that are asked for teach nothing.
+const NO_TOKENS: &str = "the last query had content hashes, from which block hashes cannot be computed: send token_ids, or \
+                         report cached_tokens to POST /observed";
+
 /// What is learnt of blocks that the stream has not announced; nothing if there was nothing to learn.
-fn adoption(stream: &Stream) -> Option<Value> {
+fn adoption(stream: &Stream, keyspace: &Keyspace) -> Option<Value> {
     let lates = stream.lates();
     let mut counts = kvatlas_adopt::Counts::default();
     let (mut parents, mut expired) = (0, 0);
@@ -191,6 +195,7 @@ fn adoption(stream: &Stream) -> Option<Value> {
         dialect = late.dialect().map(ToString::to_string).or(dialect);
         why_not = late.why_not().or(why_not);
     }
+    let misses_tokens = parents > 0 && why_not.is_none() && keyspace.misses_tokens();
     any.then(|| {
         json!({
             "dialect": dialect,
@@ -200,6 +205,7 @@ fn adoption(stream: &Stream) -> Option<Value> {
             "contrary": counts.contrary,
             "other_names": counts.other_names,
             "cannot": why_not,
+            "hint": misses_tokens.then_some(NO_TOKENS),
         })
     })
 }

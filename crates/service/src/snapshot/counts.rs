@@ -66,8 +66,6 @@ impl Outcome {
 pub(crate) enum Skip {
     /// Nothing of it was applied yet, or nothing of it is held.
     Nothing,
-    /// It has no replay socket, so nothing could prove it later.
-    NoReplay,
     /// What is held was not proved to be of the connected engine, or contradicts itself.
     Unproven,
     /// The model has several cache groups.
@@ -80,15 +78,13 @@ pub(crate) enum Skip {
 
 impl Skip {
     /// All, in order of their numbers.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Nothing, Self::NoReplay, Self::Unproven, Self::Hybrid, Self::Changing, Self::NoAnswer];
+    pub(crate) const ALL: [Self; 5] = [Self::Nothing, Self::Unproven, Self::Hybrid, Self::Changing, Self::NoAnswer];
 
     /// The name in metrics and answers.
     #[must_use]
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
-            Self::NoReplay => "no_replay",
             Self::Unproven => "unproven",
             Self::Hybrid => "hybrid",
             Self::Changing => "changing",

@@ -20,6 +20,7 @@ mod decode;
 mod disk;
 mod encode;
 mod keeper;
+mod meanings;
 mod pending;
 mod saved;
 mod spool;
@@ -38,12 +39,13 @@ pub use self::counts::Outcome;
 pub(crate) use self::counts::{Counts, LastWrite, Skip};
 pub(crate) use self::disk::Directory;
 pub(crate) use self::keeper::Keeper;
+pub(crate) use self::meanings::Meanings;
 pub(crate) use self::pending::{Origin, Restoring};
-pub(crate) use self::saved::{Mark, RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead};
+pub(crate) use self::saved::{Dictionary, Mark, RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, Unknown};
 pub(crate) use self::spool::{Spool, Spooled};
 
 use self::decode::decode;
-use self::pending::Pending;
+use self::pending::{Pending, Unusable};
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::state::{Keyspace, Stream, lock};
@@ -152,8 +154,9 @@ impl Snapshots {
         let taken = lock(&self.pending).take(keyspace, stream)?;
         match taken {
             Ok(restoring) => Some(restoring),
-            Err(outcome) => {
+            Err(Unusable { outcome, dictionary }) => {
                 self.counts.ended(outcome);
+                dictionary.iter().for_each(|dictionary| keyspace.teach(dictionary));
                 let (worker, rank) = (&*stream.worker, stream.registration.rank);
                 let why = outcome.name();
                 tracing::warn!(worker, rank, why, "what a snapshot has of the stream cannot be used and is dropped");

@@ -28,6 +28,15 @@ pub(crate) struct Restoring {
     pub(crate) stream: SavedStream,
 }
 
+/// What a snapshot has of a stream cannot be used.
+#[derive(Debug)]
+pub(super) struct Unusable {
+    /// Why.
+    pub(super) outcome: Outcome,
+    /// What its names mean, if that is as it was.
+    pub(super) dictionary: Option<Arc<Dictionary>>,
+}
+
 /// A keyspace of a snapshot.
 #[derive(Debug)]
 struct Waiting {
@@ -67,7 +76,7 @@ impl Pending {
     }
 
     /// What there is of a stream: the newest. Nothing of it waits any more.
-    pub(super) fn take(&mut self, keyspace: &Keyspace, stream: &Stream) -> Option<Result<Restoring, Outcome>> {
+    pub(super) fn take(&mut self, keyspace: &Keyspace, stream: &Stream) -> Option<Result<Restoring, Unusable>> {
         let key = (stream.worker.to_string(), stream.registration.rank);
         let mut taken = None;
         for waiting in self.0.iter_mut().filter(|it| it.is(keyspace)) {
@@ -115,17 +124,19 @@ impl Waiting {
         *self.model == *keyspace.model && *self.routing_group == *keyspace.routing_group
     }
 
-    fn restoring(&self, keyspace: &Keyspace, stream: &Stream, saved: SavedStream) -> Result<Restoring, Outcome> {
+    fn restoring(&self, keyspace: &Keyspace, stream: &Stream, saved: SavedStream) -> Result<Restoring, Unusable> {
         let registration = &stream.registration;
+        let means_the_same =
+            self.block_size == keyspace.block_size && saved.head.key == keyspace.identity().key_check();
+        let unusable = |outcome| Unusable { outcome, dictionary: means_the_same.then(|| self.dictionary.clone()) };
         if registration.replay_endpoint.is_none() && registration.endpoint.log_subject().is_none() {
-            return Err(Outcome::NoReplay);
+            return Err(unusable(Outcome::NoReplay));
         }
-        let is_same = self.block_size == keyspace.block_size
-            && saved.head.key == keyspace.identity().key_check()
+        let is_same = means_the_same
             && saved.head.topic == registration.topic
             && saved.head.count_copies == registration.count_copies;
         if !is_same {
-            return Err(Outcome::Settings);
+            return Err(unusable(Outcome::Settings));
         }
         Ok(Restoring { kind: self.kind, created: self.created, dictionary: self.dictionary.clone(), stream: saved })
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use kvatlas_adopt::{Frontier, Kept};
 use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain};
 use kvatlas_wire::{ReaderState, SaltedBlock};
 use serde::{Deserialize, Serialize};
@@ -58,12 +59,44 @@ pub(crate) struct RankHead {
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
+    /// What waits to become known.
+    #[serde(default, skip_serializing_if = "Unknown::is_empty")]
+    pub(crate) unknown: Unknown,
+}
+
+/// Names that a rank has proved without saying what they are, and what it has removed since.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Unknown {
+    /// Each with the number of removals that came after its proof.
+    proofs: Vec<(u64, u32)>,
+    removals: Vec<u64>,
+}
+
+/// Removals, and proofs, that are kept of a rank: 0.2 MB of a head in JSON each.
+const MOST_REMOVALS: usize = 8192;
+const MOST_PROOFS: usize = 8192;
+
+impl Unknown {
+    pub(crate) fn of(frontier: &Frontier) -> Self {
+        let Kept { proofs, removals } = frontier.kept(MOST_REMOVALS, MOST_PROOFS);
+        let proofs = proofs.into_iter().map(|(name, ago)| (name.0, ago as u32)).collect();
+        Self { proofs, removals: removals.into_iter().map(|name| name.0).collect() }
+    }
+
+    pub(crate) fn kept(&self) -> Kept {
+        let proofs = self.proofs.iter().map(|(name, ago)| (BlockHash(*name), *ago as usize)).collect();
+        Kept { proofs, removals: self.removals.iter().copied().map(BlockHash).collect() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.proofs.is_empty()
+    }
 }
 
 impl RankHead {
-    pub(crate) fn new(rank: u32, seq: u64, seen: bool, reader: &ReaderState) -> Self {
+    pub(crate) fn new(rank: u32, seq: u64, seen: bool, reader: &ReaderState, unknown: Unknown) -> Self {
         let ReaderState { decides, ref others, several, looks_ahead, shows_salts, salts: _ } = *reader;
-        Self { rank, seq, seen, decides, others: others.clone(), several, looks_ahead, shows_salts }
+        Self { rank, seq, seen, decides, others: others.clone(), several, looks_ahead, shows_salts, unknown }
     }
 
     pub(crate) fn reader(&self, salts: Vec<SaltedBlock>) -> ReaderState {

@@ -5,13 +5,14 @@
 use std::io;
 use std::sync::Arc;
 
+use kvatlas_adopt::Frontier;
 use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain};
 use kvatlas_wire::SaltedBlock;
 
 use super::decode::{Snapshot, decode};
 use super::disk::Directory;
 use super::encode::{Encoder, Head, KeyspaceCopy};
-use super::saved::{Mark, Odd, RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead};
+use super::saved::{Mark, Odd, RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, Unknown};
 
 /// The first layout, as it was released: it must be read for as long as files of it may be there.
 const VERSION_1: &[u8] = include_bytes!("testdata/version-1.snapshot");
@@ -57,6 +58,7 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
                 several: true,
                 looks_ahead: false,
                 shows_salts: Some(true),
+                unknown: Unknown::default(),
             })
             .collect(),
     };
@@ -169,6 +171,21 @@ fn what_waits_goes_into_the_next_one() {
 #[test]
 fn a_file_of_the_first_version_is_read() {
     check(&decode(VERSION_1).expect("a file of version 1"));
+}
+
+#[test]
+fn what_a_rank_waits_for_is_kept() {
+    let mut frontier = Frontier::default();
+    frontier.prove(BlockHash(u64::MAX), frontier.now());
+    frontier.removed(&names([1, u64::MAX - 1]));
+    frontier.prove(BlockHash(8), frontier.now());
+    let unknown = Unknown::of(&frontier);
+    let json = serde_json::to_string(&unknown).expect("JSON");
+    let back: Unknown = serde_json::from_str(&json).expect("the same");
+    assert_eq!(back.kept(), frontier.kept(usize::MAX, usize::MAX));
+    // Most ranks wait for nothing, and say nothing of it: as files of the first version.
+    let head = &stream("a", vec![RankBlocks::default()]).head.ranks[0];
+    assert!(!serde_json::to_string(head).expect("JSON").contains("unknown"));
 }
 
 #[test]

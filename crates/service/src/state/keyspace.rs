@@ -18,6 +18,7 @@ use super::stream::Stream;
 use super::untrusted::Untrusted;
 use crate::adopt::Desk;
 use crate::error::Error;
+use crate::snapshot::Dictionary;
 
 /// How often a question is put because streams came to be untrusted under it. Once in a while one does; if one did each
 /// time, they have to wait for the last.
@@ -46,6 +47,12 @@ pub struct Keyspace {
     desk: Arc<Desk>,
     /// Whether a stream has proved something without saying what it is.
     waiting: AtomicBool,
+    /// Whether the tokens of a prompt might say it.
+    nameable: AtomicBool,
+    /// Whether the last who asked meanwhile had content hashes, which cannot.
+    hashed: AtomicBool,
+    /// What snapshots knew of blocks that nobody could prove to be held, for whoever learns from it.
+    taught: Mutex<Vec<Arc<Dictionary>>>,
     /// Whose depths are cut to what all cache groups can serve.
     hybrids: Hybrids,
     /// Whether the next change is to fail.
@@ -71,6 +78,9 @@ impl Keyspace {
             identity: Arc::default(),
             desk: Arc::default(),
             waiting: AtomicBool::new(false),
+            nameable: AtomicBool::new(false),
+            hashed: AtomicBool::new(false),
+            taught: Mutex::default(),
         })
     }
 
@@ -98,6 +108,43 @@ impl Keyspace {
         if waiting != self.is_waiting() {
             self.waiting.store(waiting, Relaxed);
         }
+    }
+
+    /// Whether the tokens of a prompt may say what a stream has proved: not of one whose names nobody can compute. It is as
+    /// it was when that was looked at last.
+    pub(crate) fn is_nameable(&self) -> bool {
+        self.nameable.load(Relaxed)
+    }
+
+    pub(crate) fn set_nameable(&self, nameable: bool) {
+        if nameable != self.nameable.load(Relaxed) {
+            self.nameable.store(nameable, Relaxed);
+        }
+    }
+
+    /// Somebody has asked, while a stream waited for its blocks to be named, by content hashes or by tokens.
+    pub(crate) fn was_asked(&self, by_hashes: bool) {
+        if by_hashes != self.hashed.load(Relaxed) {
+            self.hashed.store(by_hashes, Relaxed);
+        }
+    }
+
+    /// Whether what streams wait for could be learnt if those who ask sent tokens, and the last one did not.
+    pub(crate) fn misses_tokens(&self) -> bool {
+        self.is_nameable() && self.hashed.load(Relaxed)
+    }
+
+    /// The names of a snapshot mean what they meant, even if it is not known who holds their blocks.
+    pub(crate) fn teach(&self, dictionary: &Arc<Dictionary>) {
+        let mut taught = lock(&self.taught);
+        if self.desk.is_open() && !taught.iter().any(|known| Arc::ptr_eq(known, dictionary)) {
+            taught.push(dictionary.clone());
+        }
+    }
+
+    /// Takes what was taught since this was asked last.
+    pub(crate) fn take_taught(&self) -> Vec<Arc<Dictionary>> {
+        std::mem::take(&mut lock(&self.taught))
     }
 
     /// Calls `f` with what each rank of each stream has proved, and the index that it feeds. The stream waits meanwhile.
@@ -357,12 +404,17 @@ mod tests {
             calls += 1;
             let (keyspace, cleared) = (keyspace.clone(), Arc::new(AtomicU64::new(0)));
             let seen = cleared.clone();
-            std::thread::spawn(move || {
+            let change = std::thread::spawn(move || {
                 set(&keyspace, &[0]);
                 cleared.store(1, Release);
                 set(&keyspace, &[]);
             });
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            if calls < TRIES {
+                change.join().expect("it changes the list");
+            } else {
+                // Nothing may change during the last look: it waits.
+                std::thread::sleep(std::time::Duration::from_millis(50));
+            }
             (untrusted.contains("w", 0), seen.load(Acquire) == 1)
         });
         assert_eq!(calls, TRIES);

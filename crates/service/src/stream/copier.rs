@@ -12,7 +12,7 @@ use kvatlas_wire::SaltedBlock;
 
 use super::holdings::Holdings;
 use super::machine::Machine;
-use crate::snapshot::{Mark, RankHead, Skip, StreamHead};
+use crate::snapshot::{Mark, RankHead, Skip, StreamHead, Unknown};
 use crate::state::{CopiedRank, CopiedStream, CopyRequest};
 
 /// Steps are made for so long in a row, each with a lock of its own: timers are coarse, and a step is a fraction of this.
@@ -136,10 +136,7 @@ impl StreamCopier {
 
 impl Begun {
     fn new(holdings: &Holdings, machine: &impl Moment) -> Result<Self, Skip> {
-        let registration = &holdings.stream.registration;
-        if registration.replay_endpoint.is_none() && registration.endpoint.log_subject().is_none() {
-            return Err(Skip::NoReplay);
-        }
+        // One without a replay socket is copied too: its blocks cannot be proved later, but what they are stays true.
         if holdings.stream.status.limit().is_some() {
             return Err(Skip::Nothing);
         }
@@ -173,7 +170,7 @@ impl Begun {
                     let answered: Vec<BlockHash> = late.answered().collect();
                     let (seen, reader) = holdings.reader_state(rank, late).ok_or(Skip::Hybrid)?;
                     let seq = machine.last().unwrap_or(self.mark.seq);
-                    let head = RankHead::new(rank, seq, seen, &reader);
+                    let head = RankHead::new(rank, seq, seen, &reader, Unknown::of(late.frontier()));
                     let salts: Vec<SaltedBlock> = reader.salts;
                     self.done.push((head, CopiedRank { blocks: done, salts, answered }));
                     self.ranks.pop();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use kvatlas_adopt::{At, Late, Scheme};
+use kvatlas_adopt::{At, Kept, Late, Scheme};
 use kvatlas_index::{BlockHash, BlockIndex, Tier};
 use kvatlas_wire::compact::{Changes, Malformed, Recorder};
 use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, ReaderState, Reason, SaltedBlock, Tally};
@@ -17,7 +17,7 @@ use super::machine::Verdict;
 use super::restore::Store;
 use crate::adopt::time_of;
 use crate::config::StreamConfig;
-use crate::snapshot::RankHead;
+use crate::snapshot::{Dictionary, Outcome, RankHead};
 use crate::state::{Keyspace, Stream};
 
 /// A clock further away than this is not the same clock.
@@ -61,6 +61,8 @@ pub(crate) struct Holdings {
     clears: u64,
     /// The last batch that a snapshot had, by the rank that blocks are stored under.
     had: HashMap<u32, u64>,
+    /// What the names of the snapshot mean, until it is known whether its blocks are kept.
+    dictionary: Option<Arc<Dictionary>>,
     /// What the status is not told yet.
     untold: Untold,
     /// Whether the engine was heard since the status was told.
@@ -104,6 +106,7 @@ impl Holdings {
             forgotten: 0,
             clears: 0,
             had: HashMap::new(),
+            dictionary: None,
             untold: Untold::default(),
             heard: false,
             changes: Changes::default(),
@@ -433,10 +436,26 @@ impl Holdings {
         self.keyspace.trust_changed(&self.stream);
     }
 
-    /// Takes up which of a rank's blocks are known from answers alone.
-    pub(super) fn restore_answered(&mut self, rank: u32, answered: Vec<BlockHash>) {
+    /// A snapshot's blocks are held, and it is not known yet whether they may be.
+    pub(super) fn restores(&mut self, dictionary: Arc<Dictionary>) {
+        self.dictionary = Some(dictionary);
+    }
+
+    /// It is known. If they may not, what they mean may still be of use.
+    pub(super) fn restored(&mut self, outcome: Outcome) {
+        if let Some(dictionary) = self.dictionary.take().filter(|_| outcome != Outcome::Kept) {
+            self.keyspace.teach(&dictionary);
+        }
+    }
+
+    /// Takes up which of a rank's blocks are known from answers alone, and what it waits for.
+    pub(super) fn restore_late(&mut self, rank: u32, answered: Vec<BlockHash>, kept: &Kept) {
         if self.keyspace.desk().is_open() {
-            return self.stream.lates().of(rank).resume(answered);
+            self.stream.lates().of(rank).resume(answered, kept);
+            if !kept.proofs.is_empty() {
+                self.keyspace.set_waiting(true);
+            }
+            return;
         }
         // Nobody would notice a store that comes twice.
         let remove = |index: &BlockIndex| index.remove(&self.stream.worker, rank, Tier::Gpu, &answered);

@@ -61,7 +61,7 @@ pub(super) async fn restore(holdings: &mut Holdings, restoring: Restoring) -> Re
             }
         }
         holdings.restore_reader(rank_head, salts);
-        holdings.restore_answered(rank, answered);
+        holdings.restore_late(rank, answered, &rank_head.unknown.kept());
     }
     if holdings.is_over_limits(blocks) {
         return Err(Outcome::Limit);

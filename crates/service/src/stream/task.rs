@@ -299,8 +299,10 @@ async fn take_up<P: AsRef<[u8]>>(
     let (kind, created, blocks) = (restoring.kind, restoring.created, restoring.stream.blocks());
     let stream = holdings.stream.clone();
     stream.status.set_from_snapshot(FromSnapshot { kind, created, blocks, outcome: None });
+    let dictionary = restoring.dictionary.clone();
     match restore(holdings, restoring).await {
         Ok(_) => {
+            holdings.restores(dictionary);
             machine.restore(mark, first, partial);
             status_of(&stream, partial);
         }
@@ -398,6 +400,7 @@ fn report<P: AsRef<[u8]>>(
     speaks: bool,
 ) {
     if let Some(outcome) = machine.take_restored() {
+        holdings.restored(outcome);
         end_restored(&holdings.stream, config, outcome);
     }
     let forgotten = holdings.take_forgotten();

@@ -87,7 +87,7 @@ fn resident() -> u64 {
 
 async fn connected(port: u16) -> ZmqTransport {
     let mut transport = ZmqTransport::new(&registration(port), &StreamConfig::default(), None);
-    let incoming = tokio::time::timeout(Duration::from_secs(10), poll_fn(|cx| transport.poll_next(cx))).await;
+    let incoming = tokio::time::timeout(Duration::from_secs(60), poll_fn(|cx| transport.poll_next(cx))).await;
     assert!(matches!(incoming, Ok(Incoming::Connected)), "{:?}", incoming.is_ok());
     transport
 }

@@ -1,6 +1,8 @@
 //! An engine's sockets, without the engine: publishes one chain of blocks, one batch a block, over real ZMQ.
 
 use std::collections::VecDeque;
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -188,6 +190,21 @@ impl Drop for Engine {
     }
 }
 
+/// A port that nothing listens on, and that the system gives nobody: not from its pool for outgoing connections. Whoever
+/// tries again and again to reach one of those that is down is given it in the end, and is connected to itself.
+pub(crate) fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").subsec_nanos();
+    // Processes of tests that run beside this one begin elsewhere.
+    let _ = NEXT.compare_exchange(0, clock ^ std::process::id().wrapping_mul(0x9e37_79b1), Relaxed, Relaxed);
+    loop {
+        let port = 10_000 + (NEXT.fetch_add(1, Relaxed) % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
 /// Tokens of the first blocks of a life.
 pub(crate) fn tokens(life: u32, blocks: u64) -> Vec<u32> {
     (0..blocks).flat_map(|block| block_tokens(life, block)).collect()
@@ -245,9 +262,12 @@ impl Process {
     }
 
     fn bind(&self, kind: zmq::SocketType, address: &str) -> (zmq::Socket, String) {
+        let chosen = address.strip_suffix(":*").map(|host| format!("{host}:{}", free_port()));
+        let address = chosen.as_deref().unwrap_or(address);
         loop {
             let socket = self.context.socket(kind).expect("a socket");
-            socket.set_sndhwm(100_000).expect("an option");
+            // A replay is never cut short, however slowly it is read.
+            socket.set_sndhwm(if kind == zmq::ROUTER { 0 } else { 100_000 }).expect("an option");
             socket.set_linger(0).expect("an option");
             // After a restart the old socket may take a moment to go.
             match socket.bind(address) {

@@ -8,7 +8,7 @@ use kvatlas_index::hash::content_hashes;
 use kvatlas_service::config::StreamConfig;
 use kvatlas_wire::Identity;
 
-use crate::bench::{Bench, impatient, registration, with_blocks, with_engine};
+use crate::bench::{Bench, impatient, patient, registration, with_engine};
 use crate::engine::{BLOCK_SIZE, tokens};
 
 #[test]
@@ -54,7 +54,8 @@ fn a_late_joiner_without_replay_says_that_it_is_partial() {
 
 #[test]
 fn a_burst_leaves_nothing_missing() {
-    with_blocks(0, async |engine, bench| {
+    with_engine(10_000, async |engine| {
+        let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), patient()).await;
         bench.until("live", Bench::is_trusted).await;
         engine.publish(100_000);
         bench.whole(1, 100_000).await;
@@ -67,7 +68,7 @@ fn a_burst_leaves_nothing_missing() {
 fn a_burst_during_the_connection_leaves_nothing_missing() {
     with_engine(200_000, async |engine| {
         engine.publish(20_000);
-        let bench = Bench::of(engine).await;
+        let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), patient()).await;
         engine.publish(100_000);
         bench.whole(1, 120_000).await;
         assert!(!bench.is_partial());
@@ -79,7 +80,7 @@ fn a_burst_during_the_connection_leaves_nothing_missing() {
 fn a_small_buffer_is_made_up_for_by_replays() {
     with_engine(200_000, async |engine| {
         engine.publish(20_000);
-        let config = StreamConfig { buffer_batches: 10, ..impatient() };
+        let config = StreamConfig { buffer_batches: 10, ..patient() };
         let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
         engine.publish(20_000);
         bench.whole(1, 40_000).await;

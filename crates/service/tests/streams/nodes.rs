@@ -1,7 +1,7 @@
 //! Services that publish what they follow, others that read it, and a `nats-server` between them.
 
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use kvatlas_service::state::{Counters, Stream};
 use kvatlas_service::{Config, Service};
 
 use crate::bench::WORKER;
-use crate::engine::{BLOCK_SIZE, Engine, tokens};
+use crate::engine::{BLOCK_SIZE, Engine, free_port, tokens};
 
 /// A server with a directory and a port of its own.
 pub(crate) struct Nats {
@@ -36,7 +36,7 @@ impl Nats {
             eprintln!("skipped: nats-server is not installed (apt-get install nats-server)");
             return None;
         }
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port").port();
+        let port = free_port();
         let directory = std::env::temp_dir().join(format!("kvatlas-nats-{}-{port}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory");
         let mut nats = Self { process: None, port, more: more(&directory), directory };
@@ -159,7 +159,7 @@ impl Node {
         while !condition(self) {
             let stream = self.stream();
             let status = stream.as_ref().map(|stream| &stream.status);
-            let late = start.elapsed() > Duration::from_secs(30);
+            let late = start.elapsed() > Duration::from_secs(60);
             assert!(!late, "not {what}: {status:?}, {}", self.get("/health").1);
             std::thread::sleep(Duration::from_millis(5));
         }

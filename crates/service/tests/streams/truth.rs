@@ -177,7 +177,7 @@ fn a_busy_stream_is_verified_as_soon_as_there_is_somebody_to_ask() {
             bench.epoch() == 1
         };
         bench.until("verified", verified).await;
-        assert!(start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() < Duration::from_secs(30));
         let is_whole = |bench: &Bench| {
             let blocks = bench.last_seq().map_or(1, |seq| seq + 1);
             bench.is_trusted() && bench.depth(2, blocks) == blocks
@@ -222,7 +222,8 @@ fn a_replay_that_dribbles_is_not_waited_for_without_end() {
         let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
         let start = Instant::now();
         bench.until("given up", |bench| bench.is_settled() && bench.count("failed_replays") > 0).await;
-        assert!(start.elapsed() < Duration::from_secs(4));
+        // All of it would take 8 s.
+        assert!(start.elapsed() < Duration::from_secs(7));
         assert!(!bench.is_trusted() || bench.is_partial());
     });
 }

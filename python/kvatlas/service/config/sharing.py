@@ -307,7 +307,7 @@ class SitesConfig(Section):
         try:
             object.__setattr__(self, "url", checked_url(self.url))
         except ValueError as error:
-            raise ConfigError(f"sites.url must be http://HOST:PORT, but {error}") from None
+            raise ConfigError(f"sites.url must be http://HOST:PORT or https://HOST:PORT, but {error}") from None
 
     def bearer(self) -> str | None:
         """The key of the service at `url`, if there is one.

@@ -50,7 +50,8 @@ fn long_lists_with_anything_anywhere() {
             let texts: Vec<String> = tokens.iter().map(u32::to_string).collect();
             let json = format!("[{}]", texts.join(separator));
             assert_eq!(tokens_of(&json), Ok(tokens), "{json}");
-            for at in 0..200 {
+            // Lists of ten lengths of numbers, and five separators, put every fifth one anywhere in a block.
+            for at in (0..200).step_by(5) {
                 for strange in ["", "-1", "01", "1.5", "4294967295", "4294967296", "é", "1e1", " 7 ", "null", ",", "]"]
                 {
                     let mut texts = texts.clone();

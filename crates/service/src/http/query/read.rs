@@ -66,6 +66,11 @@ impl Asked<'_> {
         (*kind == Kind::Tokens).then(|| (&scratch.tokens[range.clone()], lora.as_deref(), salt.as_deref()))
     }
 
+    /// How many queries have content hashes instead of tokens.
+    pub(crate) fn hashed(&self) -> usize {
+        self.prompts.iter().filter(|prompt| prompt.kind == Kind::Hashes).count()
+    }
+
     /// Whether all queries have tokens.
     ///
     /// # Errors

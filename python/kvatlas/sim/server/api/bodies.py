@@ -31,6 +31,8 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = {"down": 503, "handover_failed": 500}.get(error.code, 400)
         kind = {503: "service_unavailable", 500: "InternalServerError"}.get(status, "BadRequestError")
         return error_response(status, str(error), kind)
+    except ConnectionResetError:
+        return web.Response()  # the client is gone, so nobody reads it
     except web.HTTPException as error:
         if error.status < 400:
             raise

@@ -449,7 +449,7 @@ impl World {
 
 #[test]
 fn every_quiet_point_is_exact() {
-    for seed in 0..3000 {
+    for seed in 0..kvatlas_testing::seeds(3000) {
         let mut world = World::new(seed);
         for _ in 0..3 {
             world.faults = true;
