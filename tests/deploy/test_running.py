@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import pytest
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
+from kvatlas.sim.server.ports import free_block
 
 from .manifests import RENDERED, Document, container, documents, of_kind
 
@@ -31,19 +31,13 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 class Pods:
     """Starts containers as processes: each has an address of 127.0.0.0/8, as pods have their own."""
 
     def __init__(self, directory: Path, made: list[Document]) -> None:
         self.directory = directory
         self.sets = of_kind("StatefulSet", made)
-        self.ports = {"serve": free_port(), "router": free_port(), "admin": free_port()}
+        self.ports = {name: free_block("127.0.0.1") for name in ("serve", "router", "admin")}
         names = ("kvatlas-serve-0", "kvatlas-serve-1", "kvatlas-router-0", "kvatlas-router-1")
         self.addresses = {name: f"127.0.0.{number}" for number, name in enumerate(names, 2)}
         self.zone = directory / "zone"

@@ -9,7 +9,7 @@ from .deciding import write_tokenizer
 from .engines import Engine, usual
 from .running import PLAIN, Router
 
-QUICK = (*PLAIN, "--health-interval", "100ms", "--health-timeout", "500ms", "--first-byte-timeout", "1s")
+QUICK = (*PLAIN, "--health-interval", "100ms", "--health-timeout", "30s")
 
 
 @pytest.fixture

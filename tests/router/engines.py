@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from kvatlas.sim.server import Publisher
+from kvatlas.sim.server.ports import free_block
 
 MODEL = "model"
 
@@ -185,7 +186,8 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._fresh: set[socket.socket] = set()  # accepted, and nobody reads from them yet
         self._listener: socket.socket | None = None
-        self.port = 0
+        # No port of the system's own pool: it must be there still when the engine has been away.
+        self.port = free_block("127.0.0.1")
         self.start()
 
     def __enter__(self) -> Self:
@@ -204,10 +206,9 @@ class Engine:
         async def begin() -> None:
             made = self._listener = socket.create_server(("127.0.0.1", self.port), backlog=1024)
             made.setblocking(False)
-            self.port = made.getsockname()[1]
             self._loop.add_reader(made, self._accept, made)
 
-        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(60)
 
     def stop(self) -> None:
         """Dies: nobody listens, all connections are reset."""
@@ -226,7 +227,7 @@ class Engine:
             while self._fresh:
                 self._fresh.pop().close()
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(5)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(60)
 
     def asked(self) -> int:
         """Requests for generation so far."""

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from .engines import MODEL, Engine
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 MESSAGES = [{"role": "user", "content": "hello"}]
 # No events, no tokens, all engines alike: what the byte path needs. Tests of decisions say otherwise.
 PLAIN = ("--no-events", "--tokenizer", "none", "--policy", "round-robin")
@@ -133,7 +133,7 @@ class Router:
         answer.connection = connection  # type: ignore[attr-defined]  # kept alive with the answer
         return answer
 
-    def talk(self, data: bytes, *, timeout: float = 5.0) -> bytes:
+    def talk(self, data: bytes, *, timeout: float = DEADLINE) -> bytes:
         """Sends bytes, and reads what comes until the router closes, or has said nothing for a while."""
         with self.connect(timeout) as made:
             with contextlib.suppress(ConnectionError):

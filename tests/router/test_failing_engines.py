@@ -5,9 +5,11 @@ import http.client
 import json
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
+from .conftest import QUICK
 from .engines import (
     MODEL,
     Behaviour,
@@ -79,7 +81,17 @@ def test_what_fails_before_the_first_byte_goes_to_another_engine(
     assert router.metric("kvatlas_router_retries_total") >= 1
 
 
-def test_an_engine_that_hangs_is_given_up_and_another_one_asked(router: Router, engine: Engine, other: Engine) -> None:
+@pytest.fixture
+def impatient(engine: Engine, other: Engine) -> Iterator[Router]:
+    """As `router`, but it waits for a first byte no longer than engines need that have nothing else to do."""
+    with Router(engine, other, flags=(*QUICK, "--first-byte-timeout", "2s")) as made:
+        yield made
+
+
+def test_an_engine_that_hangs_is_given_up_and_another_one_asked(
+    impatient: Router, engine: Engine, other: Engine
+) -> None:
+    router = impatient
     engine.behaviour = hang
     answers = [router.ask() for _ in range(2)]
     assert [answer.status for answer in answers] == [200, 200]
@@ -87,7 +99,8 @@ def test_an_engine_that_hangs_is_given_up_and_another_one_asked(router: Router, 
     assert router.metric("kvatlas_router_engine_faults_total", reason="first_byte_timeout") == engine.asked()
 
 
-def test_when_all_engines_hang_the_client_is_told_so(router: Router, engine: Engine, other: Engine) -> None:
+def test_when_all_engines_hang_the_client_is_told_so(impatient: Router, engine: Engine, other: Engine) -> None:
+    router = impatient
     engine.behaviour = other.behaviour = hang
     answer = router.ask()
     assert answer.status == 504
@@ -102,7 +115,7 @@ async def only_a_head(talk: Talk) -> None:
 
 def test_an_engine_that_hangs_after_its_head_is_given_up_and_another_one_asked(engine: Engine, other: Engine) -> None:
     engine.behaviour = only_a_head
-    with Router(engine, other, flags=(*PLAIN, "--stall-timeout", "300ms")) as router:
+    with Router(engine, other, flags=(*PLAIN, "--stall-timeout", "1s")) as router:
         answers = [router.ask(STREAMED) for _ in range(2)]
         assert [answer.status for answer in answers] == [200, 200]
         assert all(answer.events[-1] == b"[DONE]" for answer in answers)
@@ -148,7 +161,7 @@ def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(
     assert [json.loads(one)["choices"][0]["delta"]["content"] for one in tokens] == ["t0 ", "t1 ", "t2 "]
     assert json.loads(last)["error"]["message"]
     assert engine.asked() + other.asked() == 1, "what the client has seen a part of is not tried again"
-    assert router.metric("kvatlas_router_engine_broken_answers_total") == 1
+    wait_until(lambda: router.metric("kvatlas_router_engine_broken_answers_total") == 1, "it is counted")
     wait_until(lambda: router.in_flight() == 0, "nothing is in flight")
 
 
@@ -175,7 +188,7 @@ def test_an_answer_that_breaks_off_is_not_passed_on_as_a_whole_one(
         pass  # it was closed before a byte had left
     else:
         assert answer.broken or answer.status >= 500, "the client can tell"
-    assert router.metric("kvatlas_router_engine_broken_answers_total") == 1
+    wait_until(lambda: router.metric("kvatlas_router_engine_broken_answers_total") == 1, "it is counted")
 
 
 def test_an_engine_may_close_connections_that_are_idle(router: Router, engine: Engine, other: Engine) -> None:
@@ -267,7 +280,10 @@ def test_an_engine_may_begin_to_serve_another_model(engine: Engine, other: Engin
         engine.stop()
         engine.model = "changed"
         engine.start()
-        wait_until(lambda: router.workers()[0]["models"] == ["changed"], "the new model is seen")
+        seen = ("up", ["changed"])
+        wait_until(
+            lambda: tuple(router.workers()[0][name] for name in ("standing", "models")) == seen, "the new model is seen"
+        )
         assert all(router.ask().status == 200 for _ in range(4)), "the other one still has the old model"
         assert router.ask({"model": "changed", "messages": MESSAGES}).status == 200
         listed = {card["id"] for card in json.loads(router.get("/v1/models")[1])["data"]}
@@ -278,7 +294,7 @@ def test_an_engine_may_begin_to_serve_another_model(engine: Engine, other: Engin
 
 def test_an_engine_that_stops_in_the_middle_of_a_stream_is_given_up(engine: Engine) -> None:
     engine.behaviour = stream(2, after=hang)
-    with Router(engine, flags=(*PLAIN, "--stall-timeout", "300ms")) as router:
+    with Router(engine, flags=(*PLAIN, "--stall-timeout", "1s")) as router:
         answer = router.ask(STREAMED)
         assert "error" in json.loads([one for one in answer.events if one != b"[DONE]"][-1])
         wait_until(lambda: len(engine.given_up) == 1, "the engine's request is cancelled")

@@ -71,10 +71,14 @@ READ = {
 }
 
 
+# Another request, after whose answer the router closes: all of the first one's has come then.
+CLOSES = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+
+
 @pytest.mark.parametrize("name", READ)
 def test_unusual_framing_is_read_right_or_refused(plain: tuple[Router, Engine], name: str) -> None:
     router, engine = plain
-    answer = router.talk(READ[name], timeout=1.0)
+    answer = router.talk(READ[name] + CLOSES)
     posted = [one for one in engine.received if one.method == "POST"]
     if answer.startswith(b"HTTP/1.1 200"):
         assert [(one.path, one.body) for one in posted] == [("/v1/chat/completions", BODY)]

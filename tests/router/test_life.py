@@ -6,10 +6,11 @@ import threading
 from pathlib import Path
 
 from kvatlas.sim.server import Publisher
+from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK, cleared, exact, expected, holder, stored
 from .engines import MODEL, Engine, Talk, hang, stream, usual, whole
-from .running import MESSAGES, PLAIN, Router, in_threads, wait_until
+from .running import DEADLINE, MESSAGES, PLAIN, Router, in_threads, wait_until
 
 
 def test_sigterm_under_load_loses_nothing(engine: Engine, other: Engine) -> None:
@@ -38,7 +39,7 @@ def test_sigterm_under_load_loses_nothing(engine: Engine, other: Engine) -> None
         with in_threads(16, ask) as errors:
             wait_until(lambda: len(ended) > 50, "there is load")
             router.process.send_signal(signal.SIGTERM)
-            status = router.process.wait(20)
+            status = router.process.wait(DEADLINE)
             stop.set()
         assert not errors
         assert not wrong
@@ -71,7 +72,7 @@ def test_sigterm_lets_a_stream_end_and_refuses_new_requests(engine: Engine) -> N
         wait_until(is_closed, "no new connections are taken")
         go_on.set()
         assert answer.read().endswith(b"data: [DONE]\n\n")
-        assert router.process.wait(20) == 0, router.log
+        assert router.process.wait(DEADLINE) == 0, router.log
 
 
 def test_sigterm_does_not_wait_for_ever(engine: Engine) -> None:
@@ -81,15 +82,15 @@ def test_sigterm_does_not_wait_for_ever(engine: Engine) -> None:
         made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 2\r\n\r\n{}")
         wait_until(lambda: engine.asked() == 1, "the engine has it")
         router.process.send_signal(signal.SIGTERM)
-        assert router.process.wait(20) == 1, "something was cut off"
+        assert router.process.wait(DEADLINE) == 1, "something was cut off"
         made.close()
 
 
 def test_killed_and_started_again_it_answers_at_its_old_port(engine: Engine, other: Engine) -> None:
     engine.behaviour = other.behaviour = whole()
-    with Router(engine, other) as first:
+    port = free_block("127.0.0.1")
+    with Router(engine, other, port=port) as first:
         assert first.ask().status == 200
-        port = first.port
         with first.connect() as made:  # the old process leaves connections behind
             made.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
             assert made.recv(100)
@@ -126,11 +127,11 @@ def test_killed_and_started_again_it_is_exact_as_soon_as_the_streams_are(
             (one, two)[number % 3 % 2].publish(stored(text))
             held[text] = ("e0", "e1")[number % 3 % 2]
         flags = exact(tokenizer, (engine, one), (other, two))
-        with Router(engine, other, flags=flags) as first:  # it starts after all was announced
+        port = free_block("127.0.0.1")
+        with Router(engine, other, flags=flags, port=port) as first:  # it starts after all was announced
             first.wait_followed()
             wait_until(lambda: is_exact(first, held), "what is held is known")
             assert goes_where_it_is_held(first, held)
-            port = first.port
             first.kill()
         with Router(engine, other, flags=flags, port=port) as second:
             second.wait_followed()
@@ -143,8 +144,9 @@ def test_an_engine_that_starts_again_is_credited_with_nothing_of_its_old_life(
 ) -> None:
     """Complaint 21: a restarted engine keeps the credit for what it held before."""
     with Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
-        with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one:
-            endpoints = (one.endpoint, one.replay_endpoint)
+        port = free_block("127.0.0.1", 2)
+        endpoints = (f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
+        with Publisher(*endpoints) as one:
             one.publish(stored(TEXTS[0]))
             two.publish(stored(TEXTS[1]))
             router = Router(engine, other, flags=exact(tokenizer, (engine, one), (other, two)))
@@ -156,7 +158,7 @@ def test_an_engine_that_starts_again_is_credited_with_nothing_of_its_old_life(
             except BaseException:
                 router.kill()
                 raise
-        with router, Publisher(endpoints[0], endpoints[1]) as again:
+        with router, Publisher(*endpoints) as again:
             again.publish(stored("something else " * 20))
             two.publish(stored(TEXTS[0]))
             now = {"e0": 0, "e1": held_of(TEXTS[0])}

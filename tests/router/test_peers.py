@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kvatlas.sim.server.ports import free_block
+
 from .deciding import prompt
 from .engines import MODEL, Behaviour, Engine, Talk, usual
 from .running import Router, wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        port: int = made.getsockname()[1]
-        return port
 
 
 def text_of(number: int, tokens: int) -> str:
@@ -33,7 +27,7 @@ Pair = tuple[Router, Router]
 @pytest.fixture
 def pair(engine: Engine, other: Engine, tokenizer: Path) -> Iterator[Pair]:
     """Two routers that know of each other. The engines say nothing of their load."""
-    ports = free_port(), free_port()
+    ports = free_block("127.0.0.1"), free_block("127.0.0.1")
     flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer))
     with (
         Router(engine, other, flags=(*flags, "--peer", f"http://127.0.0.1:{ports[1]}"), port=ports[0]) as one,
@@ -78,8 +72,8 @@ def test_what_one_has_at_an_engine_counts_for_the_other(pair: Pair, engine: Engi
         # Neither counts its own twice, however often they tell each other.
         told = one.metric("kvatlas_router_peer_reports_total", result="told")
         wait_until(lambda: one.metric("kvatlas_router_peer_reports_total", result="told") > told + 3, "told again")
-        assert requests(two) == requests(one) == [1, 1]
-        assert one.metric("kvatlas_router_peers") == two.metric("kvatlas_router_peers") == 1
+        wait_until(lambda: requests(two) == requests(one) == [1, 1], "each has one")
+        wait_until(lambda: [each.metric("kvatlas_router_peers") for each in pair] == [1, 1], "both have a peer")
     finally:
         release.set()
         for thread in waiting:
@@ -89,7 +83,7 @@ def test_what_one_has_at_an_engine_counts_for_the_other(pair: Pair, engine: Engi
 
 def test_the_addresses_of_a_name_are_peers(engine: Engine, other: Engine, tokenizer: Path) -> None:
     """Each has a name of which it is an address itself: it tells the other one, and not itself."""
-    ports = free_port(), free_port()
+    ports = free_block("127.0.0.1"), free_block("127.0.0.1")
     names = [flag for port in ports for flag in ("--peer", f"dns:localhost:{port}")]
     flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), *names)
     with (
@@ -107,8 +101,8 @@ def test_the_addresses_of_a_name_are_peers(engine: Engine, other: Engine, tokeni
             # Neither hears itself: it counts what it has once, however often it is told.
             told = one.metric("kvatlas_router_peer_reports_total", result="told")
             wait_until(lambda: one.metric("kvatlas_router_peer_reports_total", result="told") > told + 3, "told again")
-            assert requests(one) == requests(two) == [1, 1]
-            assert one.metric("kvatlas_router_peers") == two.metric("kvatlas_router_peers") == 1
+            wait_until(lambda: requests(one) == requests(two) == [1, 1], "each has one")
+            wait_until(lambda: [each.metric("kvatlas_router_peers") for each in (one, two)] == [1, 1], "it has a peer")
         finally:
             release.set()
             for thread in waiting:
@@ -130,7 +124,7 @@ def test_who_waits_at_one_is_placed_when_the_others_request_ends(pair: Pair, eng
         for thread in waiting:
             thread.join()
     assert engine.asked() + other.asked() == 3
-    assert two.metric("kvatlas_router_queue") == 0
+    wait_until(lambda: two.metric("kvatlas_router_queue") == 0, "nobody waits")
 
 
 def test_what_a_router_has_that_is_gone_counts_no_more(pair: Pair, engine: Engine, other: Engine) -> None:
@@ -145,7 +139,7 @@ def test_what_a_router_has_that_is_gone_counts_no_more(pair: Pair, engine: Engin
         wait_until(lambda: sum(requests(two)) == 1, "the other one knows")
         one.kill()
         wait_until(lambda: sum(requests(two)) == 0, "it is forgotten")
-        assert two.metric("kvatlas_router_peers") == 0
+        wait_until(lambda: two.metric("kvatlas_router_peers") == 0, "there is no peer")
     finally:
         release.set()
         made.close()

@@ -180,7 +180,7 @@ def test_1_000_clients_at_once(engine: Engine, other: Engine) -> None:
         sockets = []
         try:
             for _ in range(1000):
-                made = router.connect(30)
+                made = router.connect()
                 made.sendall(request(STREAMED, "connection: close"))
                 sockets.append(made)
             answers = [read_rest(made) for made in sockets]

@@ -119,7 +119,7 @@ def test_a_full_queue_keeps_those_of_higher_priority(engine: Engine, other: Engi
             displaced = low.result()
             assert (displaced.status, displaced.error["code"]) == (429, "displaced")
             assert int(displaced.headers["retry-after"]) >= 1
-            assert waiting(router) == 1
+            wait_until(lambda: waiting(router) == 1, "the other one waits")
             releases[0].set()
             assert high.result().status == 200
         assert router.metric("kvatlas_router_decisions_refused_total", reason="displaced") == 1

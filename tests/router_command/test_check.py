@@ -26,7 +26,7 @@ def checked(*urls: str, **router: Any) -> list[EngineReport]:
     config = RouterConfig(
         engines=tuple(map(Engine.of, urls)),
         router=RouterSection(**router),
-        discovery=DiscoveryConfig(request_timeout=10),
+        discovery=DiscoveryConfig(request_timeout=60),
     )
     return check(config)
 

@@ -62,7 +62,10 @@ def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
     ("flags", "words"),
     [
         ({"router.policy_options": "patience"}, "--policy-option must be NAME=VALUE, several separated by white space"),
-        ({"router.index": "host"}, "router.index must be http://HOST:PORT, but the scheme is missing"),
+        (
+            {"router.index": "host"},
+            "router.index must be http://HOST:PORT or https://HOST:PORT, but the scheme is missing",
+        ),
         ({"router.index": "http://h:1", "router.no_events": "true"}, "router.index and router.no_events are both set"),
         ({"router.forward_tokens": "true"}, "router.forward_tokens needs a tokenizer here"),
         ({"router.peers": "host"}, "router.peers must be http://HOST:PORT or dns:NAME:PORT, but the scheme is missing"),
@@ -71,6 +74,18 @@ def test_what_is_printed_is_read_again(tmp_path: Path) -> None:
             "router.peers must be http://HOST:PORT or dns:NAME:PORT, but the port must be",
         ),
         ({"router.peer_key_file": "x"}, "router.peer_key is for the routers at router.peers, which are not set"),
+        (
+            {"router.global_url": "host"},
+            "router.global_url must be http://HOST:PORT or https://HOST:PORT, but the scheme is missing",
+        ),
+        (
+            {"router.global_key_file": "x"},
+            "router.global_key is for the service at router.global_url, which is not set",
+        ),
+        (
+            {"router.global_url": "https://h:1", "router.index": "https://i:1"},
+            "router.index and router.global_url are both set: set one of them",
+        ),
         ({"router.index_key_file": "x"}, "router.index_key is for the service at router.index, which is not set"),
         ({"prefill": ["http://p:1"]}, "there are prefill engines but none for decode: add --decode URL"),
         ({"decode": ["http://p:1"]}, "there are decode engines but none for prefill: add --prefill URL"),
@@ -112,6 +127,9 @@ def test_the_native_router_is_told_all_of_it() -> None:
     assert (without["service"], without["no_events"]) == (None, True)
     remote = RouterConfig(router=RouterSection(index="http://h:8090/", index_key="k")).router_for_native(None, {})
     assert (remote["service"], remote["index"], remote["index_key"]) == (None, "http://h:8090", "k")
+    above = RouterConfig(router=RouterSection(global_url="https://h:1", global_key="k")).router_for_native(None, {})
+    said = above["service"], above["index"], above["global_url"], above["global_key"], above["global_timeout"]
+    assert said == (None, None, "https://h:1", "k", 0.2)
     read = read_router_config({"router.peers": "http://r:8080"}, {"KVATLAS_PEER_KEY": "p"}).config
     assert read.router_for_native(None, {})["peer_key"] == "p"
 

@@ -20,17 +20,37 @@ use crate::state;
 /// Bytes of a change's body at most.
 const MAX_CHANGE: usize = 64 << 10;
 
-/// Whether requests should come here: from when an engine can take one until the router shuts down.
+/// Whether requests should come here: from when an engine can take one until the router shuts down. They need not wait
+/// for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
 pub(crate) fn ready(app: &App) -> Response<Answer> {
     let leaving = app.leaving.load(Relaxed);
     let any = app.fleet.has_any_up();
-    let body = json!({ "ready": any && !leaving, "leaving": leaving, "engines_up": any });
+    let index = app.service.as_ref().map(|service| service.fleet().is_ready());
+    let body = json!({ "ready": any && !leaving, "leaving": leaving, "engines_up": any, "index_ready": index });
     if any && !leaving {
         return answer(StatusCode::OK, body.to_string());
     }
     let mut response = answer(StatusCode::SERVICE_UNAVAILABLE, body.to_string());
     response.headers_mut().insert(hyper::header::RETRY_AFTER, READY_AGAIN.as_secs().into());
     response
+}
+
+/// What the index of this router holds, for another router or service to begin with; in parts, as that one asks for them.
+pub(crate) async fn snapshot(app: &App, request: Request<Incoming>) -> Result<Response<Answer>, Refusal> {
+    let (head, _) = request.into_parts();
+    let service = app.service.as_ref().ok_or_else(|| {
+        let message =
+            "this router follows no events itself: ask the service that it asks (router.index), if there is one";
+        Refusal::new(StatusCode::NOT_FOUND, "no_index", message)
+    })?;
+    let answered = service.snapshot(&head.headers, head.method == Method::HEAD, app.config.http.request_timeout).await;
+    match answered {
+        Ok(response) => Ok(response.map(Answer::Full)),
+        Err(denied) if denied.status == StatusCode::SERVICE_UNAVAILABLE => {
+            Err(Refusal::from(denied).again_after(READY_AGAIN))
+        }
+        Err(denied) => Err(denied.into()),
+    }
 }
 
 /// One of them.
@@ -54,6 +74,7 @@ pub(crate) fn decisions(app: &App, query: Option<&str>) -> String {
 /// How the candidates look for a prompt, which is not sent.
 pub(crate) async fn explain(
     app: &Arc<App>,
+    shard: usize,
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
@@ -69,8 +90,8 @@ pub(crate) async fn explain(
     };
     let recalled = app.prompts.recall(endpoint, &body);
     let known = app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
-    let explained = app.places.explain(app, &known)?;
-    let said = json!({
+    let (explained, bounds) = app.places.explain(app, shard, &known).await?;
+    let mut said = json!({
         "policy": app.places.policy(),
         "model": known.model,
         "tokens": known.tokens,
@@ -79,6 +100,9 @@ pub(crate) async fn explain(
         "terms": explained.term_names(),
         "candidates": explained.to_json(),
     });
+    if let Some(bounds) = bounds {
+        said["bounds"] = bounds.to_json(app.fleet.engines().iter().map(|engine| &*engine.name));
+    }
     Ok(answer(StatusCode::OK, said.to_string()))
 }
 

@@ -9,12 +9,13 @@ use kvatlas_service::shown::Page;
 
 use crate::config::Config;
 use crate::counts::Counts;
+use crate::elsewhere::Elsewhere;
 use crate::fleet::Fleet;
+use crate::observed::Observed;
 use crate::peers::Peers;
 use crate::place::Places;
 use crate::prompts::Prompts;
 use crate::proxy::Tokens;
-use crate::remote::Remote;
 use crate::stored::Stored;
 
 /// What every request may need.
@@ -27,8 +28,10 @@ pub(crate) struct App {
     pub(crate) prompts: Prompts,
     /// The service in this process, if there is one.
     pub(crate) service: Option<Service>,
-    /// The index in another process, if that is asked.
-    pub(crate) remote: Option<Remote>,
+    /// Another process that is asked what engines hold, if one is.
+    pub(crate) elsewhere: Option<Elsewhere>,
+    /// The index in another process, as far as it learns by what engines say.
+    pub(crate) observed: Option<Arc<Observed>>,
     /// Completions that go to engines as token ids.
     pub(crate) tokens: Tokens,
     /// Who made which answer, where engines keep them.

@@ -27,10 +27,17 @@ pub struct Config {
     pub health: HealthConfig,
     /// The service in this process, which follows the engines' events; none if `index` is given or nobody looks.
     pub service: Option<Value>,
-    /// The address of a service elsewhere, `http://host:port`, that is asked what engines hold.
+    /// The address of a service elsewhere, `http://host:port` or `https://host:port`, that is asked what engines hold.
     pub index: Option<String>,
     /// The key to show there.
     pub index_key: Option<Secret>,
+    /// The address of a service above many sites, if the engines are sites: it is asked what each can hold.
+    pub global_url: Option<String>,
+    /// The admin key to show there.
+    pub global_key: Option<Secret>,
+    /// Within which it must answer.
+    #[serde(with = "seconds")]
+    pub global_timeout: Duration,
     /// The addresses of other routers in front of the same engines, which are told what this one has there.
     pub peers: Vec<String>,
     /// The key to show there.
@@ -218,7 +225,7 @@ pub struct UpstreamConfig {
     /// How long they are kept.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// Authorities in PEM for engines with `https`; the system's own if none.
+    /// Authorities in PEM for engines and services with `https`; the system's own if none.
     pub ca: Option<PathBuf>,
     /// The bearer key for engines that have none of their own.
     pub key: Option<Secret>,
@@ -275,6 +282,9 @@ impl Default for Config {
             service: None,
             index: None,
             index_key: None,
+            global_url: None,
+            global_key: None,
+            global_timeout: Duration::from_millis(200),
             peers: Vec::new(),
             peer_key: None,
             routing_group: "default".to_owned(),
@@ -399,14 +409,16 @@ impl Config {
             ("health.timeout", config.health.timeout.is_zero()),
             ("health.failures", config.health.failures == 0),
             ("block_size", config.block_size == 0),
+            ("global_timeout", config.global_timeout.is_zero()),
         ] {
             if zero {
                 return Err(Error::config(format!("{name} must be above 0")));
             }
         }
-        if config.service.is_some() && config.index.is_some() {
+        let told_by = [config.service.is_some(), config.index.is_some(), config.global_url.is_some()];
+        if told_by.iter().filter(|is_given| **is_given).count() > 1 {
             return Err(Error::config(
-                "give either service or index, not both: each tells the router what engines hold",
+                "give one of service, index and global_url: each tells the router what engines hold",
             ));
         }
         Ok(config)

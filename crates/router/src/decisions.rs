@@ -41,6 +41,8 @@ pub struct Record {
     pub why: &'static str,
     /// What the decision took.
     pub micros: u32,
+    /// Prompt tokens that the service above sites said the engine, a site, had at least and at most.
+    pub bounds: Option<(u32, u32)>,
     /// What was weighed, while somebody looks.
     pub terms: Option<Explained>,
     /// What became of it.
@@ -137,6 +139,7 @@ impl Record {
             "rank": self.rank,
             "cached_tokens": self.cached,
             "predicted_tokens": self.predicted,
+            "bounds": self.bounds.map(|(least, most)| json!({ "at_least": least, "at_most": most })),
             "why": self.why,
             "decision_us": self.micros,
             "terms": self.terms.as_ref().map(Explained::term_names),

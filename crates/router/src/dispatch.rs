@@ -48,6 +48,7 @@ POST   /engines              add an engine: {\"url\": \"http://host:port\", …}
 DELETE /engines/NAME         remove an engine
 POST   /engines/NAME/drain   send an engine no new requests; /engines/NAME/undrain ends that
 POST   /peers/work           for other routers: report their requests at the engines
+GET    /snapshot             for other routers and services: every block that the router's index holds
 GET    /health               200 while the router's threads are running
 GET    /ready                200 while the router should get requests
 GET    /metrics              metrics for Prometheus
@@ -160,7 +161,11 @@ async fn dispatch(
         };
     }
     let changes = (path.starts_with("/engines") || path == peers::PATH) && !is_get;
-    app.gate.check(&request, if changes { Wants::ToChange } else { Wants::ToAsk })?;
+    let gives = path == "/snapshot" && is_get;
+    app.gate.check(&request, if changes || gives { Wants::ToChange } else { Wants::ToAsk })?;
+    if gives {
+        return admin::snapshot(app, request).await;
+    }
     if is_get {
         match path {
             "/" => return Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
@@ -191,7 +196,7 @@ async fn dispatch(
         return admin::change(app, request, until).await;
     }
     if path == "/explain" && *request.method() == Method::POST {
-        return admin::explain(app, request, until).await;
+        return admin::explain(app, shard, request, until).await;
     }
     let endpoint = Endpoint::of_path(path).filter(|_| *request.method() == Method::POST);
     if endpoint.is_some() || is_forwarded(app, path) {

@@ -15,7 +15,10 @@ use prometheus_client::registry::Registry;
 
 use crate::app::App;
 use crate::counts::Histogram;
+use crate::elsewhere::Elsewhere;
 use crate::engine::{Engine, FAULTS, Standing};
+use crate::global;
+use crate::observed;
 use crate::peers;
 use crate::place::{OFF_BY, OFF_WHY};
 use crate::proxy::{PREPARED, RESULTS};
@@ -101,13 +104,7 @@ impl Scrape {
                 self.0.places.summary().peers as u64,
             )?;
         }
-        if let Some(remote) = &self.0.remote {
-            let mut family =
-                describe(encoder, "index_questions", "Queries to the service at router.index", MetricType::Counter)?;
-            for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
-                one(&mut family, &[("result", result)], count.load(Relaxed))?;
-            }
-        }
+        self.elsewhere(encoder)?;
         counter(
             encoder,
             "panics",
@@ -127,6 +124,39 @@ impl Scrape {
         let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
         for (why, count) in WhyNot::ALL.iter().zip(&self.0.prompts.why_not) {
             one(&mut family, &[("reason", why.word())], count.load(Relaxed))?;
+        }
+        Ok(())
+    }
+
+    /// Questions to other processes, and what they are told.
+    fn elsewhere(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        match &self.0.elsewhere {
+            None => {}
+            Some(Elsewhere::Index(remote)) => {
+                let help = "Queries to the service at router.index";
+                let mut family = describe(encoder, "index_questions", help, MetricType::Counter)?;
+                for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
+                    one(&mut family, &[("result", result)], count.load(Relaxed))?;
+                }
+            }
+            Some(Elsewhere::Global(global)) => {
+                let help = "Queries to the service at router.global_url, by result";
+                let mut family = describe(encoder, "global_questions", help, MetricType::Counter)?;
+                for (result, count) in global::ANSWERS.iter().zip(&global.questions) {
+                    one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+                }
+                let help = "Requests whose site's bounds were known: reported to router.global_url, or why not";
+                let mut family = describe(encoder, "global_reports", help, MetricType::Counter)?;
+                for (result, count) in global::REPORTED.iter().zip(&global.reports.counts) {
+                    one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+                }
+            }
+        }
+        let Some(observed) = &self.0.observed else { return Ok(()) };
+        let help = "Prompts with what engines had cached of them, reported to router.index, by result";
+        let mut family = describe(encoder, "index_reports", help, MetricType::Counter)?;
+        for (result, count) in observed::RESULTS.iter().zip(&observed.counts) {
+            one(&mut family, &[("result", *result)], count.load(Relaxed))?;
         }
         Ok(())
     }

@@ -37,6 +37,11 @@ impl Fleet {
         Ok(Self { engines: ArcSwap::default(), changes: Mutex::default(), config, shards, tls })
     }
 
+    /// What checks the certificates of all that requests or questions go to.
+    pub(crate) fn tls(&self) -> &Arc<ClientConfig> {
+        &self.tls
+    }
+
     /// All engines.
     #[must_use]
     pub(crate) fn engines(&self) -> Guard<Arc<Vec<Arc<Engine>>>> {

@@ -3,7 +3,7 @@
 //! ```text
 //! client ──▶ server (threads, connections) ──▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
 //!                                                │            ├─▶ prompts (text to tokens to hashes)
-//!                                                │            └─▶ place (asks the index, then the decision core)
+//!                                                │            └─▶ place (asks the index, or the service above sites, then the decision core)
 //!                                                └─▶ admin, state, exposition, decisions
 //! ```
 //!
@@ -20,13 +20,16 @@ mod control;
 mod counts;
 pub mod decisions;
 mod dispatch;
+mod elsewhere;
 pub mod engine;
 mod error;
 mod exposition;
 mod fleet;
+mod global;
 mod learn;
 mod names;
 mod observe;
+mod observed;
 mod peers;
 mod place;
 mod prompts;

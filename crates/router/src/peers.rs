@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::answer::{Answer, json};
 use crate::app::App;
 use crate::config::{Config, EngineConfig};
-use crate::control::whole;
+use crate::elsewhere::{JSON, post};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::names;
@@ -222,21 +222,8 @@ async fn tell(app: Arc<App>, other: Arc<Engine>) {
 }
 
 async fn send(other: &Engine, body: &str) -> Option<Heard> {
-    let key = other.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
-    let (base, authority, length) = (&other.address.base, &other.address.authority, body.len());
-    let head = format!(
-        "POST {base}{PATH} HTTP/1.1\r\nhost: {authority}\r\n{key}content-type: application/json\r\n\
-         content-length: {length}\r\n\r\n"
-    );
-    let mut connection = other.connection(0).await.ok()?;
-    connection.send(head.as_bytes(), body.as_bytes()).await.ok()?;
-    let answer = connection.head(&hyper::Method::POST).await.ok()?;
-    let (keep, is_ok) = (answer.keep, answer.status.is_success());
-    let (connection, body) = whole(connection, answer.framing).await.ok()?;
-    if keep && connection.is_clean() {
-        other.pool.put(0, connection);
-    }
-    is_ok.then(|| serde_json::from_slice(&body).unwrap_or_default())
+    let (status, answer) = post(other, 0, PATH, JSON, body.as_bytes()).await.ok()?;
+    status.is_success().then(|| serde_json::from_slice(&answer).unwrap_or_default())
 }
 
 /// Another router tells what it has.

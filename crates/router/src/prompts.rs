@@ -18,6 +18,7 @@ use crate::control::ask;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::learn::Telling;
+use crate::observed::Observed;
 
 /// What a configuration names instead of a tokenizer to have engines asked.
 const ENGINE: &str = "engine";
@@ -38,6 +39,8 @@ pub(crate) struct Prompts {
     asks_engines: bool,
     /// What the policy looks at.
     wants: Wants,
+    /// The index in another process, if that learns by prompts.
+    observed: Option<Arc<Observed>>,
     /// Whether the tokens of completions are kept, to be forwarded.
     keeps_ids: bool,
     block_size: u32,
@@ -89,7 +92,8 @@ pub(crate) struct Known {
 
 impl Prompts {
     /// Reads the tokenizers that the configuration names.
-    pub(crate) fn new(config: &Config, wants: Wants) -> Result<Self, Error> {
+    /// `observed`: the index in another process, if that learns by prompts.
+    pub(crate) fn new(config: &Config, wants: Wants, observed: Option<Arc<Observed>>) -> Result<Self, Error> {
         let options = Options { text: wants.text, ..Options::default() };
         let failed = |path: &str, error: kvatlas_prompt::Error| Error::config(format!("tokenizer {path}: {error}"));
         let without = || Prompter::without_tokenizer(options.clone()).map_err(|error| failed("none", error));
@@ -113,6 +117,7 @@ impl Prompts {
             turns: Turns::new(REMEMBERED),
             asks_engines: config.tokenizer.as_deref() == Some(ENGINE) && wants.hashes,
             wants,
+            observed,
             keeps_ids: config.forward_tokens,
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
@@ -179,7 +184,8 @@ impl Prompts {
         known.salt = request.cache_salt.as_deref().map(str::to_owned);
         known.keyspace = found.map(|found| found.keyspace);
         if self.wants.hashes && prompted.token_count() > 0 {
-            known.hash(|size, adapter, salt| prompted.content_hashes(size, adapter, salt), || prompted.tokens());
+            let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
+            known.hash(hashes, || prompted.tokens(), self.observed.as_ref());
         }
         if self.wants.text && !prompted.text.is_empty() {
             known.text = Some(std::mem::take(&mut prompted.text));
@@ -204,7 +210,9 @@ impl Prompts {
             && let Some(tokens) = tokenize_answer(&answer)
         {
             known.tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-            known.hash(|size, adapter, salt| content_hashes(&tokens, size as usize, adapter, salt), || &tokens);
+            let hashes =
+                |size, adapter: Option<&str>, salt: Option<&str>| content_hashes(&tokens, size as usize, adapter, salt);
+            known.hash(hashes, || &tokens, self.observed.as_ref());
         }
     }
 
@@ -231,6 +239,7 @@ impl Known {
         &mut self,
         hashes: impl FnOnce(u32, Option<&str>, Option<&str>) -> Vec<u64>,
         tokens: impl Fn() -> &'t [u32],
+        observed: Option<&Arc<Observed>>,
     ) {
         let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
         self.hashes = match &self.keyspace {
@@ -239,8 +248,11 @@ impl Known {
             }
             _ => hashes(self.block_size, adapter, salt).into(),
         };
-        let telling = |keyspace| Telling::of(keyspace, tokens, self.adapter.as_ref(), salt);
-        self.telling = self.keyspace.as_ref().and_then(telling);
+        self.telling = match (&self.keyspace, observed, &self.model) {
+            (Some(keyspace), ..) => Telling::of(keyspace, tokens, self.adapter.as_ref(), salt),
+            (None, Some(observed), Some(model)) => Telling::elsewhere(observed, model, tokens, salt),
+            _ => None,
+        };
     }
 }
 

@@ -173,6 +173,7 @@ mod tests {
             predicted: 16,
             why: "cost",
             micros: 90,
+            bounds: None,
             terms: None,
             ended: OnceLock::new(),
         };

@@ -1,14 +1,16 @@
 //! An index in another process: asked over HTTP by content hashes.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use kvatlas_service::lookup::Held;
 use serde::Deserialize;
+use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::{Config, EngineConfig};
-use crate::control::whole;
+use crate::elsewhere::{BYTES, post, service_at};
 use crate::engine::Engine;
 use crate::error::Error;
 
@@ -42,16 +44,9 @@ struct Instance {
 }
 
 impl Remote {
-    pub(crate) fn new(url: &str, config: &Config, shards: usize) -> Result<Self, Error> {
-        let at =
-            EngineConfig { name: Some("index".to_owned()), key: config.index_key.clone(), ..EngineConfig::at(url) };
-        if !url.starts_with("http://") {
-            return Err(Error::config(format!("index must be http://host:port, got {url:?}")));
-        }
-        // The keys of engines are not for the index.
-        let mut settings = config.clone();
-        settings.upstream.key = None;
-        let at = Engine::new(at, &settings, shards + 1, None)?;
+    pub(crate) fn new(url: &str, config: &Config, shards: usize, tls: &Arc<ClientConfig>) -> Result<Self, Error> {
+        let at = EngineConfig { key: config.index_key.clone(), ..EngineConfig::at(url) };
+        let at = service_at("index", at, config, shards + 1, tls)?;
         let routing_group = config.routing_group.clone();
         Ok(Self { at, routing_group, own_shard: shards, answered: AtomicU64::new(0), unanswered: AtomicU64::new(0) })
     }
@@ -96,24 +91,8 @@ impl Remote {
         let encode =
             |text: &str| percent_encoding::utf8_percent_encode(text, percent_encoding::NON_ALPHANUMERIC).to_string();
         let body: Vec<u8> = content.iter().flat_map(|hash| hash.to_le_bytes()).collect();
-        let key = self.at.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
-        let head = format!(
-            "POST {}/query_by_hash?model_name={}&routing_group={} HTTP/1.1\r\nhost: {}\r\n{key}content-type: application/octet-stream\r\n\
-             content-length: {}\r\n\r\n",
-            self.at.address.base,
-            encode(model),
-            encode(&self.routing_group),
-            self.at.address.authority,
-            body.len()
-        );
-        let mut connection = self.at.connection(shard).await.ok()?;
-        connection.send(head.as_bytes(), &body).await.ok()?;
-        let answer = connection.head(&hyper::Method::POST).await.ok()?;
-        let (keep, is_ok) = (answer.keep, answer.status.is_success());
-        let (connection, body) = whole(connection, answer.framing).await.ok()?;
-        if keep && connection.is_clean() {
-            self.at.pool.put(shard, connection);
-        }
-        is_ok.then(|| serde_json::from_slice(&body).ok()).flatten()
+        let path = format!("/query_by_hash?model_name={}&routing_group={}", encode(model), encode(&self.routing_group));
+        let (status, answer) = post(&self.at, shard, &path, BYTES, &body).await.ok()?;
+        status.is_success().then(|| serde_json::from_slice(&answer).ok()).flatten()
     }
 }

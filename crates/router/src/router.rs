@@ -18,15 +18,17 @@ use crate::app::App;
 use crate::config::{Config, EngineConfig};
 use crate::control;
 use crate::counts::Counts;
+use crate::elsewhere::Elsewhere;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::global;
 use crate::lock;
+use crate::observed::{self, Observed};
 use crate::peers::{self, Peers};
 use crate::place::Places;
 use crate::prompts::Prompts;
 use crate::proxy::Tokens;
-use crate::remote::Remote;
 use crate::server::Server;
 use crate::state;
 use crate::stored::Stored;
@@ -34,6 +36,9 @@ use crate::ui;
 
 /// How long threads may take to end.
 const END: Duration = Duration::from_secs(2);
+
+/// How long the index of this router may take for its last snapshot.
+const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
 /// A running router. Its methods wait, so they are not for calls from inside an async runtime.
 pub struct Router {
@@ -72,17 +77,19 @@ impl Router {
         let gate = Gate::new(&config.http.trust(), &["h2", "http/1.1"])?;
         let fleet = Fleet::new(config.clone(), threads)?;
         let places = Places::new(&config, policy)?;
-        let remote = config.index.as_deref().map(|url| Remote::new(url, &config, threads)).transpose()?;
+        let elsewhere = Elsewhere::new(&config, threads, fleet.tls())?;
+        let observed = if places.wants().hashes { Observed::new(&config, fleet.tls())? } else { None };
         let service = match &config.service {
             Some(service) => Some(Service::start(kvatlas_service::Config::from_json(&service.to_string())?)?),
             None => None,
         };
         let app = Arc::new(App {
             fleet,
-            prompts: Prompts::new(&config, places.wants())?,
+            prompts: Prompts::new(&config, places.wants(), observed.clone())?,
             places,
             service,
-            remote,
+            elsewhere,
+            observed,
             counts: Counts::new(),
             gate,
             tokens: Tokens::default(),
@@ -106,6 +113,12 @@ impl Router {
         let binding = app.clone();
         control.spawn(async move { binding.places.bind(&binding).await });
         control.spawn(peers::run(app.clone()));
+        if let Some(global) = app.elsewhere.as_ref().and_then(Elsewhere::global) {
+            control.spawn(global::run(global.clone()));
+        }
+        if let Some(observed) = &app.observed {
+            control.spawn(observed::run(observed.clone()));
+        }
         control.spawn(ui::run(app.clone()));
         let watching = app.clone();
         control.spawn(async move { watching.gate.watch().await });
@@ -203,7 +216,8 @@ impl Router {
         server.end();
         control.shutdown_timeout(END);
         if let Some(service) = &self.app.service {
-            service.drain(END, Duration::ZERO);
+            // Who closes at once is not in a hurry to lose what it knows, but may be followed by kill -9.
+            service.drain(if timeout.is_zero() { END } else { LAST_SNAPSHOT }, Duration::ZERO);
         }
         tracing::info!(in_time, "stopped");
         in_time

@@ -14,7 +14,7 @@ fn another_engine_takes_what_one_did_not_answer() {
     {
         let (bad, good) = (Engine::start("m"), Engine::start("m"));
         bad.set(manner);
-        let router = router(&[&bad, &good], json!({ "upstream": { "first_byte_timeout": 0.3 } }));
+        let router = router(&[&bad, &good], json!({ "upstream": { "first_byte_timeout": 1.0 } }));
         let mut client = Client::to(&router);
         for number in 0..6 {
             let answer = client.post("/v1/completions", &completion(json!({ "number": number })));
@@ -64,7 +64,7 @@ fn an_engine_that_is_not_there_costs_nothing() {
 #[test]
 fn a_stream_that_breaks_off_ends_in_an_error_event() {
     let engine = Engine::start("m");
-    let router = router(&[&engine], json!({ "upstream": { "stall_timeout": 0.3 } }));
+    let router = router(&[&engine], json!({ "upstream": { "stall_timeout": 1.0 } }));
     for (manner, words) in [(Manner::DiesAfter(2), "broke"), (Manner::StallsAfter(2), "stopped")] {
         engine.set(manner);
         let mut client = Client::to(&router);
@@ -82,8 +82,10 @@ fn a_stream_that_breaks_off_ends_in_an_error_event() {
         engine.set(Manner::Well);
         assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
     }
-    assert_eq!(router.workers()[0]["broken"], 2);
-    assert_eq!(router.workers()[0]["in_flight"], 0);
+    eventually("the books are balanced", || {
+        let engine = router.workers()[0].clone();
+        engine["broken"] == 2 && engine["in_flight"] == 0
+    });
 }
 
 #[test]
@@ -161,8 +163,8 @@ fn an_end_waits_for_what_runs_and_loses_nothing() {
     let mut late = Client::to(&router);
     late.ask_for("/v1/completions", &completion(json!({})), "");
     let started = Instant::now();
-    assert!(router.drain(Duration::from_secs(20), Duration::ZERO));
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(router.drain(Duration::from_secs(60), Duration::ZERO));
+    assert!(started.elapsed() < Duration::from_secs(30));
     let answer = client.answer();
     assert!(answer.whole && answer.text().ends_with("[DONE]\n\n"));
     assert_eq!(late.answer().status, 200);

@@ -41,7 +41,7 @@ fn vllm_prefill_comes_first_and_its_parameters_go_to_decode() {
     }
     let metrics = client.get("/metrics").text();
     assert!(metrics.contains("kvatlas_router_handovers_total{prefill=\"first\"} 1"), "{metrics}");
-    assert_eq!(router.workers()[0]["in_flight"], 0);
+    eventually("nothing is in flight", || router.workers()[0]["in_flight"] == 0);
 }
 
 #[test]

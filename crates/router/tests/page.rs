@@ -83,7 +83,7 @@ fn open_pages_do_not_hold_back_the_end() {
     let router = router(&[&engine], json!({}));
     let mut page = watch(&router);
     let ending =
-        std::thread::spawn(move || router.drain(std::time::Duration::from_secs(20), std::time::Duration::ZERO));
+        std::thread::spawn(move || router.drain(std::time::Duration::from_secs(60), std::time::Duration::ZERO));
     page.until("\r\n0\r\n\r\n");
     assert!(ending.join().expect("no panic"), "something was cut off");
 }

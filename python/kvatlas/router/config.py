@@ -103,8 +103,8 @@ class RouterHttpConfig(HttpConfig):
 class RouterSection(Section):
     """How requests are placed.
 
-    `index_key` and `peer_key` are the keys of the service at `index` and of the routers at `peers` themselves, for
-    programs.
+    `index_key`, `global_key` and `peer_key` are the keys of the services at `index` and `global_url` and of the routers
+    at `peers` themselves, for programs.
     """
 
     section: ClassVar[str] = "router"
@@ -145,7 +145,35 @@ class RouterSection(Section):
     index_key_file: Path | None = field(
         default=None,
         metadata=about(
-            File(), "--index-key-file", "File with the key of that service. Alternatively, set KVATLAS_INDEX_KEY."
+            File(),
+            "--index-key-file",
+            "File with the key of that service; with its admin key, it is also told what engines had cached. "
+            "Alternatively, set KVATLAS_INDEX_KEY.",
+        ),
+    )
+    global_url: str | None = field(
+        default=None,
+        metadata=about(
+            Text(),
+            "--global",
+            "URL of a `kvatlas serve --role global`, where the engines are sites, each with its site's name: it is "
+            "asked what each site can hold, and told what its engine had cached.",
+        ),
+    )
+    global_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--global-key-file",
+            "File with the admin key of the service at --global. Alternatively, set KVATLAS_GLOBAL_KEY.",
+        ),
+    )
+    global_timeout: float = field(
+        default=0.2,
+        metadata=about(
+            _ABOVE_0,
+            "--global-timeout",
+            "Time within which that service must answer; after that, the request is placed by load.",
         ),
     )
     peers: tuple[str, ...] = field(
@@ -238,11 +266,13 @@ class RouterSection(Section):
         metadata=about(Integer(0, 1 << 20), "--decisions", "Number of the last decisions kept for GET /decisions."),
     )
     index_key: str | None = field(default=None, repr=False)
+    global_key: str | None = field(default=None, repr=False)
     peer_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_key("router.index_key", self.index_key, self.index_key_file)
+        one_key("router.global_key", self.global_key, self.global_key_file)
         one_key("router.peer_key", self.peer_key, self.peer_key_file)
         if self.forward_tokens and self.tokenizer in ("engine", "none") and not self.tokenizers:
             raise ConfigError(
@@ -255,16 +285,31 @@ class RouterSection(Section):
             raise ConfigError(f"router.peers must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
         if (self.peer_key is not None or self.peer_key_file is not None) and not self.peers:
             raise ConfigError("router.peer_key is for the routers at router.peers, which are not set")
-        if self.index is None:
-            if self.index_key is not None or self.index_key_file is not None:
-                raise ConfigError("router.index_key is for the service at router.index, which is not set")
+        self._check_service("index", self.index_key, self.index_key_file)
+        self._check_service("global_url", self.global_key, self.global_key_file)
+        given = [
+            f"router.{name}"
+            for name, is_given in (
+                ("index", self.index is not None),
+                ("global_url", self.global_url is not None),
+                ("no_events", self.no_events),
+            )
+            if is_given
+        ]
+        if len(given) > 1:
+            raise ConfigError(f"{given[0]} and {given[1]} are both set: set one of them")
+
+    def _check_service(self, name: str, key: str | None, key_file: Path | None) -> None:
+        """The URL of a service, and that there is one if there is a key."""
+        url, key_name = getattr(self, name), f"router.{name.removesuffix('_url')}_key"
+        if url is None:
+            if key is not None or key_file is not None:
+                raise ConfigError(f"{key_name} is for the service at router.{name}, which is not set")
             return
         try:
-            object.__setattr__(self, "index", checked_url(self.index))
+            object.__setattr__(self, name, checked_url(url))
         except ValueError as error:
-            raise ConfigError(f"router.index must be http://HOST:PORT, but {error}") from None
-        if self.no_events:
-            raise ConfigError("router.index and router.no_events are both set: set one of them")
+            raise ConfigError(f"router.{name} must be http://HOST:PORT or https://HOST:PORT, but {error}") from None
 
     def index_bearer(self) -> str | None:
         """The key of the service at `index`, if there is one.
@@ -275,6 +320,16 @@ class RouterSection(Section):
         if self.index_key_file is None:
             return self.index_key
         return read_secret(self.index_key_file, "router.index_key_file")
+
+    def global_bearer(self) -> str | None:
+        """The key of the service at `global_url`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        if self.global_key_file is None:
+            return self.global_key
+        return read_secret(self.global_key_file, "router.global_key_file")
 
     def peer_bearer(self) -> str | None:
         """The key of the routers at `peers`, if there is one.
@@ -330,7 +385,9 @@ class UpstreamConfig(Section):
     )
     ca: Path | None = field(
         default=None,
-        metadata=about(File(), "--upstream-ca", "Certificate authorities in PEM, for engines with https."),
+        metadata=about(
+            File(), "--upstream-ca", "Certificate authorities in PEM, for engines, --index and --global with https."
+        ),
     )
 
 
@@ -417,7 +474,8 @@ class RouterConfig(Config):
         if not self.follows_events and (self.snapshot.dir is not None or self.snapshot.peer is not None):
             raise ConfigError(
                 "snapshot.dir and snapshot.peer are for a router that follows events itself: "
-                "leave out router.index and router.no_events, or give them to the service at router.index"
+                "leave out router.index, router.global_url and router.no_events, or give them to the service at "
+                "router.index"
             )
         roles = {engine.role or "both" for engine in self.engines}
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
@@ -427,7 +485,8 @@ class RouterConfig(Config):
     @property
     def follows_events(self) -> bool:
         """Whether the engines' events are followed here."""
-        return self.router.index is None and not self.router.no_events
+        own = self.router
+        return own.index is None and own.global_url is None and not own.no_events
 
     def engine_for_native(self, engine: Engine) -> dict[str, Any]:
         """An engine as the native router takes it."""
@@ -473,6 +532,9 @@ class RouterConfig(Config):
             "service": service if self.follows_events else None,
             "index": own.index,
             "index_key": own.index_bearer(),
+            "global_url": own.global_url,
+            "global_key": own.global_bearer(),
+            "global_timeout": own.global_timeout,
             "peers": list(own.peers),
             "peer_key": own.peer_bearer(),
             "routing_group": self.routing_group,
@@ -527,6 +589,7 @@ ROUTER_LISTS: dict[str, tuple[str, str, EntryKind]] = {
 }
 ROUTER_SECRETS = SECRETS | {
     "router.index_key": ("KVATLAS_INDEX_KEY", "router.index_key_file"),
+    "router.global_key": ("KVATLAS_GLOBAL_KEY", "router.global_key_file"),
     "router.peer_key": ("KVATLAS_PEER_KEY", "router.peer_key_file"),
 }
 ROUTER = Schema(

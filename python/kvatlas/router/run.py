@@ -63,6 +63,8 @@ def _knows(config: RouterConfig) -> str:
     tokens = {"engine": "engines tokenize prompts", "none": "prompts are not tokenized"}.get(
         own.tokenizer, f"tokenizer {own.tokenizer}"
     )
+    if own.global_url:
+        return f"engines are sites, known to {own.global_url}; {tokens}"
     return f"index at {own.index}; {tokens}" if own.index else f"engines' events are followed; {tokens}"
 
 

@@ -175,18 +175,18 @@ mod tests {
 
     #[test]
     fn failures_in_a_row_leave_it_alone_and_one_request_tries_again() {
-        let health = health(2, Duration::from_millis(20));
+        let health = health(2, Duration::from_millis(300));
         assert!(!health.failed());
         health.worked();
         assert!(!health.failed() && health.failed());
         assert_eq!(health.standing(), Standing::Failing);
-        std::thread::sleep(Duration::from_millis(30));
+        std::thread::sleep(Duration::from_millis(350));
         assert_eq!(health.standing(), Standing::Up);
         health.sent();
         assert_eq!(health.standing(), Standing::Failing, "one at a time");
         assert!(!health.failed(), "as before");
         assert_eq!(health.standing(), Standing::Failing);
-        std::thread::sleep(Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(650));
         health.sent();
         health.worked();
         assert_eq!(health.standing(), Standing::Up);

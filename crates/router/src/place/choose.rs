@@ -1,7 +1,7 @@
 //! An engine for a request: what is held is looked up, and what the core decides is reserved in the same step.
 
 use std::cell::RefCell;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
@@ -16,8 +16,10 @@ use crate::app::App;
 use crate::clock::seconds;
 use crate::config::Role;
 use crate::decisions::{Explained, Record, unix_seconds};
+use crate::elsewhere::{Elsewhere, Looked, Question};
 use crate::engine::Engine;
 use crate::fleet::Fleet;
+use crate::global::{Bounds, Claim};
 use crate::prompts::Known;
 use crate::refusal::Refusal;
 
@@ -30,9 +32,12 @@ thread_local! {
 const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// A decision, what was weighed for it, and what the service above sites said.
+type Decided = (core::Decision, Option<Explained>, Option<Arc<Bounds>>);
+
 /// What became of a request to place.
 enum Chosen {
-    Placed(core::Decision, Option<Explained>),
+    Placed(Decided),
     Waits(core::RequestId, mpsc::UnboundedReceiver<News>),
     NoWorker,
 }
@@ -49,19 +54,19 @@ impl Places {
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
         for _ in 0..TRIES {
-            let (decision, terms) = match keeper(&app.fleet, known) {
-                Some(rank) => (self.place_at(app, known, rank), None),
+            let decided = match keeper(&app.fleet, known) {
+                Some(rank) => self.place_at(app, known, rank).map(|decision| (decision, None, None)),
                 None => {
                     let allowed = candidates(&app.fleet, known, role, tried)?;
                     match self.choose_or_wait(app, shard, known, &allowed).await? {
-                        Chosen::Placed(decision, terms) => (Some(decision), terms),
-                        Chosen::Waits(id, news) => (self.wait(app, known, role, tried, allowed, id, news).await?, None),
-                        Chosen::NoWorker => (None, None),
+                        Chosen::Placed(decided) => Some(decided),
+                        Chosen::Waits(id, news) => self.wait(app, known, role, tried, allowed, id, news).await?,
+                        Chosen::NoWorker => None,
                     }
                 }
             };
-            if let Some(decision) = decision
-                && let Some(placement) = self.placement(app, decision, known, terms, started)
+            if let Some(decided) = decided
+                && let Some(placement) = self.placement(app, decided, known, started)
             {
                 if let Some(telling) = &known.telling {
                     telling.asked();
@@ -96,17 +101,15 @@ impl Places {
         known: &Known,
         allowed: &[core::WorkerId],
     ) -> Result<Chosen, Refusal> {
-        match app.remote.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
-            Some(remote) => {
-                let engines = app.fleet.engines().clone();
-                let model = known.model.as_deref().unwrap_or_default();
-                let number = |worker: &str, rank| row(&engines, worker, rank);
-                let held = remote.look_up(shard, model, &known.hashes, number).await;
-                self.decide(known, allowed, held.as_ref())
+        match app.elsewhere.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+            Some(elsewhere) => {
+                let looked = ask(elsewhere, app, shard, known).await;
+                let (held, bounds) = looked.map_or((None, None), |looked| (Some(looked.held), looked.bounds));
+                self.decide(known, allowed, held.as_ref(), bounds)
             }
             None => HELD.with_borrow_mut(|held| {
                 let looked = self.look_up(&app.fleet, known, held);
-                self.decide(known, allowed, looked.then_some(&*held))
+                self.decide(known, allowed, looked.then_some(&*held), None)
             }),
         }
     }
@@ -123,9 +126,9 @@ impl Places {
         mut allowed: Vec<core::WorkerId>,
         id: core::RequestId,
         mut news: mpsc::UnboundedReceiver<News>,
-    ) -> Result<Option<core::Decision>, Refusal> {
+    ) -> Result<Option<Decided>, Refusal> {
         let mut ticket = Ticket { places: self, id: Some(id) };
-        let outcome = loop {
+        let (outcome, bounds) = loop {
             // The fleet may have changed before it was in the queue, too.
             let now_allowed = candidates(&app.fleet, known, role, tried)?;
             if now_allowed != allowed {
@@ -135,9 +138,9 @@ impl Places {
                 self.call(&core);
             }
             match news.recv().await {
-                Some(News::Decided(outcome)) => break outcome,
+                Some(News::Decided(outcome, bounds)) => break (outcome, bounds),
                 Some(News::FleetChanged) => {}
-                None => break core::Outcome::Refused(core::Refusal::NoWorker),
+                None => break (core::Outcome::Refused(core::Refusal::NoWorker), None),
             }
         };
         ticket.id = None;
@@ -146,7 +149,7 @@ impl Places {
                 let mut core = self.core();
                 let Core { router, unheard, .. } = &mut *core;
                 placed(router, unheard.as_mut(), &decision, known, seconds());
-                Ok(Some(decision))
+                Ok(Some((decision, None, bounds)))
             }
             core::Outcome::Refused(core::Refusal::NoWorker) | core::Outcome::Waits(_) => Ok(None),
             core::Outcome::Refused(why) => Err(refused(why)),
@@ -162,7 +165,13 @@ impl Places {
         true
     }
 
-    fn decide(&self, known: &Known, allowed: &[core::WorkerId], held: Option<&Vec<Held>>) -> Result<Chosen, Refusal> {
+    fn decide(
+        &self,
+        known: &Known,
+        allowed: &[core::WorkerId],
+        held: Option<&Vec<Held>>,
+        bounds: Option<Arc<Bounds>>,
+    ) -> Result<Chosen, Refusal> {
         let request = request(known);
         let mut core = self.core();
         let now = seconds();
@@ -175,10 +184,10 @@ impl Places {
         let chosen = match router.choose_or_wait(&request, depths, Some(allowed), now) {
             core::Outcome::Placed(decision) => {
                 placed(router, unheard.as_mut(), &decision, known, now);
-                Ok(Chosen::Placed(decision, terms))
+                Ok(Chosen::Placed((decision, terms, bounds)))
             }
             core::Outcome::Waits(id) => {
-                let (waiter, hears) = Waiter::new(known);
+                let (waiter, hears) = Waiter::new(known, bounds);
                 tickets.insert(id.0, waiter);
                 Ok(Chosen::Waits(id, hears))
             }
@@ -192,30 +201,47 @@ impl Places {
         chosen
     }
 
-    /// How the candidates for a request look, without any effect.
-    pub(crate) fn explain(&self, app: &App, known: &Known) -> Result<Explained, Refusal> {
+    /// How the candidates for a request look, without any effect, and what the service above sites says of them.
+    pub(crate) async fn explain(
+        &self,
+        app: &App,
+        shard: usize,
+        known: &Known,
+    ) -> Result<(Explained, Option<Arc<Bounds>>), Refusal> {
         let allowed = candidates(&app.fleet, known, Role::Decode, &[])?;
-        let mut held = Vec::new();
-        let looked = self.look_up(&app.fleet, known, &mut held);
+        let (mut held, mut bounds) = (Vec::new(), None);
+        let looked = match app.elsewhere.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+            Some(elsewhere) => {
+                let looked = ask(elsewhere, app, shard, known).await;
+                let is_known = looked.is_some();
+                if let Some(looked) = looked {
+                    (held, bounds) = (looked.held, looked.bounds);
+                }
+                is_known
+            }
+            None => self.look_up(&app.fleet, known, &mut held),
+        };
         let mut core = self.core();
         let Core { router, depths, .. } = &mut *core;
         fill(depths, looked.then_some(&held));
-        Ok(explain(router, &request(known), depths, &allowed, seconds()))
+        Ok((explain(router, &request(known), depths, &allowed, seconds()), bounds))
     }
 
     /// None: the engine has gone meanwhile.
     fn placement(
         &self,
         app: &App,
-        decision: core::Decision,
+        (decision, terms, said): Decided,
         known: &Known,
-        terms: Option<Explained>,
         started: Instant,
     ) -> Option<Placement> {
         let Some(engine) = app.fleet.engine(&decision.name) else {
             self.core().router.fail(decision.id, seconds());
             return None;
         };
+        let bounds = said.as_ref().and_then(|said| said.of(&engine.name));
+        let global = app.elsewhere.as_ref().and_then(Elsewhere::global);
+        let claim = global.zip(said).map(|(global, said)| Claim::new(global, &said.model, &engine.name, bounds));
         let took = started.elapsed();
         app.counts.decision.add(took);
         let why = decision.why.as_str();
@@ -234,6 +260,7 @@ impl Places {
                 predicted: decision.predicted_tokens,
                 why,
                 micros,
+                bounds,
                 terms,
                 ended: OnceLock::new(),
             });
@@ -259,9 +286,19 @@ impl Places {
             block_size: known.block_size,
             tokens: known.is_counted.then_some(known.tokens),
             first_token: OnceLock::new(),
+            bounds,
+            claim: Mutex::new(claim),
             record,
         })
     }
+}
+
+/// What another process says of a prompt.
+async fn ask(elsewhere: &Elsewhere, app: &App, shard: usize, known: &Known) -> Option<Looked> {
+    let engines = app.fleet.engines().clone();
+    let model = known.model.as_deref().unwrap_or_default();
+    let question = Question { model, block_size: known.block_size, hashes: &known.hashes };
+    elsewhere.look_up(shard, question, &engines).await
 }
 
 fn request(known: &Known) -> core::Request<'_> {

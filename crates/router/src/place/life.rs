@@ -48,6 +48,9 @@ impl Places {
         if let Some(counted) = mismatch {
             self.tell_mismatch(placement, counted);
         }
+        if let Some(claim) = lock(&placement.claim).take() {
+            claim.ended(cached_of(placement, &seen.usage), mismatch.is_some());
+        }
         if let Some(sent) = &placement.sent {
             sent.answered(&placement.engine.name, seen.usage);
         }
@@ -98,4 +101,11 @@ impl Places {
             recorder.push(record.clone());
         }
     }
+}
+
+/// What the engine had cached. vLLM says nothing where that is nothing: of one that has said something before, nothing is
+/// none.
+fn cached_of(placement: &Placement, usage: &Usage) -> Option<u32> {
+    let says = placement.engine.counts.cached_tokens.load(Relaxed) > 0;
+    usage.cached.or_else(|| usage.prompt.filter(|_| says).map(|_| 0))
 }

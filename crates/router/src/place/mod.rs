@@ -36,6 +36,7 @@ use crate::record::Recorder;
 
 use waiting::Waiter;
 
+pub(crate) use candidates::row;
 pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.

@@ -1,6 +1,6 @@
 //! A request's place at an engine.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
@@ -8,6 +8,7 @@ use kvatlas_routing as core;
 
 use crate::decisions::{Ended, Record};
 use crate::engine::Engine;
+use crate::global::Claim;
 use crate::learn::Sent;
 use crate::observe::Usage;
 use crate::prompts::Known;
@@ -15,6 +16,8 @@ use crate::prompts::Known;
 const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");
 const CACHED: HeaderName = HeaderName::from_static("x-kvatlas-cached-tokens");
 const MICROS: HeaderName = HeaderName::from_static("x-kvatlas-decision-us");
+const AT_LEAST: HeaderName = HeaderName::from_static("x-kvatlas-at-least");
+const AT_MOST: HeaderName = HeaderName::from_static("x-kvatlas-at-most");
 const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 
 /// Upper bounds of the buckets for tokens by which a prediction was off.
@@ -36,6 +39,10 @@ pub(crate) struct Placement {
     pub(super) decided: Instant,
     pub(super) micros: u32,
     pub(super) block_size: u32,
+    /// Tokens of the prompt that the service above sites said this one had, at least and at most.
+    pub(super) bounds: Option<(u32, u32)>,
+    /// What that service is told after the answer. Whoever ends the request takes it.
+    pub(super) claim: Mutex<Option<Claim>>,
     /// What the index may learn by the answer.
     pub(super) sent: Option<Sent>,
     /// Prompt tokens that the engine must count, if they are known.
@@ -53,6 +60,14 @@ impl Placement {
         headers.insert(CACHED, HeaderValue::from(self.cached));
         headers.insert(MICROS, HeaderValue::from(self.micros));
         headers.insert(WHY, HeaderValue::from_static(self.why));
+        // A site's own router may have said such things too: these are of the sites that this one chose from.
+        let bounds = self.bounds;
+        for (name, bound) in [(AT_LEAST, bounds.map(|(least, _)| least)), (AT_MOST, bounds.map(|(_, most)| most))] {
+            headers.remove(&name);
+            if let Some(tokens) = bound {
+                headers.insert(name, HeaderValue::from(tokens));
+            }
+        }
     }
 
     /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.

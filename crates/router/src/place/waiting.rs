@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_routing as core;
-use kvatlas_service::lookup::Held;
 use kvatlas_service::state::Keyspace;
 use tokio::sync::mpsc;
 
@@ -17,6 +16,8 @@ use super::choose::fill;
 use super::{Core, Places};
 use crate::app::App;
 use crate::clock::seconds;
+use crate::elsewhere::{Looked, Question};
+use crate::global::Bounds;
 use crate::prompts::Known;
 
 /// Time makes room too: requests that nobody tells of end, and those that wait have waited long enough.
@@ -31,13 +32,14 @@ const ASKED_AT_ONCE: usize = 8;
 struct Prompt {
     model: Option<String>,
     hashes: Arc<[u64]>,
+    block_size: u32,
     keyspace: Option<Arc<Keyspace>>,
 }
 
 /// What a request hears while it waits.
 pub(super) enum News {
     /// It waits no longer.
-    Decided(core::Outcome),
+    Decided(core::Outcome, Option<Arc<Bounds>>),
     /// Other engines may take it now.
     FleetChanged,
 }
@@ -47,15 +49,21 @@ pub(super) struct Waiter {
     told: mpsc::UnboundedSender<News>,
     prompt: Prompt,
     looked: Instant,
+    /// What the service above sites said last.
+    bounds: Option<Arc<Bounds>>,
 }
 
 impl Waiter {
     /// And where it hears of the decision.
-    pub(super) fn new(known: &Known) -> (Self, mpsc::UnboundedReceiver<News>) {
+    pub(super) fn new(known: &Known, bounds: Option<Arc<Bounds>>) -> (Self, mpsc::UnboundedReceiver<News>) {
         let (told, hears) = mpsc::unbounded_channel();
-        let prompt =
-            Prompt { model: known.model.clone(), hashes: known.hashes.clone(), keyspace: known.keyspace.clone() };
-        (Self { told, prompt, looked: Instant::now() }, hears)
+        let prompt = Prompt {
+            model: known.model.clone(),
+            hashes: known.hashes.clone(),
+            block_size: known.block_size,
+            keyspace: known.keyspace.clone(),
+        };
+        (Self { told, prompt, looked: Instant::now(), bounds }, hears)
     }
 }
 
@@ -97,7 +105,7 @@ impl Places {
 
     /// Places the one whose turn it is. False: there is no room, or nobody waits.
     async fn bind_one(&self, app: &Arc<App>) -> bool {
-        let stale = if app.remote.is_some() { ASKED_AGAIN } else { Duration::ZERO };
+        let stale = if app.elsewhere.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
             let mut core = self.core();
             let Core { router, tickets, .. } = &mut *core;
@@ -115,9 +123,14 @@ impl Places {
         let mut core = self.core();
         let now = seconds();
         let Core { router, unheard, tickets, .. } = &mut *core;
+        for (number, looked) in &found {
+            if let Some(waiter) = tickets.get_mut(number) {
+                waiter.bounds = looked.bounds.clone();
+            }
+        }
         let bound = router.bind_up_to(1, now, |request, depths| {
-            if let Some(held) = found.get(&request.number) {
-                fill(depths, Some(held));
+            if let Some(looked) = found.get(&request.number) {
+                fill(depths, Some(&looked.held));
             }
             if let Some(unheard) = unheard {
                 unheard.look_up(request.content_hashes, now, depths);
@@ -129,7 +142,9 @@ impl Places {
             if let core::Outcome::Refused(why @ core::Refusal::NoWorker) = outcome {
                 router.tries_again(why);
             }
-            let told = tickets.remove(&id.0).is_some_and(|waiter| waiter.told.send(News::Decided(outcome)).is_ok());
+            let told = tickets
+                .remove(&id.0)
+                .is_some_and(|waiter| waiter.told.send(News::Decided(outcome, waiter.bounds)).is_ok());
             if !told {
                 router.fail(id, now);
             }
@@ -139,15 +154,15 @@ impl Places {
 }
 
 /// What engines hold of each of these prompts, as far as somebody says.
-async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Vec<Held>> {
+async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Looked> {
     let engines = app.fleet.engines().clone();
     let mut found = HashMap::new();
-    if app.remote.is_none() {
+    if app.elsewhere.is_none() {
         for (number, prompt) in prompts {
             let Some(keyspace) = prompt.keyspace else { continue };
             let mut held = Vec::new();
             keyspace.look_up(&prompt.hashes, |worker, rank| row(&engines, worker, rank), &mut held);
-            found.insert(number, held);
+            found.insert(number, Looked { held, bounds: None });
         }
         return found;
     }
@@ -155,10 +170,10 @@ async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Ve
     for (number, prompt) in prompts.into_iter().filter(|(_, prompt)| !prompt.hashes.is_empty()).take(ASKED_AT_ONCE) {
         let (app, engines) = (app.clone(), engines.clone());
         asked.spawn(async move {
-            let remote = app.remote.as_ref()?;
+            let elsewhere = app.elsewhere.as_ref()?;
             let model = prompt.model.as_deref().unwrap_or_default();
-            let its = |worker: &str, rank| row(&engines, worker, rank);
-            Some((number, remote.look_up(remote.own_shard, model, &prompt.hashes, its).await?))
+            let question = Question { model, block_size: prompt.block_size, hashes: &prompt.hashes };
+            Some((number, elsewhere.look_up(elsewhere.own_shard(), question, &engines).await?))
         });
     }
     while let Some(answer) = asked.join_next().await {

@@ -282,7 +282,7 @@ pub fn router(engines: &[&Engine], more: Value) -> Router {
     let mut config = json!({
         "http": { "bind": "127.0.0.1:0", "threads": 2 },
         "policy": "round-robin",
-        "health": { "interval": 0.1, "timeout": 0.5, "open": 0.2 },
+        "health": { "interval": 0.1, "timeout": 30, "open": 0.5 },
         "log": { "level": "off" },
         "engines": engines.iter().enumerate().map(|(at, engine)| {
             json!({ "name": format!("e{at}"), "url": engine.url() })
@@ -337,7 +337,7 @@ impl Client {
     pub fn to(router: &Router) -> Self {
         let stream = TcpStream::connect(router.address()).expect("it listens");
         stream.set_nodelay(true).expect("an option");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("an option");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("an option");
         Self { stream, rest: Vec::new() }
     }
 
@@ -452,7 +452,7 @@ impl Client {
 
 /// Waits until something is so.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while !so() {
         assert!(Instant::now() < until, "it did not come to be: {what}");
         std::thread::sleep(Duration::from_millis(5));

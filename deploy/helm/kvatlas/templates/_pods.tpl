@@ -96,9 +96,10 @@ spec:
             - "--snapshot-dir=/var/lib/kvatlas/snapshots"
             - "--snapshot-every={{ $c.snapshot.every }}"
             {{- end }}
-            {{- if and $c.peerSnapshot $values.serve.enabled }}
-            - "--peer-snapshot=dns:{{ $fullname }}-serve-peers:{{ $values.serve.port }}"
-            {{- with default (include "kvatlas.key" (dict "root" .root "item" $values.keys.serve)) $admin }}
+            {{- if $c.peerSnapshot }}
+            {{- $giver := ternary "serve" .name $values.serve.enabled }}
+            - "--peer-snapshot=dns:{{ $fullname }}-{{ $giver }}-peers:{{ (index $values $giver).port }}"
+            {{- with default (include "kvatlas.key" (dict "root" .root "item" (index $values.keys $giver))) $admin }}
             - "--peer-snapshot-key-file={{ . }}"
             {{- end }}
             {{- end }}

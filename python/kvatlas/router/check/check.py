@@ -9,6 +9,7 @@ from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import EngineReport, Looked
 from kvatlas.router.check.handover import hand_over
 from kvatlas.router.check.round_trip import RoundTrip
+from kvatlas.router.check.sites import look_above
 from kvatlas.router.check.tokens import compare
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.tokenizers import ENGINE, NONE, resolve
@@ -24,6 +25,8 @@ def check(config: RouterConfig) -> list[EngineReport]:
 
     Each engine gets two requests for one token. Nothing is served meanwhile; the events are followed as the router
     would, for these few seconds.
+
+    With `router.global_url`, the last report is of the service there.
 
     Raises:
         ConfigError: Something in the configuration cannot be used.
@@ -57,7 +60,10 @@ async def _check(
     if up:
         await RoundTrip(config, tokenizer).run(up)
         await hand_over(config, up)
-    return [one.report for one in looked]
+    reports = [one.report for one in looked]
+    if config.router.global_url is not None:
+        reports.append(await look_above(config, [one.entry.worker for one in looked], [one.models for one in looked]))
+    return reports
 
 
 def _engine(config: RouterConfig, entry: EngineEntry) -> Engine:
@@ -127,6 +133,8 @@ async def _events(config: RouterConfig, looked: Looked) -> None:
     if config.router.index is not None:
         report.add("events", "note", f"followed by the service at {config.router.index}")
         return
+    if config.router.global_url is not None:
+        return  # `sites` says what is known of it
 
     def allowed(_endpoint: str, _host: str) -> None:
         return None

@@ -10,6 +10,9 @@ from kvatlas.service.discovery.probe import Found
 
 Level = Literal["ok", "note", "warning", "problem"]
 
+GLOBAL = "global"
+"""The role in the report of the service above sites, which is no engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -35,7 +38,7 @@ class EngineReport:
     Attributes:
         worker: The engine's name.
         url: Its URL.
-        role: "both", "prefill" or "decode".
+        role: "both", "prefill" or "decode"; "global" for the service above sites, which is no engine.
         findings: In the order in which they were looked at.
     """
 
