@@ -36,7 +36,7 @@ def own_variables(pytestconfig: pytest.Config) -> dict[str, str]:
     return pytestconfig.stash[VARIABLES]
 
 
-settings.register_profile("kvatlas", max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("kvatlas", max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", parent=settings.get_profile("kvatlas"), max_examples=40)
 settings.register_profile("long", parent=settings.get_profile("kvatlas"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvatlas"))

@@ -94,7 +94,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tmp_path: Path) -> None
     )
     points = tmp_path / "s" / "points.jsonl"
     deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline and not points.exists():
+    while process.poll() is None and time.monotonic() < deadline and not (points.exists() and points.read_text()):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)

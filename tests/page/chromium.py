@@ -55,7 +55,7 @@ class Tab:
         self._number += 1
         answer = self._waiting[self._number] = asyncio.get_running_loop().create_future()
         await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
-        said = await asyncio.wait_for(answer, 30)
+        said = await asyncio.wait_for(answer, 60)
         if "error" in said:
             if "navigated" in said["error"]["message"]:
                 raise NavigatedError
@@ -94,7 +94,7 @@ class Tab:
             raise RuntimeError(said["exceptionDetails"]["exception"]["description"])
         return said["result"].get("value")
 
-    async def until(self, expression: str, seconds: float = 30) -> Any:
+    async def until(self, expression: str, seconds: float = 60) -> Any:
         """Waits until an expression is true."""
         end = time.monotonic() + seconds
         while True:
@@ -171,7 +171,7 @@ class Browser:
     async def port(self) -> int:
         """Where it listens."""
         file = Path(self._folder.name) / "DevToolsActivePort"
-        for _ in range(600):
+        for _ in range(1_200):
             with contextlib.suppress(FileNotFoundError, IndexError, ValueError):
                 return int(file.read_text().split()[0])
             await asyncio.sleep(0.05)

@@ -9,7 +9,6 @@ import http.client
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from kvatlas.errors import KvatlasError
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
 from kvatlas.sim.server.faults import CHANCES
+from kvatlas.sim.server.ports import free_block
 
 BLOCK = 4
 MODEL = "sim-model"
@@ -45,9 +45,7 @@ class Service:
     """`kvatlas serve` as a process that can be killed and started again."""
 
     def __init__(self, engines: list[EngineHandle], *flags: str) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_block("127.0.0.1")
         self.command = [sys.executable, "-m", "kvatlas.cli", "serve", "--bind", f"127.0.0.1:{self.port}", *flags]
         for engine in engines:
             for rank in range(engine.config.ranks):
@@ -115,9 +113,7 @@ class Service:
 
     def register_nobody(self) -> Callable[[], None]:
         """Register a worker that does not answer; returns how to take it back."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        endpoint = f"tcp://127.0.0.1:{free_block('127.0.0.1')}"
         nobody = {"instance_id": "nobody", "endpoint": endpoint, "model_name": MODEL, "block_size": BLOCK}
         status, answer = self.call("POST", "/register", nobody)
         assert status == 201, answer

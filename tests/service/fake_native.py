@@ -11,7 +11,7 @@ import pytest
 from kvatlas.errors import ServiceError
 from kvatlas.service import Service, native
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def until(condition: Callable[[], object], what: str = "") -> None:

@@ -6,6 +6,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
+
+PATIENCE = 60.0
 
 
 def serving(*flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -15,12 +18,23 @@ def serving(*flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=quiet)
 
 
-def address_of(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Where it listens, and the log until it does."""
+def logged(process: subprocess.Popen[str], pattern: str) -> tuple[re.Match[str], str]:
+    """What the log has of this, and the log until then. A process that does not say it in time is killed."""
     assert process.stderr is not None
     log = ""
-    for line in process.stderr:
-        log += line
-        if "listening" in line and (found := re.search(r"127\.0\.0\.1:\d+", line)):
-            return found[0], log
-    raise AssertionError(f"it ended before it listened: {log}")
+    late = threading.Timer(PATIENCE, process.kill)
+    late.start()
+    try:
+        for line in process.stderr:
+            log += line
+            if found := re.search(pattern, line):
+                return found, log
+    finally:
+        late.cancel()
+    raise AssertionError(f"it ended before {pattern}: {log}")
+
+
+def address_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Where it listens, and the log until it does."""
+    found, log = logged(process, r"listening.*?(127\.0\.0\.1:\d+)")
+    return found[1], log

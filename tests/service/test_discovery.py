@@ -19,7 +19,7 @@ from kvatlas.service.discovery.probe import Prober
 
 from .fake_engine import METRICS, FakeEngine, closed_port, sglang, vllm
 
-FAST = DiscoveryConfig(interval=0.05, timeout=20, request_timeout=5)
+FAST = DiscoveryConfig(interval=0.05, timeout=60, request_timeout=30)
 
 
 def probe(
@@ -265,7 +265,7 @@ def test_something_that_is_no_http_server() -> None:
             writer.close()
             await writer.wait_closed()
 
-        async with await asyncio.start_server(talk, "127.0.0.1", 0) as server, Asker(5) as asker:
+        async with await asyncio.start_server(talk, "127.0.0.1", 0) as server, Asker(30) as asker:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             with pytest.raises(DiscoveryError) as caught:
                 await Prober(asker, Engine(url), Config(), lambda endpoint, host: None).whole()

@@ -19,14 +19,14 @@ from .fake_engine import FakeEngine, vllm
 from .fake_native import until
 
 CONFIG = Config(
-    http=HttpConfig(bind="127.0.0.1:0"), discovery=DiscoveryConfig(interval=0.05, timeout=5, request_timeout=2)
+    http=HttpConfig(bind="127.0.0.1:0"), discovery=DiscoveryConfig(interval=0.05, timeout=60, request_timeout=30)
 )
 SILENT = vllm() | {"/kv_event_sources": {}}
 
 
 def get(service: Service, path: str) -> tuple[int, Any]:
     try:
-        with urllib.request.urlopen(f"{service.url}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"{service.url}{path}", timeout=60) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

@@ -60,7 +60,7 @@ def test_a_fault(arena: Arena, faults: dict[str, Any], counter: str) -> None:
     before = counted(arena, counter)
     for engine in arena.engines:
         engine.faults(**faults)
-    arena.run(1.8 if "replay_socket" in faults else 0.9)
+    arena.run(1.2 if "replay_socket" in faults else 0.4)
     end = time.monotonic() + PATIENCE
     while counted(arena, counter) <= before and time.monotonic() < end:  # on a busy machine little happens in a second
         arena.run(0.5)

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
@@ -21,6 +20,7 @@ import pytest
 import kvatlas
 from kvatlas._native import Service
 from kvatlas.service.config import Config, HttpConfig, SitesConfig
+from kvatlas.sim.server.ports import free_block
 from kvatlas.sites import SitePublisher
 
 from .dialect.tools import (
@@ -108,7 +108,7 @@ def test_bodies_have_a_limit() -> None:
 
 
 def test_slow_clients_do_not_stay() -> None:
-    with running(request_timeout=0.3, idle_timeout=0.6) as service:
+    with running(request_timeout=1.0, idle_timeout=1.0) as service:
         with Connection(service.address) as client:
             client.send(
                 b"POST /query HTTP/1.1\r\nHost: localhost\r\n"
@@ -410,14 +410,13 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         given[keyed.code] = keyed.status
     for answer in of_sites(address):
         given[answer.code] = answer.status
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_block("127.0.0.1")
     with running({"bind": [f"127.0.0.1:{port}"]}) as other:
         bound = f"bind://{port}"
         assert register(other, 1, bound).status == 201
         for answer in (register(other, 2, bound), register(other, 2, "bind://1")):
             given[answer.code] = answer.status
-    with running(request_timeout=0.2) as other, Connection(other.address) as client:
+    with running(request_timeout=1.5) as other, Connection(other.address) as client:
         client.send(b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
         answer = client.read()
         given[answer.code] = answer.status

@@ -67,6 +67,7 @@ def test_lags_are_counted_and_grow_while_an_engine_is_silent(publisher: Publishe
             return metrics(service)["kvatlas_event_lag_seconds_count"] >= 3
 
         until(brings)
+        until(lambda: metrics(service)["kvatlas_event_lag_seconds_count"] == publisher.seq)
         found = metrics(service)
         lag = 'kvatlas_stream_lag_seconds{worker="1",rank="0"}'
         assert found['kvatlas_event_lag_seconds_bucket{le="+Inf"}'] == found["kvatlas_event_lag_seconds_count"]
@@ -132,9 +133,10 @@ def test_the_access_log(form: str) -> None:
     if form == "json":
         entries = [json.loads(line) for line in lines]
         requests = [entry for entry in entries if entry.get("message") == "request"]
-        assert [entry["path"] for entry in requests][:1] == ["/register"]
-        assert requests[0]["microseconds"] >= 0
-        assert requests[0]["method"] == "POST"
+        # Each is logged when its answer is on its way, and another may have begun by then.
+        (registered,) = [entry for entry in requests if entry["path"] == "/register"]
+        assert registered["microseconds"] >= 0
+        assert registered["method"] == "POST"
 
 
 def test_an_engine_that_restarts_is_a_warning_and_its_return_is_not(publisher: Publisher) -> None:

@@ -15,7 +15,7 @@ import zmq
 
 from kvatlas._native import Service
 
-from .dialect.tools import Publisher, ask, running, stored, until
+from .dialect.tools import DEADLINE, Publisher, ask, running, stored, until
 from .http_tools import register
 
 ASSETS = Path(__file__).resolve().parents[2] / "crates/ui/assets"
@@ -56,7 +56,7 @@ class Watching:
 
     def __init__(self, service: Service, key: str | None = None) -> None:
         host, port = service.address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), 30)
+        self.socket = socket.create_connection((host, int(port)), DEADLINE)
         head = "GET /ui/events HTTP/1.1\r\nHost: localhost\r\n"
         head += f"Authorization: Bearer {key}\r\n" if key else ""
         self.socket.sendall(f"{head}\r\n".encode())
@@ -118,13 +118,21 @@ def test_files_come_as_they_are_with_a_strict_policy(service: Service) -> None:
 def test_what_happens_is_told(service: Service, engine: Publisher) -> None:
     watching = Watching(service)
     assert watching.headers["content-type"] == "text/event-stream"
-    row = watching.read(lambda: watching.state["engines"].get("w/0"))
-    assert (row["state"], row["blocks"], row["model"]) == ("live", 0, "m")
+
+    def is_live() -> bool:
+        row = watching.state["engines"].get("w/0", {})
+        return [row.get(name) for name in ("state", "blocks", "model")] == ["live", 0, "m"]
+
+    assert watching.read(is_live)
     engine.publish(stored([1], TOKENS[:4]), stored([2], TOKENS[4:8], parent=1))
-    watching.read(lambda: watching.state["engines"]["w/0"]["blocks"] == 2)
+
+    def is_shown() -> bool:
+        blocks = watching.state["engines"]["w/0"]["blocks"]
+        return (blocks, watching.state["indexes"].get("m/default", {}).get("prefixes")) == (2, 2)
+
+    assert watching.read(is_shown)
     assert "patch" in watching.events
     assert watching.events.count("whole") == 1
-    assert watching.state["indexes"]["m/default"]["prefixes"] == 2
     watching.read(lambda: any(point.get("blocks") == 2 for point in watching.lists["history"]))
     assert ask(service.address, "POST", "/unregister", {"instance_id": "w"}).status == 200
     watching.read(lambda: watching.state["engines"] == {})
@@ -167,7 +175,7 @@ def test_open_pages_do_not_hold_back_the_end(service: Service) -> None:
     watching = Watching(service)
     watching.read(lambda: True)
     ended: list[bool] = []
-    thread = threading.Thread(target=lambda: ended.append(service.drain(20.0)))
+    thread = threading.Thread(target=lambda: ended.append(service.drain(DEADLINE)))
     thread.start()
     assert watching.read(lambda: False) is None, "its events came to their end"
     thread.join()

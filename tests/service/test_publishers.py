@@ -14,21 +14,16 @@ import msgspec
 import zmq
 
 from kvatlas._native import Service
+from kvatlas.sim.server.ports import free_block
 
-from .dialect.tools import BLOCK_SIZE, MODEL, Answer, ask, running, stored, until
+from .dialect.tools import BLOCK_SIZE, DEADLINE, MODEL, Answer, ask, running, stored, until
 
 FAST: dict[str, Any] = {"reconnect_min": 0.02, "probe_interval": 0.2, "reorder_grace": 0.02, "settle_timeout": 0.5}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def bound(**streams: Any) -> Iterator[tuple[Service, int]]:
-    port = free_port()
+    port = free_block("127.0.0.1")
     with running(FAST | {"bind": [f"127.0.0.1:{port}"]} | streams) as service:
         yield service, port
 
@@ -237,7 +232,10 @@ def test_strangers_hold_no_place() -> None:
             name = 'kvatlas_publishers_refused_total{reason="too_many"}'
             until(lambda: metric(service, name) >= 1)
             until(lambda: metric(service, "kvatlas_publishers") == 0)  # they shake no hands
-        with socket.create_connection(("127.0.0.1", port), 20) as other, contextlib.suppress(ConnectionResetError):
+        with (
+            socket.create_connection(("127.0.0.1", port), DEADLINE) as other,
+            contextlib.suppress(ConnectionResetError),
+        ):
             other.sendall(b"GET / HTTP/1.1\r\n\r\n")
             while other.recv(1000):
                 pass

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.service.fake_engine import closed_port
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
+from kvatlas.sim.server.ports import free_block
 
 BLOCK = 4
 MODEL = "sim-model"
-DEADLINE = 30.0
+DEADLINE = 60.0
 FLAGS = ("--adopt-share", "0", "--relay-heartbeat", "200ms", "--relay-lost-after", "2s")
 
 
@@ -32,8 +32,7 @@ class Node:
     """A process of `kvatlas` at a port of its own."""
 
     def __init__(self, command: str, *flags: str) -> None:
-        with closed_port() as self.port:
-            pass
+        self.port = free_block("127.0.0.1")
         bind = ("--bind", f"127.0.0.1:{self.port}")
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "kvatlas.cli", command, *bind, *FLAGS, *flags],
@@ -99,8 +98,7 @@ def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> No
         for engine in engines
     ]
     follow = [flag for stream in streams for flag in ("--stream", stream)]
-    with closed_port() as port:
-        at = f"tcp://127.0.0.1:{port}"
+    at = f"tcp://127.0.0.1:{free_block('127.0.0.1')}"
     draw = random.Random(5)
     system = [draw.randrange(9_000) for _ in range(24)]
 
@@ -126,13 +124,16 @@ def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> No
         prompts = load(60)
         until(lambda: reader.is_right(engines, prompts), "right")
         assert any(engine.match_all([Query(system)])[0].held for engine in engines)
-        assert reader.ask("GET", "/health")[1]["relay"] == {"connected": True, "error": None}
+        until(
+            lambda: reader.ask("GET", "/health")[1]["relay"] == {"connected": True, "error": None},
+            "said to be connected",
+        )
 
         relay.end()
         until(lambda: reader.trusted() == 0, "unsure")
         prompts = load(40)
         assert reader.trusted() == 0
-        assert not reader.ask("GET", "/health")[1]["relay"]["connected"]
+        until(lambda: not reader.ask("GET", "/health")[1]["relay"]["connected"], "said to be away")
         relay = node("relay", "--publish", at, *follow)
         until(lambda: reader.is_right(engines, prompts), "right again")
 

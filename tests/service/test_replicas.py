@@ -15,6 +15,7 @@ from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import Config, HttpConfig, Service, replicas
 from kvatlas.service.config import SnapshotConfig
 from kvatlas.service.peer import fetch_from_any
+from kvatlas.sim.server.ports import free_block
 
 from .named import with_name
 from .replaying import ReplayingEngine
@@ -39,9 +40,7 @@ def no_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_block("127.0.0.1")
 
 
 @pytest.fixture
@@ -108,7 +107,7 @@ def test_a_name_server_that_does_not_answer_is_asked_again(monkeypatch: pytest.M
 def test_the_first_that_is_ready_gives_its_snapshot(
     addresses: list[str], port: int, start: Callable[..., Service]
 ) -> None:
-    with ReplayingEngine(11, keeps=1_000) as engine:
+    with ReplayingEngine(11, keeps=1_000, rate=50) as engine:
         engine.start()
         engines = {"w0": engine}
         streams = [flag for flag in flags(engines) if flag != "--stream"]
@@ -128,7 +127,7 @@ def test_the_first_that_is_ready_gives_its_snapshot(
 
 
 def test_alone_it_begins_without(addresses: list[str], port: int, start: Callable[..., Service]) -> None:
-    with ReplayingEngine(12, keeps=1_000) as engine:
+    with ReplayingEngine(12, keeps=1_000, rate=50) as engine:
         engine.start()
         streams = [flag for flag in flags({"w0": engine}) if flag != "--stream"]
         for known in ([], ["127.0.0.2"], ["127.0.0.2", "127.0.0.9"]):

@@ -10,7 +10,6 @@ import http.client
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,13 +23,14 @@ import pytest
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
+from kvatlas.sim.server.ports import free_block
 
 BLOCK = 4
 MODEL = "sim-model"
 NAME = "kvatlas-peers.test"
 DEADLINE = 60.0
 # Without learning: what a replica knows, it knows from the snapshot and the replay.
-FLAGS = ("--adopt-share", "0", "--probe-interval", "0.5s", "--replay-timeout", "1s", "--drain-delay", "1s")
+FLAGS = ("--adopt-share", "0", "--probe-interval", "0.5s", "--replay-timeout", "30s", "--drain-delay", "1s")
 
 
 def _stream(engine: EngineHandle) -> str:
@@ -185,9 +185,7 @@ def fleet() -> Iterator[Fleet]:
 
 @pytest.mark.slow
 def test_replicas_are_replaced_one_after_the_other(fleet: Fleet, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_block("127.0.0.1")
     zone = tmp_path / "zone"
     peer = ("--peer-snapshot", f"dns:{NAME}:{port}")
     engines = list(fleet.engines)

@@ -150,7 +150,7 @@ def test_a_fault_of_discovery_does_not_hold_readiness_back(
 
     monkeypatch.setattr(Discovery, "run", run)
     with started(Starter(), ["http://127.0.0.1:9"]) as service:
-        service.wait_ready(20)
+        service.wait_ready(60)
         assert service.drain()
     assert "discovery has ended by a fault of its own" in caplog.text
     assert "a fault" in caplog.text

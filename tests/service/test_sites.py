@@ -65,7 +65,7 @@ def holds(blocks: int) -> BlockIndex:
 def send(top: Service, digest: bytes, block_size: int = BLOCK) -> httpx.Response:
     about: dict[str, str | int] = {"model_name": MODEL, "block_size": block_size}
     kind = {"Content-Type": "application/octet-stream"}
-    return httpx.post(f"{top.url}/digest", params=about, content=digest, headers=kind, timeout=10)
+    return httpx.post(f"{top.url}/digest", params=about, content=digest, headers=kind, timeout=DEADLINE)
 
 
 def bounds(client: Client) -> dict[str, tuple[int, int]]:
@@ -98,14 +98,14 @@ def test_sites_push_what_their_engines_hold(top: Service, client: Client, publis
         south.close()
         with site_of("south", top) as again:
             again.register("w", publishers().endpoint, model=MODEL, block_size=BLOCK)
-            until(lambda: bounds(client) == {"north": (8, 12)})
-        assert states(client)["north"] == "known"
+            known = {"north": "known", "south": "known"}
+            until(lambda: bounds(client) == {"north": (8, 12)} and states(client) == known)
     metrics = client.metrics()
     assert 'kvatlas_sites{model="m",routing_group="default",state="known"} 2' in metrics
 
 
 def test_a_site_that_is_cut_off_may_have_anything() -> None:
-    with above(unknown_after=0.2) as top:
+    with above(unknown_after=1.0) as top:
         client = top.client()
         publisher = SitePublisher("far", grain=GRAIN)
         publisher.look(holds(6))
@@ -118,12 +118,13 @@ def test_a_site_that_is_cut_off_may_have_anything() -> None:
 
 
 def test_a_site_that_is_not_heard_for_long_is_forgotten() -> None:
-    with above(unknown_after=0.01, forget_after=0.05) as top:
+    with above(unknown_after=0.01, forget_after=0.5) as top:
         client = top.client()
         for name in ("gone", "here"):
             publisher = SitePublisher(name, grain=GRAIN)
             assert send(top, publisher.whole()).is_success
-        assert until(lambda: send(top, publisher.delta()).is_success and states(client).keys() == {"here"})
+        # Whole digests, as this one may be forgotten too, if half a second is over between two.
+        until(lambda: send(top, publisher.whole()).is_success and states(client).keys() == {"here"})
 
 
 def test_a_missing_digest_is_noticed(top: Service, client: Client) -> None:
@@ -181,13 +182,13 @@ def test_what_cannot_be_used_is_refused(top: Service, client: Client) -> None:
         "other_grain": send(top, SitePublisher("s", grain=3).whole()),
         "block_size_mismatch": send(top, publisher.delta(), block_size=8),
         "malformed_parameters": httpx.post(
-            f"{top.url}/digest", content=b"", headers={"Content-Type": "application/octet-stream"}, timeout=10
+            f"{top.url}/digest", content=b"", headers={"Content-Type": "application/octet-stream"}, timeout=DEADLINE
         ),
-        "wrong_content_type": httpx.post(f"{top.url}/digest?model_name=m&block_size=4", json={}, timeout=10),
+        "wrong_content_type": httpx.post(f"{top.url}/digest?model_name=m&block_size=4", json={}, timeout=DEADLINE),
     }
     assert {code: answer.json()["code"] for code, answer in refused.items()} == {code: code for code in refused}
     for body in ({"model_name": MODEL}, {"model_name": MODEL, "content_hashes": [1], "cache_salt": "s"}):
-        assert httpx.post(f"{top.url}/sites", json=body, timeout=10).json()["code"] == "wrong_type"
+        assert httpx.post(f"{top.url}/sites", json=body, timeout=DEADLINE).json()["code"] == "wrong_type"
     with pytest.raises(ClientError) as unknown:
         client.sites(tokens=TOKENS, model="other")
     assert unknown.value.code == "unknown_keyspace"

@@ -9,7 +9,7 @@ POLICIES = ("random", "round-robin", "least-loaded", "prefix-hash", "kvatlas")
 SMALL = ReplayConfig(
     fleet=FleetConfig(engines=4, engine=EngineConfig(block_size=64, blocks=1_536, chunk=512)),
     policies=POLICIES,
-    check=0.2,
+    check=0.15,
 )
 
 

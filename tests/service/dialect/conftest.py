@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from typing import Any
 
 import pytest
 import zmq
+
+from kvatlas.sim.server.ports import free_block
 
 from .tools import BLOCK_SIZE, MODEL, Answer, Publisher, ask, running, until
 
@@ -54,20 +55,13 @@ class Subject:
         until(lambda: self.scores(**query) == scores)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture(scope="session")
 def peer(own_variables: dict[str, str]) -> Iterator[str]:
     """The address of `python -m dynamo.indexer`."""
     python = own_variables.get(PEER)
     if not python:
         pytest.skip(f"the dialect's released service is not here: set {PEER} to a Python that has ai-dynamo 1.6.1")
-    port = free_port()
+    port = free_block("127.0.0.1")
     process = subprocess.Popen(
         [python, "-m", "dynamo.indexer", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

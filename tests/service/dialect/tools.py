@@ -16,7 +16,7 @@ import zmq
 
 from kvatlas._native import Service
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 """Long after which something that should happen has not, in seconds."""
 
 MODEL = "m"

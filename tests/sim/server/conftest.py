@@ -14,7 +14,7 @@ from kvatlas.reference import ReferenceIndex
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 END = b"\xff" * 8
 FAST = EngineConfig(block_size=4, blocks=64, prefill_rate=1e6, decode_rate=1e4, chunk=32)
 

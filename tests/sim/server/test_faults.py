@@ -54,7 +54,7 @@ def engine(fleet: Fleet) -> Iterator[EngineHandle]:
     engine = fleet[0]
     yield engine
     engine.resume()
-    engine.faults(**{name: getattr(Faults(), name) for name in Faults.__slots__})
+    end_faults(engine)
     engine.wait_quiet()
 
 
@@ -62,18 +62,28 @@ def engine(fleet: Fleet) -> Iterator[EngineHandle]:
 def live(engine: EngineHandle) -> Iterator[Subscriber]:
     with Subscriber(engine.endpoint()) as live:
         live.join(lambda: store(engine))
-        last_seq(engine)
-        live.drain()
+        store(engine)
+        live.until(last_seq(engine))
         yield live
 
 
 def numbers(live: Subscriber, engine: EngineHandle, requests: int = 30) -> tuple[list[int], list[int]]:
-    """The numbers seen live while requests go through, and those that were published."""
+    """The numbers seen live while requests go through, and those that were published. Ends the faults."""
     first = last_seq(engine) + 1
     store(engine, requests)
     last = last_seq(engine)
-    seen = [number(frames) for frames in live.drain(0.5)]
-    return seen, list(range(first, last + 1))
+    return [seq for seq in rest(live, engine) if seq <= last], list(range(first, last + 1))
+
+
+def end_faults(engine: EngineHandle) -> None:
+    engine.faults(**{name: getattr(Faults(), name) for name in Faults.__slots__})
+
+
+def rest(live: Subscriber, engine: EngineHandle) -> list[int]:
+    """The numbers of all that comes up to a last batch, which has no fault."""
+    end_faults(engine)
+    store(engine)
+    return [number(frames) for frames in live.until(last_seq(engine))]
 
 
 def replayed(engine: EngineHandle, first: int) -> list[int]:
@@ -92,7 +102,7 @@ def test_drop(engine: EngineHandle, live: Subscriber) -> None:
     assert set(seen) < set(published)
     assert seen == sorted(seen)
     assert seen
-    assert replayed(engine, published[0]) == published
+    assert replayed(engine, published[0])[: len(published)] == published
     assert engine.state()[0].counts["dropped"] >= len(published) - len(seen)
 
 
@@ -101,7 +111,7 @@ def test_duplicate(engine: EngineHandle, live: Subscriber) -> None:
     seen, published = numbers(live, engine)
     assert len(published) < len(seen) < 2 * len(published)
     assert sorted(set(seen)) == published
-    assert replayed(engine, published[0]) == published
+    assert replayed(engine, published[0])[: len(published)] == published
 
 
 def test_reorder(engine: EngineHandle, live: Subscriber) -> None:
@@ -109,20 +119,24 @@ def test_reorder(engine: EngineHandle, live: Subscriber) -> None:
     seen, published = numbers(live, engine)
     assert sorted(seen) == published
     assert any(after < before for before, after in pairwise(seen))
-    assert replayed(engine, published[0]) == published
+    assert replayed(engine, published[0])[: len(published)] == published
 
 
 def test_the_last_batch_comes_even_if_nothing_overtakes_it(engine: EngineHandle, live: Subscriber) -> None:
     before = engine.state()[0].counts.get("reordered", 0)
     engine.faults(reorder=1.0)
-    store(engine)
-    assert not engine.state()[0].quiet  # it waits for one that overtakes it
+
+    def waits() -> bool:
+        store(engine)
+        return not engine.state()[0].quiet  # for one that overtakes it, a fifth of a second
+
+    until(waits)
     live.until(last_seq(engine))
     assert engine.state()[0].counts["reordered"] > before
 
 
 def test_delay_holds_up_what_is_behind_too(engine: EngineHandle, live: Subscriber) -> None:
-    engine.faults(delay=1.0, delay_seconds=1.0)
+    engine.faults(delay=1.0, delay_seconds=3.0)
     first = last_seq(engine) + 1
     store(engine, 10)
     early = replayed(engine, first)
@@ -188,10 +202,10 @@ def test_strays_have_numbers_and_blocks_of_their_own(engine: EngineHandle, live:
     first = last_seq(engine) + 1
     store(engine, 5)
     last = last_seq(engine)
-    seen = [number(one) for one in live.drain(0.5)]
     own = list(range(first, last + 1))
+    seen = [seq for seq in rest(live, engine) if seq <= last]
     assert sorted(seen) == sorted(own + list(range(before, before + len(own))))
-    assert replayed(engine, first) == own
+    assert replayed(engine, first)[: len(own)] == own
 
 
 def test_a_slow_replay(engine: EngineHandle) -> None:
@@ -227,7 +241,7 @@ def test_restart_with_time_to_notice(engine: EngineHandle) -> None:
     def restart() -> None:
         began = time.monotonic()
         handle = EngineHandle(engine.number, engine.config, engine._process)
-        handle.restart(down=0.5)
+        handle.restart(down=1.0)
         handle.close()
         took.append(time.monotonic() - began)
 
@@ -238,7 +252,7 @@ def test_restart_with_time_to_notice(engine: EngineHandle) -> None:
         refused += not listens(port)
         time.sleep(0.01)
     restarting.join()
-    assert took[0] >= 0.5
+    assert took[0] >= 1.0
     assert refused > 3
     assert listens(port)
     store(engine)

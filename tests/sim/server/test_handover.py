@@ -75,7 +75,7 @@ def test_vllm_when_the_prefill_engine_is_gone() -> None:
 
 def test_sglang() -> None:
     with pools("sglang") as (prefill, decode):
-        info = json.load(urllib.request.urlopen(prefill.url + "/server_info", timeout=30))
+        info = json.load(urllib.request.urlopen(prefill.url + "/server_info", timeout=60))
         assert info["disaggregation_mode"] == "prefill"
         room = {
             "bootstrap_host": "127.0.0.1",

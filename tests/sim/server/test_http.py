@@ -109,14 +109,15 @@ def test_streamed_usage(ask: Asker) -> None:
 
 def test_a_stream_comes_as_it_is_generated(both: Fleet) -> None:
     connection = http.client.HTTPConnection(both[0].url.removeprefix("http://"), timeout=60)
-    body = {"prompt": "slowly", "max_tokens": 100, "stream": True}
+    body = {"prompt": "slowly", "max_tokens": 10_000, "stream": True}
     connection.request("POST", "/v1/completions", json.dumps(body))
     response = connection.getresponse()
     first = response.readline()
     assert b'"finish_reason":null' in first
     assert sum(state.running for state in both[0].state()) == 1  # far from done
-    response.read()
+    response.close()
     connection.close()
+    both[0].wait_quiet()
 
 
 def test_a_conversation_finds_its_last_turn_in_the_cache(ask: Asker) -> None:
@@ -266,6 +267,7 @@ def test_sglang_discovery(ask: Asker, both: Fleet) -> None:
 def test_metrics(ask: Asker, both: Fleet) -> None:
     ask("/v1/completions", {"prompt": "b" * 41, "max_tokens": 1}, {"X-data-parallel-rank": "0"})
     ask("/v1/completions", {"prompt": "b" * 41, "max_tokens": 1}, {"X-data-parallel-rank": "0"})
+    both[0].wait_quiet()
     _, text = ask("/metrics")
     values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
 
@@ -308,13 +310,13 @@ def test_a_client_that_goes_away_ends_its_request(both: Fleet) -> None:
         connection.request(
             "POST", "/v1/completions", json.dumps({"prompt": "x", "max_tokens": 15_000, "stream": stream})
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not sum(state.running for state in engine.state()):
             assert time.monotonic() < deadline
         if stream:
             connection.getresponse().close()
         connection.close()
-        engine.wait_quiet(timeout=20)  # the whole answer would take longer
+        engine.wait_quiet(timeout=60)  # the whole answer would take longer
 
 
 def test_the_tokenizer_is_reversible() -> None:

@@ -53,7 +53,7 @@ class Workload:
 
 
 async def settled(engine: EngineServer) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not all(state.quiet for state in engine.state()):
             await asyncio.sleep(0.005)
 
