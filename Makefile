@@ -16,10 +16,13 @@ export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 # Clippy is a compiler: what it makes of the workspace is what the tests run on, and a lint ends the build. So nothing is
 # compiled a second time to be checked. (`cargo clippy` hands its flags to clippy-driver in the same way.)
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+# The extension has no tests in Rust, and yet is among the packages, without the defaults, as in its own build: so all that
+# both depend on has the same features, and is compiled once.
+CARGO_TEST := cargo test --locked --workspace --no-default-features --no-fail-fast
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
 	check-deploy manifests soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
-	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-tests
+	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-extension
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "%-14s %s\n", $$1, $$2 }'
@@ -32,23 +35,23 @@ demo-fleet: build  ## NATS, a relay, two indexes and a router, each killed in tu
 	$(BIN)/python -m kvatlas.lab.demo.fleet
 
 check: build-tests  ## before a commit: lints, types, and tests without the slow ones, random ones with few examples
-	@$(SIDE_BY_SIDE) check-python check-rust types lint-python clippy format-rust
+	@$(SIDE_BY_SIDE) check-python check-rust types lint-python format-rust
 
 test: build-tests target/wheel-test/built  ## everything that must hold, the same as in CI
-	@$(SIDE_BY_SIDE) test-python test-rust types lint-python clippy format-rust
+	@$(SIDE_BY_SIDE) test-python test-rust types lint-python format-rust
 
 lint: build-tests  ## format, lints, types, and stubs against the built extension
 	@$(SIDE_BY_SIDE) types lint-python clippy format-rust
 
-# The parts. Python's and Rust's tests are built before them, by one compilation, which lints too: see the profile `dev` in
-# Cargo.toml.
+# The parts. The extension is built before them, which lints too; Rust's tests are compiled, of the same crates, while
+# Python's run: see the profile `dev` in Cargo.toml.
 
 format-rust:
 	cargo fmt --all --check
 
-# All else that is compiled is checked where it is: see LINTED.
+# Linted and compiled: see LINTED. Python's tests, which wait for sockets half of their time, go before it.
 clippy:
-	$(LINTED) cargo build --locked --workspace --no-default-features --keep-going --examples
+	$(LINTED) nice -n 10 $(CARGO_TEST) --no-run
 
 lint-python:
 	$(BIN)/ruff format --check .
@@ -58,16 +61,15 @@ types:
 	$(BIN)/mypy
 	$(BIN)/python -W "ignore:kvatlas is a debug build" -m mypy.stubtest kvatlas._native
 
-# Few of the seeds that a run without the variable has; `make fuzz` has many more. Examples are compiled by `clippy`.
-test-rust:
-	$(LINTED) KVATLAS_SEEDS=40 cargo test --locked --workspace --no-default-features --no-fail-fast --lib --tests
-	$(LINTED) cargo test --locked --workspace --no-default-features --no-fail-fast --doc
+# Few of the seeds that a run without the variable has; `make fuzz` has many more. Many tests wait for sockets: so four at a time.
+test-rust: clippy
+	$(LINTED) KVATLAS_SEEDS=40 RUST_TEST_THREADS=4 $(CARGO_TEST)
 
 test-python:
 	$(PYTEST)
 
-check-rust:
-	$(LINTED) KVATLAS_SEEDS=30 cargo test --locked --workspace --no-default-features --no-fail-fast --quiet --lib --tests
+check-rust: clippy
+	$(LINTED) KVATLAS_SEEDS=30 $(CARGO_TEST) --quiet
 
 check-python:
 	HYPOTHESIS_PROFILE=quick $(PYTEST) --quiet -m "not slow"
@@ -165,6 +167,7 @@ fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --locked --release -p kvatlas-index --example fuzz_index -- --minutes $(MINUTES)
 	cargo run --locked --release -p kvatlas-wire --example fuzz_wire -- --minutes $(MINUTES)
 	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-trees -p kvatlas-designs --test trees --test designs
+	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-service --lib every_quiet_point_is_exact
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --locked --release -p kvatlas-index --lib --target-dir target/loom loom
@@ -225,14 +228,14 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 	$(BIN)/maturin develop --release --locked
 	@rm -f .venv/extension-*; touch $@
 
-# What is compiled needs a Python, and none of the packages that are installed meanwhile.
+# To compile it takes one of the packages; the others are installed meanwhile.
 .venv/extension-dev: requirements-dev.txt requirements-docs.txt $(RUST)
-	@$(MAKE) --no-print-directory --jobs 2 .venv/ready compile-tests
-	$(LINTED) $(BIN)/maturin develop --no-default-features --locked
+	@$(MAKE) --no-print-directory --jobs 2 compile-extension .venv/ready
+	$(LINTED) $(BIN)/maturin develop --no-default-features --locked --quiet
 	@rm -f .venv/extension-*; touch $@
 
-compile-tests: .venv/pyvenv.cfg
-	$(LINTED) cargo test --locked --workspace --no-default-features --no-run --lib --tests
+compile-extension: .venv/bin/maturin
+	$(LINTED) $(BIN)/maturin develop --no-default-features --locked --skip-install
 
 target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
 	@rm -rf $(@D)
@@ -242,7 +245,10 @@ target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
 .venv/pyvenv.cfg: | check-tools
 	$(PYTHON) -m venv .venv
 
-.venv/ready: requirements-dev.txt requirements-docs.txt | .venv/pyvenv.cfg
+.venv/bin/maturin: | .venv/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet $(shell grep ^maturin= requirements-dev.txt)
+
+.venv/ready: requirements-dev.txt requirements-docs.txt | .venv/bin/maturin
 	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
 	@touch $@
 
