@@ -219,10 +219,12 @@ def test_ever_new_prompts_do_not_make_it_grow(tokenizer: Path, stack: ExitStack)
             assert fleet.router.talk(requests).count(b"HTTP/1.1 200") == 50
         return fleet.router.memory()
 
+    # An allocator may take a few megabytes more once; what grows with each prompt grows every time.
     churn(0)
-    before = churn(10)
-    after = churn(20)
-    assert after - before < 8 << 20, "500 prompts of 1 KB leave no megabytes behind"
+    sizes = [churn(10), churn(20)]
+    while sizes[-1] - sizes[-2] >= 8 << 20:
+        assert len(sizes) < 6, f"500 prompts of 1 KB leave no megabytes behind: {sizes}"
+        sizes.append(churn(10 * len(sizes) + 10))
     wait_until(lambda: fleet.router.in_flight() == 0, "nothing is in flight")
 
 
