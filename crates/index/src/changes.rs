@@ -1,28 +1,34 @@
 //! Many changes by one who has waited for the others once.
 
-use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+
+use parking_lot::MutexGuard;
 
 use crate::error::Error;
 use crate::handle::RankHandle;
 use crate::index::{BlockIndex, Config};
 use crate::types::{BlockHash, Event, Tier};
-use crate::writer::{Chain, Writer};
+use crate::writer::{Chain, FromLeaf, Writer};
 
 /// Blocks changed before others have their turn: a fraction of a millisecond.
-const TURN: usize = 1024;
+pub(crate) const TURN: usize = 1024;
 
 /// Changes of an index, one after the other. From the first on, others who want to change something wait until this is
-/// dropped, or until so many blocks were changed that they have their turn. Readers see each change as it is made.
+/// dropped, or until 1,024 blocks were changed: then they have their turn, also in the middle of a long store or removal.
+/// Readers see each change as it is made.
 pub struct Changes<'i> {
     index: &'i BlockIndex,
     writer: Option<MutexGuard<'i, Writer>>,
-    /// Blocks until the others' turn.
+    /// Blocks between the others' turns.
+    turn: usize,
+    /// Those until the next.
     left: usize,
 }
 
 impl<'i> Changes<'i> {
     pub(crate) fn new(index: &'i BlockIndex) -> Self {
-        Self { index, writer: None, left: TURN }
+        let turn = index.turn.load(Ordering::Relaxed);
+        Self { index, writer: None, turn, left: turn }
     }
 
     /// What the index was made with.
@@ -45,7 +51,7 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        self.write(block_hashes.len(), false, |writer| writer.store(worker, rank, tier, &chain))
+        self.store_in_parts(chain, |writer, chain| writer.store(worker, rank, tier, chain))
     }
 
     /// As [`BlockIndex::store_once`].
@@ -62,19 +68,23 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        self.write(block_hashes.len(), false, |writer| {
-            writer.without_copies(|writer| writer.store(worker, rank, tier, &chain))
+        self.store_in_parts(chain, |writer, chain| {
+            writer.without_copies(|writer| writer.store(worker, rank, tier, chain))
         })
     }
 
     /// As [`BlockIndex::store_known`].
     pub fn store_known(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
-        self.write(block_hashes.len(), false, |writer| writer.store_known(worker, rank, tier, block_hashes))
+        let mut unknown = Vec::new();
+        for part in block_hashes.chunks(self.turn) {
+            unknown.append(&mut self.write(part.len(), false, |writer| writer.store_known(worker, rank, tier, part)));
+        }
+        unknown
     }
 
     /// As [`BlockIndex::remove`].
     pub fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
-        self.write(block_hashes.len(), false, |writer| writer.remove(worker, rank, tier, block_hashes));
+        self.remove_in_parts(|writer| writer.number_of(worker, rank), tier, block_hashes);
     }
 
     /// As [`store`](Self::store), by a handle of the worker's rank, which spares a look-up by name.
@@ -90,29 +100,79 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        self.write(block_hashes.len(), false, |writer| writer.store_to(rank, tier, &chain))
+        self.store_in_parts(chain, |writer, chain| writer.store_to(rank, tier, chain))
     }
 
     /// As [`remove`](Self::remove), by a handle of the worker's rank, which spares a look-up by name.
     pub fn remove_from(&mut self, rank: &RankHandle, tier: Tier, block_hashes: &[BlockHash]) {
-        self.write(block_hashes.len(), false, |writer| writer.remove_from(rank, tier, block_hashes));
+        self.remove_in_parts(|writer| writer.number_of_handle(rank), tier, block_hashes);
     }
 
     /// As [`BlockIndex::clear`].
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
-        self.write(TURN, true, |writer| writer.clear(worker, rank, tier));
+        self.write(self.turn, true, |writer| writer.clear(worker, rank, tier));
     }
 
     /// As [`BlockIndex::dump_rank`], which would wait for this for ever.
     pub fn dump_rank(&mut self, worker: &str, rank: u32) -> Vec<Event> {
         let mut events = Vec::new();
-        self.write(TURN, false, |writer| writer.dump_rank(worker, rank, &mut events));
+        self.write(self.turn, false, |writer| writer.dump_rank(worker, rank, &mut events));
         events
+    }
+
+    /// Makes a store in parts, between which others have their turn. A chain is stored block by block, so these make the
+    /// same; that there is room for all is seen to before the first.
+    #[inline]
+    fn store_in_parts(
+        &mut self,
+        chain: Chain<'_>,
+        store: impl Fn(&mut Writer, &Chain<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut next = Some(chain);
+        while let Some(mut chain) = next {
+            next = chain.split_off(self.turn);
+            self.write(chain.len(), false, |writer| store(writer, &chain))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a removal in parts, leaves first: so there is no hole on the way above what goes in another part. The order of
+    /// the names does not matter otherwise.
+    #[inline]
+    fn remove_in_parts(&mut self, rank: impl Fn(&mut Writer) -> Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
+        if block_hashes.len() <= self.turn {
+            self.write(block_hashes.len(), false, |writer| {
+                writer.counters.removes += 1;
+                let rank = rank(writer);
+                writer.remove(rank, tier, block_hashes);
+            });
+            return;
+        }
+        let mut ordered = Vec::with_capacity(block_hashes.len());
+        for part in block_hashes.chunks(self.turn) {
+            self.write(part.len(), false, |writer| match rank(writer) {
+                Some(rank) => writer.leaves_first(rank, part, &mut ordered),
+                None => ordered.extend(part.iter().map(|&block_hash| (FromLeaf::default(), block_hash))),
+            });
+        }
+        ordered.sort_unstable();
+        let ordered: Vec<_> = ordered.into_iter().map(|(_, block_hash)| block_hash).collect();
+        for (i, part) in ordered.chunks(self.turn).enumerate() {
+            self.write(part.len(), false, |writer| {
+                writer.counters.removes += u64::from(i == 0);
+                let rank = rank(writer);
+                writer.remove(rank, tier, part);
+            });
+        }
     }
 
     fn write<T>(&mut self, blocks: usize, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
         if self.left == 0 {
-            (self.writer, self.left) = (None, TURN);
+            self.left = self.turn;
+            // To let go and lock again would be to overtake those who wait, as they have to wake up first.
+            if let Some(writer) = &mut self.writer {
+                MutexGuard::bump(writer);
+            }
         }
         self.left = self.left.saturating_sub(blocks.max(1));
         let Self { index, writer, .. } = self;
@@ -126,11 +186,12 @@ impl<'i> Changes<'i> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::AtomicBool;
     use std::thread;
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::types::View;
 
     #[test]
     fn others_have_their_turn_while_changes_go_on() {
@@ -152,6 +213,53 @@ mod tests {
         });
         let held: Vec<_> = index.workers().into_iter().map(|(worker, blocks)| (worker.to_string(), blocks)).collect();
         assert_eq!(held, [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+    }
+
+    #[test]
+    fn others_have_their_turn_within_a_long_event() {
+        let index = &BlockIndex::new(Config::default()).unwrap();
+        let contents: Vec<u64> = (1..=100 * TURN as u64).collect();
+        let names: Vec<_> = contents.iter().map(|&content| BlockHash(content)).collect();
+        let part = 1..names.len() as u64;
+        let (stored, removed) = (AtomicBool::new(false), AtomicBool::new(false));
+        let is_over = &|| stored.load(Ordering::SeqCst) && removed.load(Ordering::SeqCst);
+        thread::scope(|scope| {
+            let start = Instant::now();
+            let is_late = move || start.elapsed() > Duration::from_secs(60);
+            let (names, contents) = (&names, &contents);
+            scope.spawn(move || {
+                while !is_over() && !is_late() {
+                    index.store("w", 0, Tier::Gpu, None, names, contents).unwrap();
+                    index.remove("w", 0, Tier::Gpu, names);
+                }
+                assert!(is_over(), "nobody else comes in");
+            });
+            let mut before = 0;
+            while !is_over() && !is_late() {
+                let now = index.ranks_of("w").first().map_or(0, |rank| rank.device_blocks);
+                if part.contains(&before) && part.contains(&now) && now != before {
+                    if now > before { &stored } else { &removed }.store(true, Ordering::SeqCst);
+                }
+                before = now;
+            }
+        });
+        let stats = index.stats();
+        assert_eq!((stats.blocks, stats.unlinked, stats.stores), (0, 0, stats.removes));
+    }
+
+    #[test]
+    fn what_follows_of_an_event_does_not_bring_a_dropped_worker_back() {
+        let index = BlockIndex::new(Config::default()).unwrap();
+        index.turn_after(2);
+        let names: Vec<_> = (1..=6).map(BlockHash).collect();
+        let mut chain = Chain::new(None, &names, &[1, 2, 3, 4, 5, 6]).unwrap();
+        let rest = chain.split_off(4).unwrap();
+        index.write(|writer| writer.store("w", 0, Tier::Gpu, &chain)).unwrap();
+        index.drop_worker("w");
+        index.write(|writer| writer.store("w", 0, Tier::Gpu, &rest)).unwrap();
+        assert!(index.workers().is_empty());
+        index.store("w", 0, Tier::Gpu, None, &names, &[1, 2, 3, 4, 5, 6]).unwrap();
+        assert_eq!((index.find(&[1, 2, 3, 4, 5, 6]).depth(View::Device), index.stats().stores), (6, 2));
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! [`BlockIndex`]: one writer at a time, any number of readers.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::changes::Changes;
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::changes::{Changes, TURN};
 use crate::dump::Dump;
 use crate::error::Error;
 use crate::find::{Match, find};
@@ -39,6 +42,8 @@ pub struct BlockIndex {
     config: Config,
     pub(crate) readers: Readers,
     writer: Mutex<Writer>,
+    /// After so many blocks others have their turn to change something.
+    pub(crate) turn: AtomicUsize,
     /// The writer's own is behind its lock; readers come in here.
     shown: Arc<Shown>,
 }
@@ -57,7 +62,7 @@ impl BlockIndex {
         }
         let readers = Readers::for_this_machine();
         let writer = Writer::new(config.count_copies, &readers);
-        Ok(Self { config, readers, shown: writer.runs.shown.clone(), writer: Mutex::new(writer) })
+        Ok(Self { config, readers, shown: writer.runs.shown.clone(), writer: Mutex::new(writer), turn: TURN.into() })
     }
 
     /// What the index was made with.
@@ -77,6 +82,7 @@ impl BlockIndex {
     ///
     /// # Errors
     /// [`Error::LengthMismatch`] unless there is one content hash for each block hash; nothing has changed then.
+    /// [`Error::Full`] if the index can number no more blocks; nothing has changed then, either.
     pub fn store(
         &self,
         worker: &str,
@@ -228,20 +234,26 @@ impl BlockIndex {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Writer> {
-        // A poisoned lock means that a bug has panicked inside a change; readers are as safe as before, and refusing
-        // all further events would make every answer wrong instead of perhaps one.
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        // If a bug has panicked inside a change, readers are as safe as before, and refusing all further events would
+        // make every answer wrong instead of perhaps one. So it is well that this lock is not poisoned.
+        self.writer.lock()
     }
 
     #[cfg(all(test, not(loom)))]
     pub(crate) fn is_locked(&self) -> bool {
-        self.writer.try_lock().is_err()
+        self.writer.is_locked()
     }
 
     /// From so many blocks below a hole on they go together, at least 1. For tests, which have few.
     #[doc(hidden)]
     pub fn branch_from(&self, blocks: u64) {
         self.write(|writer| writer.least_branch = blocks);
+    }
+
+    /// After so many blocks of an event others have their turn, at least 1. For tests, whose events are short.
+    #[doc(hidden)]
+    pub fn turn_after(&self, blocks: usize) {
+        self.turn.store(blocks.max(1), Ordering::Relaxed);
     }
 
     fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {

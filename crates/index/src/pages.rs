@@ -5,6 +5,7 @@
 
 use crate::position::Position;
 use crate::raw::prefetch;
+use crate::steps::step;
 
 const BITS: u32 = 4;
 /// Blocks a page.
@@ -93,6 +94,7 @@ impl Pages {
     pub(crate) fn number(&self, last: u32, offset: u32) -> u32 {
         let mut page = last;
         while self.pages[page as usize].index != offset / PAGE {
+            step();
             page = self.pages[page as usize].previous;
         }
         (page << BITS) | (offset % PAGE)

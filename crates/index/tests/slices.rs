@@ -31,6 +31,7 @@ fn each_rank_is_as_it_was_at_one_moment() {
         let random = &mut Random(seed);
         let index = BlockIndex::new(plan.config).expect("a block size");
         index.branch_from(plan.branch_from);
+        index.turn_after(plan.turn_after);
         let mut events = plan.events.iter().cycle();
         let before = 100 + random.index(300);
         for event in events.by_ref().take(before) {

@@ -228,9 +228,25 @@ impl Setting<'_> {
             times.time("dropped", || self.index.drop_worker(&format!("w{worker}")));
         }
         self.tell(times);
-        let mut times = Times::new("one event of 100,000 blocks");
-        times.time("store", || self.store("w9", 1 << 37, 0..100_000, None));
-        times.time("eviction", || self.remove("w9", 1 << 37, 0..100_000));
-        self.tell(times);
+        let other = || drop(self.index.ranks_of("w9"));
+        for name in ["shared names", "names of its own"] {
+            let worker = format!("long, {name}");
+            if name == "names of its own" {
+                // All that it stores is known by other names.
+                let names: Vec<_> = (0..100_000).map(|at| BlockHash(mix(at))).collect();
+                let contents = contents(1 << 37, 0..100_000);
+                let long = || self.index.store("another", 0, Tier::Gpu, None, &names, &contents);
+                long().expect("lists of one length");
+            }
+            let mut times = Times::new(&format!("one event of 100,000 blocks, {name}"));
+            times.time_others("a store", || self.store(&worker, 1 << 37, 0..100_000, None), other);
+            times.time_others("an eviction", || self.remove(&worker, 1 << 37, 0..100_000), other);
+            self.store(&worker, 1 << 37, 0..100_000, None);
+            let mut backwards = names(1 << 37, 0..100_000);
+            backwards.reverse();
+            let evict = || self.index.remove(&worker, 0, Tier::Gpu, &backwards);
+            times.time_others("an eviction from the end", evict, other);
+            times.tell(self.all);
+        }
     }
 }

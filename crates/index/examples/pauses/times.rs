@@ -1,5 +1,6 @@
 //! The times of events, and what is told of them.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -49,6 +50,24 @@ impl Times {
             self.longest = Longest { processor, wall, what: format!("{what}, number {}", self.nanoseconds.len()) };
         }
         result
+    }
+
+    /// Times how long others wait who want to change something during a long event: by the wall clock, as waiting takes no
+    /// processor.
+    pub(crate) fn time_others(&mut self, what: &str, event: impl FnOnce() + Send, other: impl Fn()) {
+        thread::scope(|scope| {
+            let event = scope.spawn(event);
+            while !event.is_finished() {
+                let start = Instant::now();
+                other();
+                let wall = start.elapsed().as_nanos() as u64;
+                self.nanoseconds.push(wall);
+                if wall > self.longest.processor {
+                    let what = format!("another during {what}, number {}", self.nanoseconds.len());
+                    self.longest = Longest { processor: wall, wall, what };
+                }
+            }
+        });
     }
 
     pub(crate) fn heading() -> String {

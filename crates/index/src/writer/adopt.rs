@@ -137,7 +137,7 @@ impl Writer {
             start = range.end;
             if stretch[0] {
                 let parent = range.start.checked_sub(1).map(|before| names[before]);
-                let chain = Chain { parent, block_hashes: &names[range.clone()], content_hashes: &contents[range] };
+                let chain = Chain::new(parent, &names[range.clone()], &contents[range])?;
                 self.without_copies(|writer| writer.store(worker, rank, Tier::Gpu, &chain))?;
                 blocks += stretch.len();
             }

@@ -3,7 +3,7 @@
 use super::link::Gained;
 use super::state::Writer;
 use crate::fingerprint::word;
-use crate::position::{Place, Position, ROOT};
+use crate::position::{NO_NAME, Place, Position, ROOT};
 use crate::prefix::common_prefix;
 use crate::types::Tier;
 
@@ -116,7 +116,14 @@ impl Writer {
         let cutoff = self.cutoff(holder, place.run, place.blocks) as usize;
         let held = (cutoff - from).min(alike);
         let agreed = match &mut self.holders[holder as usize].private {
-            None => common_prefix(&run.names()[from..from + alike], names),
+            None => {
+                let agreed = common_prefix(&run.names()[from..from + alike], names);
+                if agreed < alike && from + agreed >= cutoff {
+                    agreed + self.name_nameless(place.run, from + agreed, &names[agreed..alike])
+                } else {
+                    agreed
+                }
+            }
             Some(private) => {
                 let agreed = private.agree(place.run, place.blocks, &names[..held], &self.runs);
                 if agreed < held {
@@ -133,6 +140,26 @@ impl Writer {
             self.holders[holder as usize].tails.add(names[agreed - 1], last);
         }
         (alike, agreed)
+    }
+
+    /// Names positions of a run from `start` on that nobody calls as others do, up to the first that is named, or name that
+    /// is taken. Returns how many.
+    fn name_nameless(&mut self, run: u32, start: usize, names: &[u64]) -> usize {
+        let now = &self.runs.get(run).names()[start..start + names.len()];
+        let names = &names[..now.iter().take_while(|&&name| name == NO_NAME).count()];
+        if names.is_empty() {
+            return 0;
+        }
+        let numbers: Vec<u32> = self.runs.numbers_from(run, start as u32).take(names.len()).collect();
+        for (i, (&name, number)) in names.iter().zip(numbers).enumerate() {
+            if name == NO_NAME || self.find_shared(name).is_some() {
+                return i;
+            }
+            self.names.make_ready(1, 0, &self.runs);
+            self.runs.set_name(Position { run, offset: (start + i) as u32 }, name);
+            self.names.insert(name, number);
+        }
+        names.len()
     }
 
     /// Stores what nobody has: at the end of the run, or in a new one.

@@ -1,28 +1,48 @@
 //! A rank holds blocks no more.
 
+use std::cmp::Reverse;
+
 use smallvec::SmallVec;
 
 use super::state::{MOST_NAMES, Writer};
+use super::workers::inner;
 use crate::fingerprint::words;
 use crate::handle::RankHandle;
 use crate::types::{BlockHash, Tier};
 
+/// Blocks before the run, the run, and the offset in it: less for a block than for those before it in its chain.
+pub(crate) type FromLeaf = (Reverse<u32>, u32, Reverse<u32>);
+
 impl Writer {
-    /// A rank does not hold these blocks on a tier any more.
-    pub(crate) fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
-        self.remove_by(self.workers.rank(worker, rank), tier, block_hashes);
+    /// The number of a rank that is known.
+    pub(crate) fn number_of(&self, worker: &str, rank: u32) -> Option<u32> {
+        self.workers.rank(worker, rank)
     }
 
     /// The same, by a handle.
     #[inline]
-    pub(crate) fn remove_from(&mut self, handle: &RankHandle, tier: Tier, block_hashes: &[BlockHash]) {
+    pub(crate) fn number_of_handle(&self, handle: &RankHandle) -> Option<u32> {
         self.ask_for(handle);
-        self.remove_by(self.workers.rank_of(handle), tier, block_hashes);
+        self.workers.rank_of(handle)
     }
 
+    /// Where in the order of leaves first a rank's blocks are, for many that go in parts: a part that goes before what is
+    /// below it leaves a hole. A hint, as others may change it before they go. What is not known comes last.
+    pub(crate) fn leaves_first(&self, rank: u32, block_hashes: &[BlockHash], out: &mut Vec<(FromLeaf, BlockHash)>) {
+        let widest = self.workers.get(rank).expect("known").widest();
+        out.extend(block_hashes.iter().map(|&block_hash| {
+            let name = inner(block_hash);
+            let at = self.find(widest, name).or_else(|| Some(self.find_in_branches(widest, name)?.1));
+            let farness =
+                at.map_or(Default::default(), |at| (Reverse(self.runs.start(at.run)), at.run, Reverse(at.offset)));
+            (farness, block_hash)
+        }));
+    }
+
+    /// A rank does not hold these blocks on a tier any more. To be counted as an event by whoever calls it, as these may
+    /// be a part of one.
     #[inline]
-    fn remove_by(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
-        self.counters.removes += 1;
+    pub(crate) fn remove(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         let Some(rank) = rank else {
             self.counters.unknown_removals += block_hashes.len() as u64;
             return;

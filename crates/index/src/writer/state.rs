@@ -36,6 +36,8 @@ pub(crate) struct Writer {
     pub(super) leaving: Leaving,
     /// Blocks of all holders whose chain to the root is not complete.
     pub(super) waiting: usize,
+    /// Blocks of stores whose first part was made, and whose other parts are to come.
+    pub(super) promised: usize,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     /// So many blocks below a hole are kept as a branch.
@@ -64,6 +66,7 @@ impl Writer {
             levels: Vec::new(),
             leaving: Leaving::default(),
             waiting: 0,
+            promised: 0,
             roster: Roster::default(),
             trash: Trash::new(readers),
             counters: Counters::default(),

@@ -7,11 +7,15 @@ use crate::fingerprint::words;
 use crate::handle::RankHandle;
 use crate::types::{BlockHash, Tier};
 
-/// A store with its lists brought to their inner form.
+/// Consecutive blocks: a store, or a part of one.
 pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
+    /// Of a later part than the first.
+    is_rest: bool,
+    /// Blocks of the parts that follow.
+    promised: usize,
 }
 
 impl<'a> Chain<'a> {
@@ -24,37 +28,77 @@ impl<'a> Chain<'a> {
             let (block_hashes, content_hashes) = (block_hashes.len(), content_hashes.len());
             return Err(Error::LengthMismatch { block_hashes, content_hashes });
         }
-        Ok(Self { parent, block_hashes, content_hashes })
+        Ok(Self { parent, block_hashes, content_hashes, is_rest: false, promised: 0 })
+    }
+
+    /// How many blocks these are.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.block_hashes.len()
+    }
+
+    /// Cuts off what comes after the first `blocks`, if it is longer.
+    pub(crate) fn split_off(&mut self, blocks: usize) -> Option<Self> {
+        if self.len() <= blocks {
+            return None;
+        }
+        let (block_hashes, names) = self.block_hashes.split_at(blocks);
+        let (content_hashes, contents) = self.content_hashes.split_at(blocks);
+        (self.block_hashes, self.content_hashes, self.promised) = (block_hashes, content_hashes, names.len());
+        let parent = block_hashes.last().copied();
+        Some(Self { parent, block_hashes: names, content_hashes: contents, is_rest: true, promised: 0 })
     }
 }
 
 impl Writer {
     /// A rank holds consecutive blocks on a tier from now on.
     pub(crate) fn store(&mut self, worker: &str, rank: u32, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
-        self.store_by(|writer| writer.known_rank(worker, rank), tier, chain)
+        let known = |writer: &Self| writer.workers.rank(worker, rank);
+        self.store_by(known, |writer| writer.known_rank(worker, rank), tier, chain)
     }
 
     /// The same, by a handle.
     #[inline]
     pub(crate) fn store_to(&mut self, handle: &RankHandle, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
         self.ask_for(handle);
-        self.store_by(|writer| writer.known_rank_of(handle), tier, chain)
+        let known = |writer: &Self| writer.workers.rank_of(handle);
+        self.store_by(known, |writer| writer.known_rank_of(handle), tier, chain)
     }
 
     #[inline]
-    fn store_by(&mut self, rank: impl FnOnce(&mut Self) -> u32, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
-        if chain.block_hashes.is_empty() {
-            self.counters.stores += 1;
+    fn store_by(
+        &mut self,
+        known: impl FnOnce(&Self) -> Option<u32>,
+        made_known: impl FnOnce(&mut Self) -> u32,
+        tier: Tier,
+        chain: &Chain<'_>,
+    ) -> Result<(), Error> {
+        if chain.is_rest {
+            // There is room: it was promised. But the worker may have been dropped since the first part.
+            self.promised -= chain.len();
+            if let Some(rank) = known(self) {
+                self.store_at(rank, tier, chain);
+            }
             return Ok(());
         }
-        // A block needs at most one new run for each view, and so does each that waits for a block that may now come.
-        if !self.runs.can_number((chain.block_hashes.len() + self.waiting).saturating_mul(4)) {
-            return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
+        if chain.len() > 0 {
+            // A block needs at most one new run for each view, and so does each that waits for a block that may now come.
+            let blocks = chain.len() + chain.promised + self.promised + self.waiting;
+            if !self.runs.can_number(blocks.saturating_mul(4)) {
+                return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
+            }
+            self.promised += chain.promised;
+            let rank = made_known(self);
+            self.store_at(rank, tier, chain);
         }
         self.counters.stores += 1;
+        Ok(())
+    }
+
+    #[inline]
+    fn store_at(&mut self, rank: u32, tier: Tier, chain: &Chain<'_>) {
         let parent = chain.parent.map(inner);
         let names = self.inner_names(chain.block_hashes);
-        let rank = rank(self);
         self.touch(self.device_of(rank), names.iter().copied());
         match tier {
             Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),
@@ -64,7 +108,6 @@ impl Writer {
             }
         }
         self.names_done(names);
-        Ok(())
     }
 
     fn store_on_device(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
@@ -116,8 +159,9 @@ impl Writer {
                 continue;
             };
             let parent = parent.map(BlockHash);
-            let chain = Chain { parent, block_hashes: &[block_hash], content_hashes: &[content] };
-            if self.store(worker, rank, tier, &chain).is_err() {
+            let stored =
+                Chain::new(parent, &[block_hash], &[content]).and_then(|chain| self.store(worker, rank, tier, &chain));
+            if stored.is_err() {
                 unknown.push(block_hash);
             }
         }

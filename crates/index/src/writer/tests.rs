@@ -381,3 +381,28 @@ fn a_second_name_slows_no_other_chain_down() {
     let (without, with) = (steps_with(0), steps_with(1));
     assert!(with <= without + 1_000, "{with} steps, not {without}");
 }
+
+/// Who stores a long chain that is there, and that nobody calls as others do, names it at once: not by looking for each
+/// block's number from the end of the run.
+#[test]
+fn a_chain_without_names_is_named_at_once() {
+    let steps_of_length = |blocks: u64| {
+        let index = BlockIndex::new(Config::default()).expect("a block size");
+        // Its first name is taken, so it has names of its own.
+        store(&index, "first", None, [1 << 40]);
+        let names: Vec<_> = [1 << 40].into_iter().chain(1..blocks).map(BlockHash).collect();
+        let contents: Vec<_> = (0..blocks).collect();
+        index.store("own", 0, Tier::Gpu, None, &names, &contents).expect("lists of one length");
+        assert_eq!(index.stats().private_holders, 1);
+        let names: Vec<_> = (0..blocks).map(|at| BlockHash(1 << 50 | at)).collect();
+        let stored = || index.store("shared", 0, Tier::Gpu, None, &names, &contents);
+        let (steps, stored) = steps_of(stored);
+        stored.expect("lists of one length");
+        assert_eq!(index.stats().private_holders, 1, "it is called so by all others");
+        index.write(|writer| assert!(writer.is_counted()));
+        assert_eq!(index.find(&contents).by_rank(View::Device).len(), 2);
+        steps
+    };
+    let (short, long) = (steps_of_length(500), steps_of_length(20_000));
+    assert!(long <= 100 * short.max(10), "{long} steps for 40 times what takes {short}");
+}

@@ -29,6 +29,8 @@ pub struct Plan {
     pub queries: Vec<Vec<u64>>,
     /// From so many blocks below a hole on they go together.
     pub branch_from: u64,
+    /// After so many blocks of an event others have their turn.
+    pub turn_after: usize,
 }
 
 /// The stream of a seed: `length` events.
@@ -65,7 +67,8 @@ pub fn plan(seed: u64, length: usize) -> Plan {
         queries.push(prompt(random, &fleet, &prompts));
     }
     let branch_from = *random.pick(&[1, 1, 3, 16, 1000]);
-    Plan { config, events, queries, branch_from }
+    let turn_after = *random.pick(&[1, 2, 5, 1024, 1024]);
+    Plan { config, events, queries, branch_from, turn_after }
 }
 
 /// A prompt that shares its beginning with another, as most do.
@@ -162,6 +165,7 @@ impl Difference {
 pub fn compare(plan: &Plan, events: &[Event], thorough: bool) -> Result<(), String> {
     let index = BlockIndex::new(plan.config).map_err(|e| e.to_string())?;
     index.branch_from(plan.branch_from);
+    index.turn_after(plan.turn_after);
     let mut reference = ReferenceIndex::new(plan.config.count_copies);
     for (i, event) in events.iter().enumerate() {
         index.apply(event).map_err(|e| e.to_string())?;
