@@ -4,7 +4,8 @@
 //! `cargo run --release -p kvatlas-index --example pauses [-- --blocks 10000000] [--only NAME]`
 //!
 //! Every event is timed alone, in the thread that applies it, by the processor time of that thread: what others on the
-//! machine took of the wall clock is none of the index's doing. The same by the wall clock stands beside the longest.
+//! machine took of the wall clock is none of the index's doing. The same by the wall clock stands beside the longest. Of what
+//! is made in parts, the time is shown that another thread waits meanwhile who wants to change something: by the wall clock.
 
 mod engines;
 mod nasty;

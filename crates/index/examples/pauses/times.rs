@@ -22,6 +22,8 @@ pub(crate) struct Times {
     name: String,
     nanoseconds: Vec<u64>,
     longest: Longest,
+    /// Whether these are times that others waited.
+    are_waits: bool,
     /// What reading the clock takes.
     clock: u64,
 }
@@ -35,7 +37,13 @@ impl Times {
     pub(crate) fn new(name: &str) -> Self {
         let mut clock: Vec<u64> = (0..1_001).map(|_| processor_time().abs_diff(processor_time())).collect();
         clock.sort_unstable();
-        Self { name: name.to_owned(), nanoseconds: Vec::new(), longest: Longest::default(), clock: clock[500] }
+        Self {
+            name: name.to_owned(),
+            nanoseconds: Vec::new(),
+            longest: Longest::default(),
+            are_waits: false,
+            clock: clock[500],
+        }
     }
 
     /// Times one event.
@@ -55,6 +63,7 @@ impl Times {
     /// Times how long others wait who want to change something during a long event: by the wall clock, as waiting takes no
     /// processor.
     pub(crate) fn time_others(&mut self, what: &str, event: impl FnOnce() + Send, other: impl Fn()) {
+        self.are_waits = true;
         thread::scope(|scope| {
             let event = scope.spawn(event);
             while !event.is_finished() {
@@ -105,7 +114,10 @@ impl Times {
             sum.longest = self.longest.clone();
             sum.longest.what = format!("{}: {}", self.name, sum.longest.what);
         }
-        sum.nanoseconds.append(&mut self.nanoseconds);
+        // Those who had nothing to wait for are as many as there was time for: they are no events.
+        if !self.are_waits {
+            sum.nanoseconds.append(&mut self.nanoseconds);
+        }
     }
 }
 

@@ -209,6 +209,18 @@ impl<L: Line> Lines<L> {
         &mut self.sides[usize::from(hash < self.frontier)]
     }
 
+    /// The line that a hash belongs to: the lowest hash of the next, none after the last, and the piece of memory it is in.
+    pub(super) fn line_at(&self, hash: u64) -> (Option<u64>, &[L], usize) {
+        let side = self.side(hash);
+        let line = side.line_of(hash);
+        let next = first_of(line + 1, side.lines);
+        // On the lower side, hashes end at the frontier; the line that it is in may be whole only later.
+        let is_below = hash < self.frontier;
+        let next = if is_below { Some(next.map_or(self.frontier, |next| next.min(self.frontier))) } else { next };
+        let (piece, at) = Side::<L>::place(line);
+        (next, &side.pieces[piece], at)
+    }
+
     #[inline]
     pub(super) fn is_moving(&self) -> bool {
         self.sides[LOWER].lines != 0

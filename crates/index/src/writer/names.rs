@@ -10,6 +10,7 @@ use crate::position::{NO_NAME, Position};
 use crate::runs::Runs;
 use crate::segmented::Map;
 use crate::spread::Secret;
+use crate::steps::step;
 
 /// Names by hash. The names themselves are kept elsewhere, by position.
 pub(crate) struct NameTable {
@@ -162,6 +163,15 @@ pub(crate) struct Private {
     table: OwnTable,
     /// The other way round, from when somebody asks: nearly nobody does.
     by_place: OnceCell<Box<ByPlace>>,
+    /// The same while it comes together in steps, for who can wait.
+    gathering: Option<Box<Gathering>>,
+}
+
+/// Names by place, as far as they have been put in.
+struct Gathering {
+    /// The place in the table to go on from.
+    next: u64,
+    places: Box<ByPlace>,
 }
 
 /// Names by run and offset; [`NO_NAME`], or nothing at the end, where the holder covers a position by irregular blocks alone.
@@ -175,18 +185,19 @@ pub(super) struct ByPlace {
 impl Private {
     /// Of so many names, about.
     pub(crate) fn with_room_for(names: usize) -> Self {
-        Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new() }
+        Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new(), gathering: None }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.table.bytes() + self.by_place.get().map_or(0, |it| it.bytes())
+        let gathering = self.gathering.as_ref().map_or(0, |it| size_of::<Gathering>() + it.places.bytes());
+        self.table.bytes() + self.by_place.get().map_or(0, |it| it.bytes()) + gathering
     }
 
     /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
     pub(crate) fn shed(&mut self) -> bool {
-        if let Some(places) = self.by_place.get_mut() {
+        if let Some(places) = self.places_mut() {
             if !places.shed() {
-                self.by_place.take();
+                self.take_places();
             }
             return true;
         }
@@ -228,15 +239,49 @@ impl Private {
         self.by_place.get_or_init(|| {
             let mut it = Box::<ByPlace>::default();
             for (name, number) in self.table.iter() {
+                step();
                 it.set(runs.position(number), name);
             }
             it
         })
     }
 
+    /// Whether names are found by their places without work.
+    pub(super) fn has_places(&self) -> bool {
+        self.by_place.get().is_some()
+    }
+
+    /// Puts about so many names where [`Self::name`] and [`Self::of_run`] look for them, which takes long for all at once;
+    /// returns whether all are there.
+    pub(super) fn gather_places(&mut self, names: usize, runs: &Runs) -> bool {
+        if self.has_places() {
+            self.gathering = None;
+            return true;
+        }
+        let Gathering { next, places } =
+            &mut **self.gathering.get_or_insert_with(|| Box::new(Gathering { next: 0, places: Box::default() }));
+        match self.table.some_from(*next, names, |name, number| places.set(runs.position(number), name)) {
+            Some(place) => *next = place,
+            None => {
+                let places = std::mem::take(places);
+                let was_empty = self.by_place.set(places).is_ok();
+                debug_assert!(was_empty);
+                self.gathering = None;
+            }
+        }
+        self.gathering.is_none()
+    }
+
     /// Whoever asked for many names by their places is done.
     pub(super) fn take_places(&mut self) -> Option<Box<ByPlace>> {
-        self.by_place.take()
+        let gathering = self.gathering.take().map(|it| it.places);
+        self.by_place.take().or(gathering)
+    }
+
+    /// Those of which whatever changes is to be told.
+    fn places_mut(&mut self) -> Option<&mut ByPlace> {
+        let gathering = self.gathering.as_mut().map(|it| &mut it.places);
+        self.by_place.get_mut().or(gathering).map(|it| &mut **it)
     }
 
     pub(crate) fn name(&self, at: Position, runs: &Runs) -> Option<u64> {
@@ -259,7 +304,7 @@ impl Private {
     pub(crate) fn push(&mut self, at: Position, name: u64, runs: &Runs) {
         self.table.make_ready(1, 0);
         self.table.insert_new(name, runs.number(at));
-        if let Some(by_place) = self.by_place.get_mut() {
+        if let Some(by_place) = self.places_mut() {
             by_place.set(at, name);
         }
     }
@@ -276,7 +321,7 @@ impl Private {
             }
             taken += 1;
         }
-        if let Some(by_place) = self.by_place.get_mut() {
+        if let Some(by_place) = self.places_mut() {
             for (&name, offset) in names[..taken].iter().zip(start..) {
                 by_place.set(Position { run, offset }, name);
             }
@@ -297,7 +342,7 @@ impl Private {
     /// Takes the name from a position, which stays covered for now.
     pub(crate) fn unname(&mut self, at: Position, name: u64) {
         if name != NO_NAME && self.table.remove(name) {
-            if let Some(by_place) = self.by_place.get_mut() {
+            if let Some(by_place) = self.places_mut() {
                 by_place.set(at, NO_NAME);
             }
             self.table.make_ready(0, 1);
@@ -306,7 +351,7 @@ impl Private {
 
     /// A run is covered up to `len` only; what was named beyond has lost its name before.
     pub(crate) fn truncate(&mut self, run: u32, len: u32) {
-        if let Some(by_place) = self.by_place.get_mut() {
+        if let Some(by_place) = self.places_mut() {
             by_place.truncate(run, len as usize);
         }
     }

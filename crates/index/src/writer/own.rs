@@ -10,6 +10,7 @@ use super::lines::{Lines, Moving, Side};
 use crate::position::NO_NAME;
 use crate::raw::prefetch;
 use crate::spread::{Secret, line_after, line_of};
+use crate::steps::step;
 
 const SLOTS: usize = 5;
 /// Names whose lines are asked for before they are needed: about as many as a core can wait for at once.
@@ -92,6 +93,34 @@ impl OwnTable {
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.lines.iter().flat_map(|line| line.names.iter().copied().zip(line.numbers));
         entries.filter(|(name, _)| *name != NO_NAME)
+    }
+
+    /// Names with their numbers from a place on, of about so many, at least one line; returns the place to go on from, none
+    /// at the end. The first place is 0. Names that are there from the first call to the last are all among them, whatever
+    /// comes and goes in between: places are hashes, which stay the same while the table grows and shrinks.
+    pub(super) fn some_from(&self, place: u64, names: usize, mut f: impl FnMut(u64, u32)) -> Option<u64> {
+        let mut place = place;
+        for _ in 0..names.div_ceil(SLOTS).max(1) {
+            let (next, piece, home) = self.lines.line_at(place);
+            let (mut at, mut distance) = (home, 0);
+            loop {
+                step();
+                let line = &piece[at];
+                for (&name, &number) in line.names.iter().zip(&line.numbers) {
+                    let is_of_line = |hash| hash >= place && next.is_none_or(|next| hash < next);
+                    if name != NO_NAME && is_of_line(self.hash(name)) {
+                        f(name, number);
+                    }
+                }
+                distance += 1;
+                if line.overflow == 0 || distance == piece.len() {
+                    break;
+                }
+                at = line_after(at, piece.len());
+            }
+            place = next?;
+        }
+        Some(place)
     }
 
     #[inline]
@@ -253,7 +282,13 @@ mod tests {
                     assert!(live.iter().all(|&v| table.find(u64::from(v)) == Some(v ^ 5)));
                 }
             }
+            let mut slices = BTreeMap::new();
+            let mut place = Some(0);
+            while let Some(from) = place {
+                place = table.some_from(from, 7, |name, number| assert_eq!(slices.insert(name, number), None));
+            }
             let all: BTreeMap<_, _> = table.iter().collect();
+            assert_eq!(slices, all);
             assert_eq!(all, live.iter().map(|&v| (u64::from(v), v ^ 5)).collect());
             for v in live {
                 assert_eq!(table.find(u64::from(v)), Some(v ^ 5));
@@ -265,6 +300,38 @@ mod tests {
             assert!(table.is_counted() && table.bytes() < 200, "{} bytes", table.bytes());
             assert!(table.lines.iter().all(|line| line.names == [NO_NAME; SLOTS] && line.overflow == 0));
             assert!(longest <= 2 * 96, "{longest} lines moved at once, whatever the size of all");
+        }
+    }
+    /// What stays is found by who looks at a few lines at a time, while the rest comes and goes and the table moves.
+    #[test]
+    fn what_stays_is_found_in_slices() {
+        for (most, pace) in [(300, 3), (5_000, 20), (5_000, 400)] {
+            let mut table = OwnTable::with_room_for(0);
+            let put = |table: &mut OwnTable, name: u64| {
+                table.make_ready(1, 0);
+                assert!(table.insert_new(name, name as u32));
+            };
+            (0..100).for_each(|name| put(&mut table, name));
+            let (mut found, mut place) = (std::collections::BTreeSet::new(), Some(0));
+            let (mut next, mut oldest, mut grows) = (1_000, 1_000, true);
+            while let Some(from) = place {
+                for _ in 0..pace {
+                    if grows {
+                        put(&mut table, next);
+                        next += 1;
+                    } else {
+                        assert!(table.remove(oldest));
+                        table.make_ready(0, 1);
+                        oldest += 1;
+                    }
+                    grows = if next - oldest >= most { false } else { grows || next == oldest };
+                }
+                place = table.some_from(from, 1, |name, number| {
+                    assert_eq!(name as u32, number);
+                    found.insert(name);
+                });
+            }
+            assert!((0..100).all(|name| found.contains(&name)), "{most} {pace}");
         }
     }
 }

@@ -19,6 +19,9 @@ use crate::types::{BlockHash, Event, Tier};
 const RUN_STEPS: usize = 8;
 const NAME_STEPS: usize = 8;
 
+/// Names that are put by place at a time.
+const GATHERED: usize = 32;
+
 /// Rounds of looking up what was touched during the last. Each is shorter than the one before, unless changes come as
 /// fast as they can be read: then the last one ends it, however long.
 const ROUNDS: usize = 16;
@@ -128,11 +131,13 @@ impl Writer {
     /// Copies more of a rank.
     pub(crate) fn slice_more(&mut self, large: &mut Large, steps: usize, spent: &mut usize) -> Slice {
         let Some(touched) = self.touched(large.watch) else { return self.slice_end(large, Slice::Again) };
-        let books = self.workers.rank(&large.worker, large.rank).and_then(|rank| self.workers.get(rank));
-        let Some(books) = books else {
-            return self.slice_end(large, Slice::Again);
-        };
+        let of_rank = |writer: &Self| writer.workers.rank(&large.worker, large.rank);
+        let Some(rank) = of_rank(self) else { return self.slice_end(large, Slice::Again) };
         large.touched.extend(touched);
+        if !self.gather_places(rank, steps, spent) {
+            return Slice::More;
+        }
+        let books = self.workers.get(rank).expect("known");
         large.chains.push(Vec::new());
         let mut known = Vec::new();
         while *spent < steps {
@@ -171,6 +176,25 @@ impl Writer {
         }
         large.known.push(known);
         self.slice_end(large, Slice::Rank(Vec::new()))
+    }
+
+    /// Puts names of holders that have their own where they are found by place. Returns whether all are there.
+    fn gather_places(&mut self, rank: u32, steps: usize, spent: &mut usize) -> bool {
+        let Self { holders, runs, workers, .. } = self;
+        let books = workers.get(rank).expect("known");
+        [books.device, books.widest()].into_iter().all(|holder| {
+            let Some(private) = &mut holders[holder as usize].private else { return true };
+            if private.has_places() {
+                return true;
+            }
+            while *spent < steps {
+                *spent += GATHERED * NAME_STEPS;
+                if private.gather_places(GATHERED, runs) {
+                    return true;
+                }
+            }
+            false
+        })
     }
 
     fn slice_end(&mut self, large: &Large, slice: Slice) -> Slice {

@@ -406,3 +406,30 @@ fn a_chain_without_names_is_named_at_once() {
     let (short, long) = (steps_of_length(500), steps_of_length(20_000));
     assert!(long <= 100 * short.max(10), "{long} steps for 40 times what takes {short}");
 }
+
+/// A dump needs to know names by their places. Of a rank that has names of its own, those are put there in slices, too.
+#[test]
+fn names_of_its_own_are_put_by_place_in_slices() {
+    let index = BlockIndex::new(Config::default()).expect("a block size");
+    store(&index, "first", None, [1 << 40]);
+    index.store("own", 0, Tier::Gpu, None, &[BlockHash(2)], &[1 << 40 ^ 0x5555]).expect("lists of one length");
+    for chain in 1..200 {
+        store(&index, "own", None, (0..100).map(|at| chain << 8 | at));
+    }
+    assert_eq!(index.stats().private_holders, 1);
+    let mut dump = index.dump_in_slices(1_000);
+    let (mut slices, mut longest, mut dumped) = (0_u64, 0, 0);
+    loop {
+        let (steps, slice) = steps_of(|| dump.next());
+        let Some(events) = slice else { break };
+        (slices, longest, dumped) = (slices + 1, longest.max(steps), dumped + events.len());
+        // It goes on as names come and go.
+        store(&index, "own", None, [1 << 41 | slices]);
+        if slices > 50 {
+            remove(&index, "own", [1 << 41 | (slices - 50)]);
+        }
+        index.write(|writer| assert!(writer.is_counted()));
+    }
+    assert!(slices > 100 && longest < 1_500, "{slices} slices, {longest} steps");
+    assert!(dumped > 200, "{dumped} events");
+}
