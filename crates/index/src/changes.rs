@@ -126,12 +126,15 @@ impl<'i> Changes<'i> {
     fn store_in_parts(
         &mut self,
         chain: Chain<'_>,
-        store: impl Fn(&mut Writer, &Chain<'_>) -> Result<(), Error>,
+        store: impl Fn(&mut Writer, &mut Chain<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut next = Some(chain);
         while let Some(mut chain) = next {
             next = chain.split_off(self.turn);
-            self.write(chain.len(), false, |writer| store(writer, &chain))?;
+            self.write(chain.len(), false, |writer| store(writer, &mut chain))?;
+            if let Some(next) = &mut next {
+                next.goes_on(&chain);
+            }
         }
         Ok(())
     }
@@ -191,7 +194,6 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::types::View;
 
     #[test]
     fn others_have_their_turn_while_changes_go_on() {
@@ -248,18 +250,25 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_of_an_event_does_not_bring_a_dropped_worker_back() {
-        let index = BlockIndex::new(Config::default()).unwrap();
-        index.turn_after(2);
+    fn what_ends_a_rank_in_the_middle_of_a_long_event_ends_the_event() {
         let names: Vec<_> = (1..=6).map(BlockHash).collect();
-        let mut chain = Chain::new(None, &names, &[1, 2, 3, 4, 5, 6]).unwrap();
-        let rest = chain.split_off(4).unwrap();
-        index.write(|writer| writer.store("w", 0, Tier::Gpu, &chain)).unwrap();
-        index.drop_worker("w");
-        index.write(|writer| writer.store("w", 0, Tier::Gpu, &rest)).unwrap();
-        assert!(index.workers().is_empty());
-        index.store("w", 0, Tier::Gpu, None, &names, &[1, 2, 3, 4, 5, 6]).unwrap();
-        assert_eq!((index.find(&[1, 2, 3, 4, 5, 6]).depth(View::Device), index.stats().stores), (6, 2));
+        let all = |worker: &'static str, tier| Event::Clear { worker: worker.into(), rank: None, tier };
+        let ends = [Event::Drop { worker: "w".into() }, all("w", None), all("w", Some(Tier::Gpu))];
+        let others = [Event::Drop { worker: "v".into() }, all("v", None), all("w", Some(Tier::Cpu))];
+        for (event, has_ended) in ends.iter().map(|it| (it, true)).chain(others.iter().map(|it| (it, false))) {
+            let index = BlockIndex::new(Config::default()).unwrap();
+            let mut first = Chain::new(None, &names, &[1, 2, 3, 4, 5, 6]).unwrap();
+            let mut rest = first.split_off(4).unwrap();
+            index.write(|writer| writer.store("w", 0, Tier::Gpu, &mut first)).unwrap();
+            rest.goes_on(&first);
+            index.apply(event).unwrap();
+            if has_ended {
+                index.store("w", 0, Tier::Gpu, None, &names[..1], &[1]).unwrap();
+            }
+            index.write(|writer| writer.store("w", 0, Tier::Gpu, &mut rest)).unwrap();
+            let held = if has_ended { 1 } else { 6 };
+            assert_eq!((index.stats().blocks, index.stats().unlinked), (held, 0), "{event:?}");
+        }
     }
 
     #[test]

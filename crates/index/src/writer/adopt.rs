@@ -137,8 +137,8 @@ impl Writer {
             start = range.end;
             if stretch[0] {
                 let parent = range.start.checked_sub(1).map(|before| names[before]);
-                let chain = Chain::new(parent, &names[range.clone()], &contents[range])?;
-                self.without_copies(|writer| writer.store(worker, rank, Tier::Gpu, &chain))?;
+                let mut chain = Chain::new(parent, &names[range.clone()], &contents[range])?;
+                self.without_copies(|writer| writer.store(worker, rank, Tier::Gpu, &mut chain))?;
                 blocks += stretch.len();
             }
         }

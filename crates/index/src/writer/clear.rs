@@ -16,6 +16,9 @@ impl Writer {
             ranks.filter(|(n, _)| rank.is_none_or(|r| r == *n)).map(|(_, rank)| *rank).collect();
         for rank in ranks {
             self.touch_all(self.device_of(rank));
+            for (number, clears) in self.rank_mut(rank).clears.iter_mut().enumerate() {
+                *clears = clears.wrapping_add(u32::from(tier.is_none_or(|tier| tier as usize == number)));
+            }
             match tier {
                 None => self.clear_rank(rank),
                 Some(Tier::Gpu) => self.clear_device(rank),

@@ -64,6 +64,7 @@ impl Writer {
             copies: Copies::default(),
             offloaded: Offloaded::default(),
             device_word: 0,
+            clears: [0; 4],
         };
         let number = self.workers.add(name.clone(), rank, books);
         // A worker has the number of its first rank.

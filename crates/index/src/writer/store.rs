@@ -12,10 +12,18 @@ pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Of a later part than the first.
-    is_rest: bool,
+    /// If it is not the first part: where that was stored.
+    begun: Option<Begun>,
     /// Blocks of the parts that follow.
     promised: usize,
+}
+
+/// A rank at the moment when the first part of a store came to one of its tiers.
+#[derive(Clone, Copy)]
+struct Begun {
+    rank: u32,
+    life: u64,
+    clears: u32,
 }
 
 impl<'a> Chain<'a> {
@@ -28,7 +36,7 @@ impl<'a> Chain<'a> {
             let (block_hashes, content_hashes) = (block_hashes.len(), content_hashes.len());
             return Err(Error::LengthMismatch { block_hashes, content_hashes });
         }
-        Ok(Self { parent, block_hashes, content_hashes, is_rest: false, promised: 0 })
+        Ok(Self { parent, block_hashes, content_hashes, begun: None, promised: 0 })
     }
 
     /// How many blocks these are.
@@ -37,7 +45,12 @@ impl<'a> Chain<'a> {
         self.block_hashes.len()
     }
 
-    /// Cuts off what comes after the first `blocks`, if it is longer.
+    /// This is the next part of a store, after one that was stored.
+    pub(crate) fn goes_on(&mut self, before: &Self) {
+        self.begun = before.begun;
+    }
+
+    /// Cuts off what comes after the first `blocks`, if it is longer: to be stored when this has been ([`Self::goes_on`]).
     pub(crate) fn split_off(&mut self, blocks: usize) -> Option<Self> {
         if self.len() <= blocks {
             return None;
@@ -46,38 +59,35 @@ impl<'a> Chain<'a> {
         let (content_hashes, contents) = self.content_hashes.split_at(blocks);
         (self.block_hashes, self.content_hashes, self.promised) = (block_hashes, content_hashes, names.len());
         let parent = block_hashes.last().copied();
-        Some(Self { parent, block_hashes: names, content_hashes: contents, is_rest: true, promised: 0 })
+        Some(Self { parent, block_hashes: names, content_hashes: contents, begun: None, promised: 0 })
     }
 }
 
 impl Writer {
     /// A rank holds consecutive blocks on a tier from now on.
-    pub(crate) fn store(&mut self, worker: &str, rank: u32, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
-        let known = |writer: &Self| writer.workers.rank(worker, rank);
-        self.store_by(known, |writer| writer.known_rank(worker, rank), tier, chain)
+    pub(crate) fn store(&mut self, worker: &str, rank: u32, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
+        self.store_by(|writer| writer.known_rank(worker, rank), tier, chain)
     }
 
     /// The same, by a handle.
     #[inline]
-    pub(crate) fn store_to(&mut self, handle: &RankHandle, tier: Tier, chain: &Chain<'_>) -> Result<(), Error> {
+    pub(crate) fn store_to(&mut self, handle: &RankHandle, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
         self.ask_for(handle);
-        let known = |writer: &Self| writer.workers.rank_of(handle);
-        self.store_by(known, |writer| writer.known_rank_of(handle), tier, chain)
+        self.store_by(|writer| writer.known_rank_of(handle), tier, chain)
     }
 
     #[inline]
     fn store_by(
         &mut self,
-        known: impl FnOnce(&Self) -> Option<u32>,
-        made_known: impl FnOnce(&mut Self) -> u32,
+        rank: impl FnOnce(&mut Self) -> u32,
         tier: Tier,
-        chain: &Chain<'_>,
+        chain: &mut Chain<'_>,
     ) -> Result<(), Error> {
-        if chain.is_rest {
-            // There is room: it was promised. But the worker may have been dropped since the first part.
+        if let Some(begun) = chain.begun {
+            // There is room: it was promised.
             self.promised -= chain.len();
-            if let Some(rank) = known(self) {
-                self.store_at(rank, tier, chain);
+            if self.is_still(begun, tier) {
+                self.store_at(begun.rank, tier, chain);
             }
             return Ok(());
         }
@@ -88,11 +98,23 @@ impl Writer {
                 return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
             }
             self.promised += chain.promised;
-            let rank = made_known(self);
+            let rank = rank(self);
             self.store_at(rank, tier, chain);
+            if chain.promised > 0 {
+                let books = self.rank_mut(rank);
+                chain.begun = Some(Begun { rank, life: books.life, clears: books.clears[tier as usize] });
+            }
         }
         self.counters.stores += 1;
         Ok(())
+    }
+
+    /// Whether nothing has ended what was begun: its worker is there, and the tier has not been cleared. Otherwise it is as
+    /// if all of it had come before that.
+    fn is_still(&self, begun: Begun, tier: Tier) -> bool {
+        self.workers
+            .get(begun.rank)
+            .is_some_and(|books| books.life == begun.life && books.clears[tier as usize] == begun.clears)
     }
 
     #[inline]
@@ -159,8 +181,8 @@ impl Writer {
                 continue;
             };
             let parent = parent.map(BlockHash);
-            let stored =
-                Chain::new(parent, &[block_hash], &[content]).and_then(|chain| self.store(worker, rank, tier, &chain));
+            let stored = Chain::new(parent, &[block_hash], &[content])
+                .and_then(|mut chain| self.store(worker, rank, tier, &mut chain));
             if stored.is_err() {
                 unknown.push(block_hash);
             }

@@ -38,6 +38,8 @@ pub(super) struct Rank {
     pub(super) offloaded: Offloaded,
     /// The fingerprint's part of what is held on the device: see `fingerprint.rs`.
     pub(super) device_word: u64,
+    /// How often each tier was cleared.
+    pub(super) clears: [u32; 4],
 }
 
 /// Copies on cpu, disk and external.
