@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::handle::RankHandle;
 use crate::index::{BlockIndex, Config};
 use crate::types::{BlockHash, Event, Tier};
-use crate::writer::{Chain, FromLeaf, Writer};
+use crate::writer::{Chain, Way, Writer};
 
 /// Blocks changed before others have their turn: a fraction of a millisecond.
 pub(crate) const TURN: usize = 1024;
@@ -142,7 +142,7 @@ impl<'i> Changes<'i> {
     /// Makes a removal in parts, leaves first: so there is no hole on the way above what goes in another part. The order of
     /// the names does not matter otherwise.
     #[inline]
-    fn remove_in_parts(&mut self, rank: impl Fn(&mut Writer) -> Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
+    fn remove_in_parts(&mut self, rank: impl Fn(&Writer) -> Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
         if block_hashes.len() <= self.turn {
             self.write(block_hashes.len(), false, |writer| {
                 writer.counters.removes += 1;
@@ -151,16 +151,28 @@ impl<'i> Changes<'i> {
             });
             return;
         }
-        let mut ordered = Vec::with_capacity(block_hashes.len());
-        for part in block_hashes.chunks(self.turn) {
-            self.write(part.len(), false, |writer| match rank(writer) {
-                Some(rank) => writer.leaves_first(rank, part, &mut ordered),
-                None => ordered.extend(part.iter().map(|&block_hash| (FromLeaf::default(), block_hash))),
-            });
+        match self.write(1, false, |writer| writer.way_of(rank(writer), block_hashes)) {
+            Way::LeavesFirst => self.remove_parts(rank, tier, block_hashes.chunks(self.turn)),
+            Way::RootFirst => self.remove_parts(rank, tier, block_hashes.rchunks(self.turn)),
+            Way::Neither => {
+                let mut far = Vec::with_capacity(block_hashes.len());
+                for part in block_hashes.chunks(self.turn) {
+                    self.write(part.len(), false, |writer| writer.farness(rank(writer), part, &mut far));
+                }
+                far.sort_unstable();
+                let leaves_first: Vec<_> = far.into_iter().map(|(_, block_hash)| block_hash).collect();
+                self.remove_parts(rank, tier, leaves_first.chunks(self.turn));
+            }
         }
-        ordered.sort_unstable();
-        let ordered: Vec<_> = ordered.into_iter().map(|(_, block_hash)| block_hash).collect();
-        for (i, part) in ordered.chunks(self.turn).enumerate() {
+    }
+
+    fn remove_parts<'p>(
+        &mut self,
+        rank: impl Fn(&Writer) -> Option<u32>,
+        tier: Tier,
+        parts: impl Iterator<Item = &'p [BlockHash]>,
+    ) {
+        for (i, part) in parts.enumerate() {
             self.write(part.len(), false, |writer| {
                 writer.counters.removes += u64::from(i == 0);
                 let rank = rank(writer);

@@ -237,8 +237,16 @@ impl Runs {
 
     /// Adds blocks at the end of a run, as many as it can take; nobody holds them yet. Returns how many.
     ///
-    /// `names`: none if they have no shared names.
-    pub(crate) fn append(&mut self, id: u32, contents: &[u64], names: Option<&[u64]>, trash: &mut Trash) -> usize {
+    /// `names`: none if they have no shared names. `more`: so many are to follow soon; there is room for them if it has to be
+    /// made.
+    pub(crate) fn append(
+        &mut self,
+        id: u32,
+        contents: &[u64],
+        names: Option<&[u64]>,
+        more: usize,
+        trash: &mut Trash,
+    ) -> usize {
         let len = self.get(id).len();
         let contents = &contents[..contents.len().min(MAX_RUN - len)];
         let room = len + contents.len();
@@ -247,7 +255,7 @@ impl Runs {
             // again while the run is short, as the move itself costs more than its blocks then.
             let slack = if len < SHORT_RUN { len / 2 + 2 } else { len / 8 + 2 };
             self.entries[id as usize].cut = self.get(id).written() > room;
-            self.relocate(id, room.max(len + slack).min(MAX_RUN), trash);
+            self.relocate(id, (room + more).max(len + slack).min(MAX_RUN), trash);
         }
         for _ in len.div_ceil(PAGE as usize)..room.div_ceil(PAGE as usize) {
             self.entries[id as usize].page = self.pages.add(id, self.entries[id as usize].page);
@@ -317,7 +325,14 @@ impl Runs {
     }
 
     /// A new run of these blocks, hanging off `place`; nobody holds it yet. It takes as many as it can.
-    pub(crate) fn create(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>, trash: &mut Trash) -> u32 {
+    pub(crate) fn create(
+        &mut self,
+        place: Place,
+        contents: &[u64],
+        names: Option<&[u64]>,
+        more: usize,
+        trash: &mut Trash,
+    ) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
             if self.entries.len() == self.entries.capacity() {
                 self.entries.reserve_exact(self.entries.len() / 4 + 16);
@@ -326,7 +341,7 @@ impl Runs {
             (self.entries.len() - 1) as u32
         });
         let contents = &contents[..contents.len().min(MAX_RUN)];
-        let mut run = Run::new(id, place.run, place.blocks, contents.len());
+        let mut run = Run::new(id, place.run, place.blocks, (contents.len() + more).min(MAX_RUN));
         run.extend(contents, names);
         self.bytes += run.bytes();
         self.live += 1;

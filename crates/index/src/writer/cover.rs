@@ -114,10 +114,10 @@ impl Writer {
         }
         let at = existing.unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
-                self.runs.append(place.run, &[content], None, &mut self.trash);
+                self.runs.append(place.run, &[content], None, 0, &mut self.trash);
                 Position { run: place.run, offset: place.blocks }
             } else {
-                let run = self.runs.create(place, &[content], None, &mut self.trash);
+                let run = self.runs.create(place, &[content], None, 0, &mut self.trash);
                 Position { run, offset: 0 }
             }
         });

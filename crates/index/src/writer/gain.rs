@@ -190,11 +190,12 @@ impl Writer {
 
     /// Adds blocks after a place: the run and the offsets they have there.
     fn add_blocks(&mut self, place: Place, contents: &[u64], names: Option<&[u64]>) -> (u32, u32, u32) {
+        let more = std::mem::take(&mut self.coming);
         if self.runs.can_append(place, contents) {
-            let n = self.runs.append(place.run, contents, names, &mut self.trash);
+            let n = self.runs.append(place.run, contents, names, more, &mut self.trash);
             (place.run, place.blocks, place.blocks + n as u32)
         } else {
-            let run = self.runs.create(place, contents, names, &mut self.trash);
+            let run = self.runs.create(place, contents, names, more, &mut self.trash);
             (run, 0, self.runs.get(run).len() as u32)
         }
     }

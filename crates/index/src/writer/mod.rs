@@ -58,7 +58,7 @@ mod watch;
 mod workers;
 
 pub use adopt::{Adopted, Roots};
-pub(crate) use remove::FromLeaf;
+pub(crate) use remove::Way;
 pub(crate) use slices::{Large, Slice};
 pub(crate) use state::Writer;
 pub(crate) use store::Chain;

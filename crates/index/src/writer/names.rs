@@ -411,7 +411,7 @@ mod tests {
             (Runs::new(&Readers::new(1)), Trash::new(&Readers::new(1)), NameTable::new());
         let mut add = |runs: &mut Runs, table: &mut NameTable, content: u64, names: &[u64]| {
             let contents: Vec<u64> = (content..).take(names.len()).collect();
-            let run = runs.create(Place::ROOT, &contents, Some(names), &mut trash);
+            let run = runs.create(Place::ROOT, &contents, Some(names), 0, &mut trash);
             table.make_ready(names.len(), 0, runs);
             (run, table.insert_new(names, run, 0, runs))
         };

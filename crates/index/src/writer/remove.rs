@@ -13,6 +13,16 @@ use crate::types::{BlockHash, Tier};
 /// Blocks before the run, the run, and the offset in it: less for a block than for those before it in its chain.
 pub(crate) type FromLeaf = (Reverse<u32>, u32, Reverse<u32>);
 
+/// Along a chain.
+pub(crate) enum Way {
+    LeavesFirst,
+    RootFirst,
+    Neither,
+}
+
+/// Neighbours looked at to tell which way a list goes. Of lists in no order, one in 32,768 is not found out, and takes longer.
+const LOOKS: usize = 16;
+
 impl Writer {
     /// The number of a rank that is known.
     pub(crate) fn number_of(&self, worker: &str, rank: u32) -> Option<u32> {
@@ -26,17 +36,37 @@ impl Writer {
         self.workers.rank_of(handle)
     }
 
-    /// Where in the order of leaves first a rank's blocks are, for many that go in parts: a part that goes before what is
-    /// below it leaves a hole. A hint, as others may change it before they go. What is not known comes last.
-    pub(crate) fn leaves_first(&self, rank: u32, block_hashes: &[BlockHash], out: &mut Vec<(FromLeaf, BlockHash)>) {
-        let widest = self.workers.get(rank).expect("known").widest();
+    /// How far from the leaves a rank's blocks are, for many that go in parts: a part that goes before what is below it
+    /// leaves a hole. A hint, as others may change it before they go. What is not known comes last.
+    pub(crate) fn farness(&self, rank: Option<u32>, block_hashes: &[BlockHash], out: &mut Vec<(FromLeaf, BlockHash)>) {
+        let Some(books) = rank.and_then(|rank| self.workers.get(rank)) else {
+            out.extend(block_hashes.iter().map(|&block_hash| (FromLeaf::default(), block_hash)));
+            return;
+        };
+        let widest = books.widest();
         out.extend(block_hashes.iter().map(|&block_hash| {
             let name = inner(block_hash);
             let at = self.find(widest, name).or_else(|| Some(self.find_in_branches(widest, name)?.1));
-            let farness =
+            let far =
                 at.map_or(Default::default(), |at| (Reverse(self.runs.start(at.run)), at.run, Reverse(at.offset)));
-            (farness, block_hash)
+            (far, block_hash)
         }));
+    }
+
+    /// Which way along their chains a rank's blocks are listed, as far as some neighbours among them show.
+    pub(crate) fn way_of(&self, rank: Option<u32>, block_hashes: &[BlockHash]) -> Way {
+        let mut pairs = Vec::with_capacity(2 * LOOKS);
+        for look in 0..LOOKS {
+            let at = look * block_hashes.len().saturating_sub(2) / (LOOKS - 1);
+            self.farness(rank, &block_hashes[at..(at + 2).min(block_hashes.len())], &mut pairs);
+        }
+        let all =
+            |is: fn(&FromLeaf, &FromLeaf) -> bool| pairs.chunks(2).all(|pair| is(&pair[0].0, &pair[pair.len() - 1].0));
+        match () {
+            () if all(PartialOrd::le) => Way::LeavesFirst,
+            () if all(PartialOrd::ge) => Way::RootFirst,
+            () => Way::Neither,
+        }
     }
 
     /// A rank does not hold these blocks on a tier any more. To be counted as an event by whoever calls it, as these may

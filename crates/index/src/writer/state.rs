@@ -38,6 +38,8 @@ pub(crate) struct Writer {
     pub(super) waiting: usize,
     /// Blocks of stores whose first part was made, and whose other parts are to come.
     pub(super) promised: usize,
+    /// Blocks that are to follow those of this part of a store, if nothing of it is in its place yet.
+    pub(super) coming: usize,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
     /// So many blocks below a hole are kept as a branch.
@@ -67,6 +69,7 @@ impl Writer {
             leaving: Leaving::default(),
             waiting: 0,
             promised: 0,
+            coming: 0,
             roster: Roster::default(),
             trash: Trash::new(readers),
             counters: Counters::default(),

@@ -122,6 +122,7 @@ impl Writer {
         let parent = chain.parent.map(inner);
         let names = self.inner_names(chain.block_hashes);
         self.touch(self.device_of(rank), names.iter().copied());
+        self.coming = chain.promised;
         match tier {
             Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),
             tier => {
@@ -129,6 +130,7 @@ impl Writer {
                 self.store_elsewhere(rank, tier, parent, &names, chain.content_hashes);
             }
         }
+        self.coming = 0;
         self.names_done(names);
     }
 
