@@ -12,6 +12,17 @@ static ON: AtomicBool = AtomicBool::new(false);
 static LIVE: AtomicI64 = AtomicI64::new(0);
 static PEAK: AtomicI64 = AtomicI64::new(0);
 
+/// Gives free memory back to the system. An index that begins in memory that the one before it has left pays nothing for
+/// writing to it for the first time, which is a quarter of some stores; one whose turn comes after an index that freed its
+/// memory on other threads does.
+pub fn give_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it asks for nothing, and touches only what is free.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 #[inline]
 fn count(change: i64) {
     if ON.load(Relaxed) {

@@ -162,6 +162,7 @@ fn run_workload(
         for turn in 0..subjects.len() {
             let at = (turn + number) % subjects.len();
             let (subject, index) = (subjects[at], &mut indexes[at]);
+            alloc::give_back();
             if options.wants_phase("time") && index.refused.is_none() {
                 match (subject.round)(&workload, clock, options.seed + number as u64) {
                     Ok(round) => index.rounds.push(round),
