@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -78,6 +79,9 @@ class Pods:
         except httpx.HTTPError:
             return False
 
+    def knows_all(self, name: str) -> bool:
+        return bool(self.get(name, "/ready").json()["index_ready"])
+
 
 @pytest.mark.slow
 def test_the_pods_work_together(tmp_path: Path) -> None:
@@ -121,6 +125,8 @@ def test_the_pods_work_together(tmp_path: Path) -> None:
         routers = ("kvatlas-router-0", "kvatlas-router-1")
         assert complete(routers[0], KEYS["key"]).status_code == 401
         for name in routers:
+            # It takes requests before it knows what the engines hold.
+            until(partial(pods.knows_all, name), f"index of {name} whole")
             answer = complete(name, KEYS["router-key"])
             assert answer.status_code == 200, answer.text
             assert int(answer.headers["x-kvatlas-cached-tokens"]) >= 96
