@@ -193,7 +193,7 @@ impl<'i> Changes<'i> {
         let Self { index, writer, .. } = self;
         let writer = writer.get_or_insert_with(|| index.lock());
         let result = change(writer);
-        writer.see_off();
+        writer.do_share();
         writer.tidy(&index.readers, tidy_now);
         result
     }

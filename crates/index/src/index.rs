@@ -170,7 +170,7 @@ impl BlockIndex {
     /// as it may be much; this does all there is to do, and lets others change the index meanwhile.
     pub fn settle(&self) {
         let goes_on = |writer: &mut Writer| {
-            let is_left = writer.see_off_some(SLICE_OF_SETTLING);
+            let is_left = writer.do_some(SLICE_OF_SETTLING);
             is_left || writer.has_garbage()
         };
         while self.write_after(true, goes_on) {}
@@ -250,6 +250,12 @@ impl BlockIndex {
         self.write(|writer| writer.least_branch = blocks);
     }
 
+    /// A rank of more blocks than these gets names of its own in steps. For tests, which have few.
+    #[doc(hidden)]
+    pub fn own_names_at_once(&self, blocks: u64) {
+        self.write(|writer| writer.most_own_at_once = blocks);
+    }
+
     /// After so many blocks of an event others have their turn, at least 1. For tests, whose events are short.
     #[doc(hidden)]
     pub fn turn_after(&self, blocks: usize) {
@@ -259,7 +265,7 @@ impl BlockIndex {
     fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
         let mut writer = self.lock();
         let result = change(&mut writer);
-        writer.see_off();
+        writer.do_share();
         writer.tidy(&self.readers, tidy_now);
         result
     }

@@ -32,6 +32,7 @@ fn each_rank_is_as_it_was_at_one_moment() {
         let index = BlockIndex::new(plan.config).expect("a block size");
         index.branch_from(plan.branch_from);
         index.turn_after(plan.turn_after);
+        index.own_names_at_once(plan.own_names_at_once);
         let mut events = plan.events.iter().cycle();
         let before = 100 + random.index(300);
         for event in events.by_ref().take(before) {

@@ -176,7 +176,7 @@ impl Writer {
         let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return false };
         let device = books.device;
         let holder = &self.holders[device as usize];
-        if holder.private.is_some() {
+        if holder.private.is_some() || holder.coming.is_some() {
             return false;
         }
         let mut pairs = 0;

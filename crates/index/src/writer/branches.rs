@@ -119,7 +119,8 @@ impl Writer {
     pub(super) fn branch_off(&mut self, holder: u32, at: Position, name: u64) -> bool {
         let it = &self.holders[holder as usize];
         // Few blocks are seen to be few without a look at what is below.
-        let is_plain = it.private.is_none() && it.irregular.as_ref().is_none_or(|it| it.unlinked() == it.len());
+        let has_shared_names = it.private.is_none() && it.coming.is_none();
+        let is_plain = has_shared_names && it.irregular.as_ref().is_none_or(|it| it.unlinked() == it.len());
         if !is_plain || it.blocks <= self.least_branch {
             return false;
         }

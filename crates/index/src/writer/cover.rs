@@ -1,6 +1,5 @@
 //! How far holders cover runs: the levels that readers see, and the names that go with them.
 
-use super::names::Private;
 use super::state::Writer;
 use crate::levels;
 use crate::position::{NO_NAME, Place, Position};
@@ -14,6 +13,9 @@ impl Writer {
         self.publish_levels(run, levels);
         let it = &mut self.holders[holder as usize];
         it.blocks += u64::from(to - from);
+        if let Some(coming) = &mut it.coming {
+            coming.add(run, from, &self.runs.get(run).names()[from as usize..to as usize], &self.runs);
+        }
         if from == 0 {
             it.childless = None;
             it.entered += 1;
@@ -31,6 +33,9 @@ impl Writer {
     /// before.
     pub(super) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, to, from, false);
+        if let Some(coming) = &mut self.holders[holder as usize].coming {
+            coming.forget(&self.runs.get(run).names()[to as usize..from as usize]);
+        }
         let left = levels.last().map_or(0, |level| level.end);
         let lost = &self.runs.get(run).names()[left as usize..];
         self.names.remove_all(run, left, lost, &self.runs);
@@ -54,6 +59,7 @@ impl Writer {
                 if it.private.take().is_some() {
                     self.counters.private_holders -= 1;
                 }
+                it.coming = None;
             } else if it.runs.len() > 2 * it.entered as usize + 64 {
                 self.compact_runs(holder);
             }
@@ -100,19 +106,10 @@ impl Writer {
 
     /// The block that continues `place` with `content`, made if there is none, and covered by `holder` up to it.
     ///
-    /// `name` is the holder's for it, none if it covers it by irregular blocks alone. The holder covers what is before
-    /// `place`, and not what is after.
+    /// `name` is the holder's for it, none if it covers it by irregular blocks alone. Unless it has names of its own, the
+    /// position is or can be called so by everybody. The holder covers what is before `place`, and not what is after.
     pub(super) fn cover(&mut self, holder: u32, place: Place, content: u64, name: Option<u64>) -> Position {
-        let mut existing = self.runs.next(place, content);
-        if let Some(name) = name
-            && self.holders[holder as usize].private.is_none()
-            && !self.make_shared(name, existing)
-        {
-            self.make_private(holder);
-            // It may have been there for a branch alone.
-            existing = self.runs.next(place, content);
-        }
-        let at = existing.unwrap_or_else(|| {
+        let at = self.runs.next(place, content).unwrap_or_else(|| {
             if self.runs.can_append(place, &[content]) {
                 self.runs.append(place.run, &[content], None, 0, &mut self.trash);
                 Position { run: place.run, offset: place.blocks }
@@ -133,6 +130,11 @@ impl Writer {
             self.names.insert(name, self.runs.number(at));
         }
         self.raise(holder, at.run, at.offset, at.offset + 1);
+        if name.is_none()
+            && let Some(coming) = &mut self.holders[holder as usize].coming
+        {
+            coming.forget(&[self.runs.name(at)]);
+        }
         at
     }
 
@@ -159,29 +161,12 @@ impl Writer {
         current == name || (current == NO_NAME && self.find_shared(name).is_none())
     }
 
-    /// From now on `holder` has names of its own.
-    fn make_private(&mut self, holder: u32) {
-        self.dissolve_all(holder);
-        let runs = self.runs_of(holder);
-        let it = &self.holders[holder as usize];
-        let mut private = Private::with_room_for(it.blocks as usize);
-        for (run, cutoff) in runs {
-            let name = |offset| {
-                let at = Position { run, offset };
-                if it.covers_irregularly(at) { NO_NAME } else { self.runs.name(at) }
-            };
-            private.push_new(run, 0, &(0..cutoff).map(name).collect::<Vec<_>>(), &self.runs);
-        }
-        self.holders[holder as usize].private = Some(private);
-        self.counters.private_holders += 1;
-    }
-
     /// `holder` loses everything at once.
     pub(super) fn clear_holder(&mut self, holder: u32) {
         self.end_branches(holder);
         let runs = self.runs_of(holder);
         let it = &mut self.holders[holder as usize];
-        it.irregular = None;
+        (it.irregular, it.coming) = (None, None);
         if it.private.take().is_some() {
             self.counters.private_holders -= 1;
         }

@@ -36,6 +36,9 @@ impl Writer {
         if let Some(private) = &mut it.private {
             positions.iter().zip(&names).for_each(|(&at, &name)| private.unname(at, name));
         }
+        if let Some(coming) = &mut it.coming {
+            coming.forget(&names);
+        }
         let irregular = it.irregular.get_or_insert_default();
         for (name, (parent, content)) in blocks {
             step();

@@ -4,7 +4,7 @@ use hashbrown::HashMap;
 
 use super::branches::Branches;
 use super::irregular::Irregular;
-use super::names::Private;
+use super::names::{Coming, Private};
 use super::workers::shrink;
 use crate::position::{NO_NAME, Place, Position, ROOT};
 
@@ -15,6 +15,8 @@ pub(crate) struct Holder {
     pub(super) is_branch: bool,
     /// Names of its own; none while it names blocks as the others do.
     pub(crate) private: Option<Private>,
+    /// Those names while they come together; none before and after.
+    pub(super) coming: Option<Box<Coming>>,
     /// Blocks that are not regular; none while there are none.
     pub(crate) irregular: Option<Box<Irregular>>,
     /// What it has below holes that much hangs below; none while there is nothing.
@@ -188,6 +190,7 @@ impl Holder {
 
     pub(crate) fn bytes(&self) -> usize {
         self.private.as_ref().map_or(0, Private::bytes)
+            + self.coming.as_ref().map_or(0, |it| it.bytes())
             + self.irregular.as_ref().map_or(0, |o| o.bytes())
             + self.branches.as_ref().map_or(0, |it| it.bytes())
             + self.hanging.bytes()

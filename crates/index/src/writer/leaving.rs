@@ -93,15 +93,16 @@ impl Writer {
         if private.is_some() {
             self.counters.private_holders -= 1;
         }
-        self.leaving.tables.extend(private.map(|it| Table::Private(Box::new(it))));
+        let coming = it.coming.take().map(|it| it.names);
+        self.leaving.tables.extend(private.into_iter().chain(coming).map(|it| Table::Private(Box::new(it))));
         self.leaving.tables.extend(irregular.map(Table::Irregular));
         self.leaving.holders.push_back(Holder { number: holder, listed, sorted: BinaryHeap::new() });
         self.count_waiting(holder);
         self.roster.one_leaves();
     }
 
-    /// Does an event's share of what is left to do.
-    pub(crate) fn see_off(&mut self) {
+    /// Does an event's share.
+    pub(super) fn see_off(&mut self) {
         if !self.leaving.is_empty() {
             self.see_off_some(SHARE);
         }
@@ -109,7 +110,7 @@ impl Writer {
 
     /// Does so much, in blocks; returns whether anything is left.
     #[cold]
-    pub(crate) fn see_off_some(&mut self, blocks: usize) -> bool {
+    pub(super) fn see_off_some(&mut self, blocks: usize) -> bool {
         let mut left = blocks as isize;
         while left > 0
             && let Some(mut it) = self.leaving.holders.pop_front()

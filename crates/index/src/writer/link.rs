@@ -55,8 +55,9 @@ impl Writer {
             }
             return self.add_irregular(holder, parent, name, content, None);
         };
-        let existing = self.runs.next(place, content).filter(|&at| self.covers(holder, at));
-        if regular_parent.is_some() && existing.is_none() {
+        let there = self.runs.next(place, content);
+        let existing = there.filter(|&at| self.covers(holder, at));
+        if regular_parent.is_some() && existing.is_none() && self.may_name(holder, name, there) {
             let at = self.cover(holder, place, content, Some(name));
             self.rejoin(holder, holder, name, at);
         } else {

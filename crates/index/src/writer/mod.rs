@@ -20,11 +20,13 @@
 //! | `leaving.rs` | holders that are cleared take their leave in steps |
 //! | `branches.rs`, `detach.rs`, `lose.rs` | a holder loses blocks: those with many others below them, those with few, then all |
 //! |  | (`lookup.rs`, `cover.rs` and `leaving.rs` ask `branches.rs`, too: a branch is part of what a holder has) |
+//! | `private.rs` | a holder gets names of its own, at once or in steps |
 //! | `link.rs`, `gain.rs` | a holder gains blocks: one of any kind, then chains |
 //! | `ranks.rs` | a rank of a worker becomes known |
 //! | `chains.rs`, `tiers.rs` | a holder's blocks as chains; the holders of the views beyond the device |
 //! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
 //! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
+//! | `later.rs` | what events leave to be done |
 //! | `dump.rs`, `slices.rs`, `stats.rs` | everything held, at once and in slices, and how much it is |
 
 mod adopt;
@@ -37,6 +39,7 @@ mod dump;
 mod gain;
 mod holder;
 mod irregular;
+mod later;
 mod leaving;
 mod lines;
 mod link;
@@ -44,6 +47,7 @@ mod lookup;
 mod lose;
 mod names;
 mod own;
+mod private;
 mod ranks;
 mod remove;
 mod slices;

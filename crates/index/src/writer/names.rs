@@ -174,6 +174,54 @@ struct Gathering {
     places: Box<ByPlace>,
 }
 
+/// All that a holder calls its regular blocks, as a table of its own, while it comes together in steps. Whatever is regular
+/// or no longer is meanwhile is noted here too, so a name may come twice, or go before it has come.
+pub(crate) struct Coming {
+    pub(super) names: Private,
+    /// The runs whose names are to be put in.
+    pub(super) runs: Vec<u32>,
+    /// After how many blocks of the last of these to go on.
+    pub(super) offset: u32,
+}
+
+impl Coming {
+    pub(super) fn new(runs: Vec<u32>) -> Self {
+        Self { names: Private::with_room_for(0), runs, offset: 0 }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.names.bytes() + self.runs.capacity() * size_of::<u32>()
+    }
+
+    /// The holder calls the positions of a run from `start` on by these names; [`NO_NAME`] is none.
+    pub(super) fn add(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) {
+        let table = &mut self.names.table;
+        table.make_ready(names.len(), 0);
+        for (i, (&name, number)) in names.iter().zip(runs.numbers_from(run, start)).enumerate() {
+            table.prefetch(names, i);
+            if name != NO_NAME {
+                let is_new = table.insert_new(name, number);
+                debug_assert!(is_new || table.find(name) == Some(number));
+            }
+        }
+    }
+
+    /// Whether what it counts is right, and it has only what `is_right`.
+    #[cfg(test)]
+    pub(super) fn is_counted(&self, mut is_right: impl FnMut(u64, u32) -> bool) -> bool {
+        self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
+    }
+
+    /// The holder calls nothing by these names any more, if it did.
+    pub(super) fn forget(&mut self, names: &[u64]) {
+        let table = &mut self.names.table;
+        for &name in names.iter().filter(|name| **name != NO_NAME) {
+            table.remove(name);
+        }
+        table.make_ready(0, names.len());
+    }
+}
+
 /// Names by run and offset; [`NO_NAME`], or nothing at the end, where the holder covers a position by irregular blocks alone.
 #[derive(Default)]
 pub(super) struct ByPlace {

@@ -4,6 +4,7 @@ use super::branches::LEAST;
 use super::holder::Holder;
 use super::leaving::Leaving;
 use super::names::NameTable;
+use super::private::OWN_AT_ONCE;
 use super::watch::Watches;
 use super::workers::{Workers, inner};
 use crate::raw::{Level, Readers};
@@ -42,6 +43,10 @@ pub(crate) struct Writer {
     pub(super) coming: usize,
     /// What readers are shown; this is the newest.
     pub(super) roster: Roster,
+    /// Holders whose own names come together; some may be done.
+    pub(super) gathering: Vec<u32>,
+    /// Holders of at most so many blocks get names of their own at once.
+    pub(crate) most_own_at_once: u64,
     /// So many blocks below a hole are kept as a branch.
     pub(crate) least_branch: u64,
     pub(super) trash: Trash,
@@ -67,6 +72,8 @@ impl Writer {
             gone: Vec::new(),
             levels: Vec::new(),
             leaving: Leaving::default(),
+            gathering: Vec::new(),
+            most_own_at_once: OWN_AT_ONCE,
             waiting: 0,
             promised: 0,
             coming: 0,
@@ -169,6 +176,7 @@ impl Writer {
             + self.holders.capacity() * size_of::<Holder>()
             + self.workers.bytes()
             + self.leaving.bytes()
+            + self.gathering.capacity() * size_of::<u32>()
             + self.roster.bytes()
             + self.trash.bytes()
             + (self.gone.capacity() + self.names_of_event.capacity()) * size_of::<u64>()

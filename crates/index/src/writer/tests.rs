@@ -15,11 +15,17 @@ use crate::types::{BlockHash, Event, Tier, View};
 
 impl Writer {
     fn is_counted(&self) -> bool {
-        let holder = |it: &Holder| {
+        let holder = |(number, it): (usize, &Holder)| {
+            let is_right = |name, at| {
+                let at = self.runs.position(at);
+                self.covers(number as u32, at) && !it.covers_irregularly(at) && self.runs.name(at) == name
+            };
             it.irregular.as_ref().is_none_or(|irregular| irregular.is_counted())
                 && it.private.as_ref().is_none_or(|private| private.is_counted(&self.runs))
+                && it.coming.as_ref().is_none_or(|coming| it.private.is_none() && coming.is_counted(is_right))
+                && (it.coming.is_none() || self.gathering.contains(&(number as u32)))
         };
-        self.holders.iter().all(holder)
+        self.holders.iter().enumerate().all(holder)
             && self.workers.ranks().all(|(_, _, books)| books.copies.is_counted() && books.offloaded.is_counted())
             && self.runs.is_counted()
             && self.names.is_counted()
@@ -52,6 +58,7 @@ fn what_is_counted_as_it_changes_is_right() {
         let random = &mut Random(seed);
         let index = BlockIndex::new(Config { block_size: 1, count_copies: true }).expect("a block size");
         index.branch_from([1, 3, 100][seed as usize / 2 % 3]);
+        index.own_names_at_once([0, 5, 100][seed as usize / 6 % 3]);
         for _ in 0..300 {
             let worker = format!("w{}", random.below(3));
             let tier = if random.chance(20) { *random.pick(&Tier::ALL) } else { Tier::Gpu };
@@ -71,9 +78,11 @@ fn what_is_counted_as_it_changes_is_right() {
             for rank in index.ranks() {
                 assert_eq!(rank.fingerprint, fingerprint(&index.dump_rank(&rank.worker, 0)), "seed {seed}");
             }
-            let stats = index.stats();
-            (unlinked, copies) = (unlinked + stats.unlinked, copies + stats.copies);
-            private += stats.private_holders;
+            if random.chance(20) {
+                let stats = index.stats();
+                (unlinked, copies) = (unlinked + stats.unlinked, copies + stats.copies);
+                private += stats.private_holders;
+            }
         }
     }
     assert!(unlinked > 100 && copies > 100 && private > 100, "{unlinked} {copies} {private}");
@@ -272,6 +281,44 @@ fn what_is_below_a_hole_goes_run_by_run() {
     };
     let (few, many) = (hole(1_000), hole(60_000));
     assert!(many.iter().zip(&few).all(|(many, few)| *many <= few + 16 && *many < 1_000), "{few:?} {many:?}");
+}
+
+/// A rank that has much gets names of its own in steps, and is held to what it said meanwhile.
+#[test]
+fn own_names_come_together_in_steps() {
+    let index = BlockIndex::new(Config::default()).expect("a block size");
+    const CHAINS: u64 = 200;
+    let chain = |chain: u64| (chain << 20..).take(100);
+    (0..CHAINS).for_each(|it| store(&index, "w", None, chain(it)));
+    let depth_of = |first: u64, blocks: u64| {
+        let query: Vec<_> = (first..first + blocks).map(|name| name ^ 0x5555).collect();
+        u64::from(index.find(&query).depth(View::Device))
+    };
+    let private = || index.write(|writer| writer.counters.private_holders);
+    // Others have these blocks under other names.
+    let (block_hashes, contents): (Vec<_>, Vec<_>) = (0..50).map(|at| (BlockHash(1 << 40 | at), 1 << 41 | at)).unzip();
+    index.store("other", 0, Tier::Gpu, None, &block_hashes, &contents).expect("lists of one length");
+    let again: Vec<_> = (0..50).map(|at| BlockHash(1 << 42 | at)).collect();
+    let named = || index.store("w", 0, Tier::Gpu, None, &again, &contents).expect("lists of one length");
+    let mut longest = steps_of(named).0;
+    assert_eq!(private(), 0);
+    assert_eq!(index.find(&contents).scores(View::Device).len(), 2);
+    // What comes and goes until all of them are there.
+    let mut events = 0;
+    while private() == 0 {
+        let new = chain(CHAINS + events);
+        longest = longest.max(steps_of(|| store(&index, "w", None, new)).0);
+        longest = longest.max(steps_of(|| remove(&index, "w", chain(events).skip(50))).0);
+        longest = longest.max(steps_of(|| index.remove("w", 0, Tier::Gpu, &again[49 - events as usize..])).0);
+        index.write(|writer| assert!(writer.is_counted()));
+        events += 1;
+    }
+    assert!(events > 5 && longest < 1_000, "{events} events, at most {longest} steps");
+    for it in 0..CHAINS + events {
+        assert_eq!(depth_of(it << 20, 100), if it < events { 50 } else { 100 });
+    }
+    assert_eq!(index.find(&contents).scores(View::Device).last().map(|it| u64::from(it.1)), Some(50 - events));
+    assert_eq!(index.stats().blocks, 50 + (50 - events) + events * 50 + CHAINS * 100);
 }
 
 /// An orphan is found among those of its parent without a look at them.

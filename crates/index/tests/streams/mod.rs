@@ -31,6 +31,8 @@ pub struct Plan {
     pub branch_from: u64,
     /// After so many blocks of an event others have their turn.
     pub turn_after: usize,
+    /// A rank of more blocks gets names of its own in steps.
+    pub own_names_at_once: u64,
 }
 
 /// The stream of a seed: `length` events.
@@ -68,7 +70,8 @@ pub fn plan(seed: u64, length: usize) -> Plan {
     }
     let branch_from = *random.pick(&[1, 1, 3, 16, 1000]);
     let turn_after = *random.pick(&[1, 2, 5, 1024, 1024]);
-    Plan { config, events, queries, branch_from, turn_after }
+    let own_names_at_once = *random.pick(&[0, 0, 10, 1024]);
+    Plan { config, events, queries, branch_from, turn_after, own_names_at_once }
 }
 
 /// A prompt that shares its beginning with another, as most do.
@@ -166,6 +169,7 @@ pub fn compare(plan: &Plan, events: &[Event], thorough: bool) -> Result<(), Stri
     let index = BlockIndex::new(plan.config).map_err(|e| e.to_string())?;
     index.branch_from(plan.branch_from);
     index.turn_after(plan.turn_after);
+    index.own_names_at_once(plan.own_names_at_once);
     let mut reference = ReferenceIndex::new(plan.config.count_copies);
     for (i, event) in events.iter().enumerate() {
         index.apply(event).map_err(|e| e.to_string())?;
