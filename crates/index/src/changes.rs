@@ -51,6 +51,7 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
+        self.prepare(|writer| writer.number_of(worker, rank), tier, chain.len() > 0);
         self.store_in_parts(chain, |writer, chain| writer.store(worker, rank, tier, chain))
     }
 
@@ -68,6 +69,7 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
+        self.prepare(|writer| writer.number_of(worker, rank), tier, chain.len() > 0);
         self.store_in_parts(chain, |writer, chain| {
             writer.without_copies(|writer| writer.store(worker, rank, tier, chain))
         })
@@ -76,6 +78,7 @@ impl<'i> Changes<'i> {
     /// As [`BlockIndex::store_known`].
     pub fn store_known(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
+        self.prepare(|writer| writer.number_of(worker, rank), tier, !block_hashes.is_empty());
         for part in block_hashes.chunks(self.turn) {
             unknown.append(&mut self.write(part.len(), false, |writer| writer.store_known(worker, rank, tier, part)));
         }
@@ -100,6 +103,7 @@ impl<'i> Changes<'i> {
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
+        self.prepare(|writer| writer.number_of_handle(rank), tier, chain.len() > 0);
         self.store_in_parts(chain, |writer, chain| writer.store_to(rank, tier, chain))
     }
 
@@ -110,7 +114,10 @@ impl<'i> Changes<'i> {
 
     /// As [`BlockIndex::clear`].
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
-        self.write(self.turn, true, |writer| writer.clear(worker, rank, tier));
+        let turn = self.turn;
+        for rank in self.write(turn, true, |writer| writer.clear(worker, rank, tier)) {
+            self.in_turns(|writer| writer.go_on_clearing(rank, turn));
+        }
     }
 
     /// As [`BlockIndex::dump_rank`], which would wait for this for ever.
@@ -118,6 +125,23 @@ impl<'i> Changes<'i> {
         let mut events = Vec::new();
         self.write(self.turn, false, |writer| writer.dump_rank(worker, rank, &mut events));
         events
+    }
+
+    /// Does something in parts, between which others have their turn; `part` does about as much as is done in a turn, and
+    /// returns whether there is more.
+    fn in_turns(&mut self, part: impl Fn(&mut Writer) -> bool) {
+        while self.write(1, false, &part) {
+            self.left = 0;
+        }
+    }
+
+    /// Makes a rank ready for blocks that come to a tier, or go.
+    #[inline]
+    fn prepare(&mut self, rank: impl Fn(&Writer) -> Option<u32>, tier: Tier, stores: bool) {
+        if tier != Tier::Gpu {
+            let turn = self.turn;
+            self.in_turns(|writer| writer.prepare(rank(writer), tier, stores, turn));
+        }
     }
 
     /// Makes a store in parts, between which others have their turn. A chain is stored block by block, so these make the
@@ -143,6 +167,7 @@ impl<'i> Changes<'i> {
     /// the names does not matter otherwise.
     #[inline]
     fn remove_in_parts(&mut self, rank: impl Fn(&Writer) -> Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
+        self.prepare(&rank, tier, false);
         if block_hashes.len() <= self.turn {
             self.write(block_hashes.len(), false, |writer| {
                 writer.counters.removes += 1;

@@ -191,19 +191,29 @@ impl Setting<'_> {
         self.tell(times);
     }
 
+    /// What takes long for who has much is done in parts, between which others have their turn: of w3, and of w1, which has
+    /// names of its own.
     fn offloading(&mut self) {
-        let mut times = Times::new("another tier");
-        for chain in 0..self.each / CHAIN {
-            let (names, contents) = (names(3 << 20 | chain, 0..CHAIN), contents(3 << 20 | chain, 0..CHAIN));
-            let what = if chain == 0 { "first offload" } else { "offload" };
-            let stored = times.time(what, || self.index.store("w3", 0, Tier::Cpu, None, &names, &contents));
-            stored.expect("lists of one length");
+        for (worker, first) in [("w3", 3 << 20), ("w1", 1 << 20)] {
+            let chain = |chain: u64| (names(first | chain, 0..CHAIN), contents(first | chain, 0..CHAIN));
+            let store = |index: &BlockIndex, tier, at| {
+                let (names, contents) = chain(at);
+                index.store(worker, 0, tier, None, &names, &contents).expect("lists of one length");
+            };
+            let other = || drop(self.index.ranks_of("w9"));
+            let mut times = Times::new(&format!("tiers of {worker}, begun and cleared: others wait"));
+            times.time_others("the first offload", || store(&self.index, Tier::Cpu, 1), other);
+            times.time_others("the first block on a third tier", || store(&self.index, Tier::Disk, 2), other);
+            let mut offloads = Times::new(&format!("tiers of {worker}"));
+            for at in 3..self.each / CHAIN {
+                offloads.time("offload", || store(&self.index, Tier::Cpu, at));
+            }
+            times.time_others("a clear of one", || self.index.clear(worker, None, Some(Tier::Cpu)), other);
+            times.time_others("a clear of the device", || self.index.clear(worker, None, Some(Tier::Gpu)), other);
+            offloads.time("the last tier cleared", || self.index.clear(worker, None, Some(Tier::Disk)));
+            self.tell(times);
+            self.tell(offloads);
         }
-        self.tell(times);
-        let mut times = Times::new("clearing tiers");
-        times.time("device cleared", || self.index.clear("w3", None, Some(Tier::Gpu)));
-        times.time("other tier cleared", || self.index.clear("w3", None, Some(Tier::Cpu)));
-        self.tell(times);
         for chain in 0..self.each / CHAIN {
             self.store("w3", 3 << 20 | chain, 0..CHAIN, None);
         }

@@ -202,7 +202,7 @@ impl Writer {
             for level in self.runs.levels(run).iter() {
                 let mut others = false;
                 let is_other = |it: u32| {
-                    it != device && !books.wider.contains(&Some(it)) && !self.is_leaving(it) && !self.is_branch(it)
+                    it != device && !books.wider.contains(&Some(it)) && !self.is_leaving(it) && !self.is_hidden(it)
                 };
                 self.sets.members(level.set).for_each(|it| others |= is_other(it));
                 if others && self.sets.contains(level.set, holder) {

@@ -95,12 +95,12 @@ impl Writer {
         let levels = self.runs.levels(at.run);
         let Some(level) = levels.iter().find(|level| level.end > at.offset) else { return false };
         let mut is_linked = false;
-        self.sets.members(level.set).for_each(|it| is_linked |= !self.is_leaving(it) && !self.is_branch(it));
+        self.sets.members(level.set).for_each(|it| is_linked |= !self.is_leaving(it) && !self.is_hidden(it));
         is_linked
     }
 
-    pub(super) fn is_branch(&self, holder: u32) -> bool {
-        self.holders[holder as usize].is_branch
+    pub(super) fn is_hidden(&self, holder: u32) -> bool {
+        self.holders[holder as usize].is_hidden
     }
 
     /// The names of all blocks of a holder's branches, in any order.
@@ -143,7 +143,7 @@ impl Writer {
             self.touch(holder, names);
         }
         let number = self.new_holder();
-        self.holders[number as usize].is_branch = true;
+        self.holders[number as usize].is_hidden = true;
         self.roster.one_leaves();
         // Before any reader meets it.
         self.publish_roster();

@@ -4,6 +4,13 @@ use super::leaving::Table;
 use super::state::Writer;
 use crate::position::Position;
 
+/// A step is about what it takes to copy a block. To look at a run, or a name up, is to wait for memory a few times.
+pub(super) const RUN_STEPS: usize = 8;
+pub(super) const NAME_STEPS: usize = 8;
+
+/// Names that are put by place at a time.
+const GATHERED: usize = 32;
+
 /// Consecutive blocks of one holder.
 pub(super) struct HeldChain {
     pub(super) parent: Option<u64>,
@@ -23,12 +30,20 @@ impl Writer {
         }
     }
 
+    /// The names of all blocks of a holder that are not regular, in any order.
+    pub(super) fn names_not_in_runs(&mut self, holder: u32) -> Vec<u64> {
+        let mut names = self.names_in_branches(holder);
+        let irregular = self.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
+        names.extend(irregular.map(|(name, _)| name));
+        names
+    }
+
     /// All that a holder holds: regular blocks with parents before children, those of branches, too, then
     /// irregular ones in any order.
     pub(super) fn chains_of(&mut self, holder: u32) -> Vec<HeldChain> {
         let mut chains = Vec::new();
         for (run, cutoff) in self.runs_of(holder) {
-            chains.extend(self.chain_in(holder, run, cutoff));
+            chains.extend(self.chain_in(holder, run, 0, cutoff));
         }
         for branch in self.branches(holder).to_vec() {
             for (run, from, to) in self.runs_of_branch(&branch) {
@@ -44,25 +59,44 @@ impl Writer {
         chains
     }
 
-    /// The regular blocks of a holder in a run of which it covers the first `cutoff`.
-    pub(super) fn chain_in(&self, holder: u32, run: u32, cutoff: u32) -> Option<HeldChain> {
-        let first = Position { run, offset: 0 };
+    /// Puts the names of a holder that has its own where they are found by place, until `spent` has come to `steps`; returns
+    /// whether all are there.
+    pub(super) fn gather_places(&mut self, holder: u32, steps: usize, spent: &mut usize) -> bool {
+        let Self { holders, runs, .. } = self;
+        let Some(private) = &mut holders[holder as usize].private else { return true };
+        if private.has_places() {
+            return true;
+        }
+        while *spent < steps {
+            *spent += GATHERED * NAME_STEPS;
+            if private.gather_places(GATHERED, runs) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// The regular blocks of a holder among the positions `from..to` of a run, which it covers.
+    pub(super) fn chain_in(&self, holder: u32, run: u32, from: u32, to: u32) -> Option<HeldChain> {
         let it = &self.holders[holder as usize];
         // Below the first position that only irregular blocks cover there is nothing regular.
-        let regular = match &it.irregular {
-            None => cutoff,
-            Some(_) => (0..cutoff).find(|&offset| it.covers_irregularly(Position { run, offset })).unwrap_or(cutoff),
+        let to = if self.is_irregular_in(holder, run) {
+            (0..to).find(|&offset| it.covers_irregularly(Position { run, offset })).unwrap_or(to)
+        } else {
+            to
         };
-        let within = ..regular as usize;
+        if from >= to {
+            return None;
+        }
+        let within = from as usize..to as usize;
         let names = match &it.private {
-            None => &self.runs.get(run).names()[within],
-            Some(private) => &private.of_run(run, &self.runs)[within],
+            None => &self.runs.get(run).names()[within.clone()],
+            Some(private) => &private.of_run(run, &self.runs)[within.clone()],
         };
-        let contents = &self.runs.get(run).contents()[within];
-        (regular > 0).then(|| HeldChain {
-            parent: self.block_at(holder, first).0,
+        Some(HeldChain {
+            parent: self.block_at(holder, Position { run, offset: from }).0,
             names: names.to_vec(),
-            contents: contents.to_vec(),
+            contents: self.runs.get(run).contents()[within].to_vec(),
         })
     }
 

@@ -8,22 +8,52 @@ use crate::retire::Garbage;
 use crate::types::Tier;
 
 impl Writer {
-    /// A worker, or one rank or tier of it, holds nothing any more.
-    pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
+    /// A worker, or one rank or tier of it, holds nothing any more. Returns the ranks for which that is to be gone on with
+    /// ([`Self::go_on_clearing`]).
+    pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) -> SmallVec<[u32; 4]> {
         self.counters.clears += 1;
         let ranks = self.workers.by_name.get(worker).into_iter().flatten();
-        let ranks: SmallVec<[u32; 4]> =
+        let mut ranks: SmallVec<[u32; 4]> =
             ranks.filter(|(n, _)| rank.is_none_or(|r| r == *n)).map(|(_, rank)| *rank).collect();
-        for rank in ranks {
+        ranks.retain(|&mut rank| {
+            match tier {
+                // It all goes.
+                None => self.rank_mut(rank).clearing = None,
+                Some(_) => self.finish_clearing(rank),
+            }
             self.touch_all(self.device_of(rank));
             for (number, clears) in self.rank_mut(rank).clears.iter_mut().enumerate() {
                 *clears = clears.wrapping_add(u32::from(tier.is_none_or(|tier| tier as usize == number)));
             }
             match tier {
+                Some(tier) if self.is_mixed(rank, tier) => {
+                    self.begin_clearing(rank, tier);
+                    return true;
+                }
                 None => self.clear_rank(rank),
-                Some(Tier::Gpu) => self.clear_device(rank),
-                Some(tier) => self.clear_elsewhere(rank, tier),
+                Some(Tier::Gpu) => {
+                    if self.empty_device(rank) {
+                        self.publish_roster();
+                    }
+                }
+                Some(_) => {
+                    // The device is all there is.
+                    if self.end_views(rank) {
+                        self.publish_roster();
+                    }
+                }
             }
+            false
+        });
+        ranks
+    }
+
+    /// Whether what a rank loses with a tier depends on what it has on others.
+    fn is_mixed(&mut self, rank: u32, tier: Tier) -> bool {
+        let books = self.rank_mut(rank);
+        match (tier as usize).checked_sub(1) {
+            None => books.wider != [None; 3],
+            Some(slot) => (0..3).any(|other| other != slot && books.offloaded.on(other) > 0),
         }
     }
 
@@ -37,7 +67,8 @@ impl Writer {
 
     /// A rank has nothing on other tiers than the device any more. Returns whether that changes the roster, which is
     /// to be published.
-    pub(super) fn end_views(&mut self, rank: u32) -> bool {
+    fn end_views(&mut self, rank: u32) -> bool {
+        self.end_new_view(rank);
         let books = self.rank_mut(rank);
         let (device, wider) = (books.device, std::mem::take(&mut books.wider));
         let offloaded = std::mem::take(&mut books.offloaded);
@@ -51,7 +82,7 @@ impl Writer {
     }
 
     /// A rank has nothing on its device any more. Returns whether that changes the roster, which is to be published.
-    fn empty_device(&mut self, rank: u32) -> bool {
+    pub(super) fn empty_device(&mut self, rank: u32) -> bool {
         let books = self.rank_mut(rank);
         let copies = std::mem::take(&mut books.copies);
         books.device_word = 0;
@@ -68,20 +99,6 @@ impl Writer {
         self.roster.set(new, member);
         self.send_off(device);
         true
-    }
-
-    fn clear_device(&mut self, rank: u32) {
-        let books = self.rank_mut(rank);
-        let device = books.device;
-        if books.wider != [None; 3] {
-            let chains = self.chains_of(device);
-            // Leaves first.
-            let names: Vec<u64> = chains.iter().rev().flat_map(|chain| chain.names.iter().rev().copied()).collect();
-            self.narrow(rank, &names);
-        }
-        if self.empty_device(rank) {
-            self.publish_roster();
-        }
     }
 
     /// A worker is gone.

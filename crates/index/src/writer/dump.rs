@@ -33,7 +33,9 @@ impl Writer {
             block_hashes: chain.names.iter().copied().map(BlockHash).collect(),
             content_hashes: chain.contents.clone(),
         };
-        let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return };
+        let Some(number) = self.workers.rank(worker, rank) else { return };
+        self.finish_clearing(number);
+        let Some(books) = self.workers.get(number) else { return };
         let (device, widest) = (books.device, books.widest());
         let copies: Vec<(u64, u32)> = books.copies.iter().collect();
         let offloaded: Vec<(u64, [u32; 3])> = books.offloaded.iter().collect();

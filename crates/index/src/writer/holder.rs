@@ -11,8 +11,9 @@ use crate::position::{NO_NAME, Place, Position, ROOT};
 /// A holder's books.
 #[derive(Default)]
 pub(crate) struct Holder {
-    /// Whether it is a branch of another holder.
-    pub(super) is_branch: bool,
+    /// Whether readers have no name for it, and others do not count on it: a branch of another holder, or a view that comes
+    /// together.
+    pub(super) is_hidden: bool,
     /// Names of its own; none while it names blocks as the others do.
     pub(crate) private: Option<Private>,
     /// Those names while they come together; none before and after.

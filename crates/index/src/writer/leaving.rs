@@ -8,8 +8,9 @@
 //! Meanwhile it still is in sets and in the way of nobody: a block hash that means a block of such holders alone is
 //! free to mean another.
 
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
+use super::in_order::InOrder;
 use super::irregular::Irregular;
 use super::names::{ByPlace, Private};
 use super::state::Writer;
@@ -34,11 +35,10 @@ pub(crate) struct Leaving {
     tables: Vec<Table>,
 }
 
-/// A holder, with the runs it was in: as listed, and by how far they are from the root.
+/// A holder, with the runs it was in.
 struct Holder {
     number: u32,
-    listed: Vec<u32>,
-    sorted: BinaryHeap<(u32, u32)>,
+    runs: InOrder,
 }
 
 /// What was a holder's or a rank's own.
@@ -56,7 +56,7 @@ impl Leaving {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let holders = self.holders.iter().map(|it| it.listed.capacity() * 4 + it.sorted.capacity() * 8);
+        let holders = self.holders.iter().map(|it| it.runs.bytes());
         let tables = self.tables.iter().map(|table| match table {
             Table::Private(it) => it.bytes() + size_of::<Private>(),
             Table::Places(it) => it.bytes(),
@@ -96,7 +96,7 @@ impl Writer {
         let coming = it.coming.take().map(|it| it.names);
         self.leaving.tables.extend(private.into_iter().chain(coming).map(|it| Table::Private(Box::new(it))));
         self.leaving.tables.extend(irregular.map(Table::Irregular));
-        self.leaving.holders.push_back(Holder { number: holder, listed, sorted: BinaryHeap::new() });
+        self.leaving.holders.push_back(Holder { number: holder, runs: InOrder::leaves_first(listed) });
         self.count_waiting(holder);
         self.roster.one_leaves();
     }
@@ -151,30 +151,21 @@ impl Writer {
 
     /// Whether the holder has left all its runs.
     fn see_runs_off(&mut self, it: &mut Holder, left: &mut isize) -> bool {
-        while *left > 0 {
+        while let Some(run) = it.runs.next(&self.runs, left) {
             step();
-            if let Some(run) = it.listed.pop() {
-                *left -= 1;
-                if self.runs.is_live(run) {
-                    it.sorted.push((self.runs.start(run), run));
+            *left -= RUN as isize;
+            // It may be listed twice, or have been left long ago.
+            if self.runs.is_live(run) && self.covers(it.number, Position { run, offset: 0 }) {
+                let cutoff = self.cutoff(it.number, run, 0);
+                let to = cutoff.saturating_sub(MOST_OF_A_RUN);
+                *left -= (cutoff - to) as isize;
+                self.lower(it.number, run, cutoff, to);
+                if to > 0 {
+                    it.runs.put_back(run, &self.runs);
                 }
-            } else if let Some((_, run)) = it.sorted.pop() {
-                *left -= RUN as isize;
-                // It may be listed twice, or have been left long ago.
-                if self.runs.is_live(run) && self.covers(it.number, Position { run, offset: 0 }) {
-                    let cutoff = self.cutoff(it.number, run, 0);
-                    let to = cutoff.saturating_sub(MOST_OF_A_RUN);
-                    *left -= (cutoff - to) as isize;
-                    self.lower(it.number, run, cutoff, to);
-                    if to > 0 {
-                        it.sorted.push((self.runs.start(run), run));
-                    }
-                }
-            } else {
-                return true;
             }
         }
-        it.listed.is_empty() && it.sorted.is_empty()
+        it.runs.is_empty()
     }
 
     /// Whether nobody holds a position but holders that are on their way out.

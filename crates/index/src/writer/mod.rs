@@ -12,6 +12,7 @@
 //! | file | what |
 //! |---|---|
 //! | `lines.rs`, `slots.rs`, `own.rs`, `names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
+//! | `in_order.rs` | a holder's runs, put in order in steps |
 //! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
 //! | `watch.rs` | what a dump in slices must hear about |
 //! | `state.rs` | the writer: what it is made of, and when it frees |
@@ -24,6 +25,7 @@
 //! | `link.rs`, `gain.rs` | a holder gains blocks: one of any kind, then chains |
 //! | `ranks.rs` | a rank of a worker becomes known |
 //! | `chains.rs`, `tiers.rs` | a holder's blocks as chains; the holders of the views beyond the device |
+//! | `new_view.rs`, `clearing.rs` | a view that a rank needs, and a tier that is cleared, in steps |
 //! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
 //! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
 //! | `later.rs` | what events leave to be done |
@@ -33,11 +35,13 @@ mod adopt;
 mod branches;
 mod chains;
 mod clear;
+mod clearing;
 mod cover;
 mod detach;
 mod dump;
 mod gain;
 mod holder;
+mod in_order;
 mod irregular;
 mod later;
 mod leaving;
@@ -46,6 +50,7 @@ mod link;
 mod lookup;
 mod lose;
 mod names;
+mod new_view;
 mod own;
 mod private;
 mod ranks;

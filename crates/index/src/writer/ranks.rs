@@ -65,6 +65,8 @@ impl Writer {
             offloaded: Offloaded::default(),
             device_word: 0,
             clears: [0; 4],
+            new_view: None,
+            clearing: None,
         };
         let number = self.workers.add(name.clone(), rank, books);
         // A worker has the number of its first rank.

@@ -77,6 +77,7 @@ impl Writer {
             self.counters.unknown_removals += block_hashes.len() as u64;
             return;
         };
+        self.finish_clearing(rank);
         let names = self.inner_names(block_hashes);
         self.touch(self.device_of(rank), names.iter().copied());
         if tier == Tier::Gpu {

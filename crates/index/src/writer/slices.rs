@@ -8,19 +8,12 @@ use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::chains::HeldChain;
+use super::chains::{HeldChain, NAME_STEPS, RUN_STEPS};
 use super::state::Writer;
 use super::workers::Rank;
 use crate::copy::{CopiedBlock, CopiedChain, RankCopy};
 use crate::position::Position;
 use crate::types::{BlockHash, Event, Tier};
-
-/// A step is about what it takes to copy a block. To look at a run, or a name up, is to wait for memory a few times.
-const RUN_STEPS: usize = 8;
-const NAME_STEPS: usize = 8;
-
-/// Names that are put by place at a time.
-const GATHERED: usize = 32;
 
 /// Rounds of looking up what was touched during the last. Each is shorter than the one before, unless changes come as
 /// fast as they can be read: then the last one ends it, however long.
@@ -95,16 +88,12 @@ impl Writer {
 
     /// Begins to copy a rank, however small it is; none if it is not known.
     pub(crate) fn slice_begin(&mut self, worker: &Arc<str>, rank: u32, spent: &mut usize) -> Option<Large> {
-        let books = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank))?;
+        let number = self.workers.rank(worker, rank)?;
+        self.finish_clearing(number);
+        let books = self.workers.get(number)?;
         let (device, widest) = (books.device, books.widest());
         let runs = self.holders[device as usize].runs.clone();
         let watch = self.watch([device, widest]);
-        let not_in_runs = |writer: &mut Self, holder: u32| {
-            let mut names = writer.names_in_branches(holder);
-            let irregular = writer.holders[holder as usize].irregular.iter().flat_map(|irregular| irregular.blocks());
-            names.extend(irregular.map(|(name, _)| name));
-            names
-        };
         let mut large = Large {
             worker: worker.clone(),
             rank,
@@ -113,7 +102,7 @@ impl Writer {
             widest,
             runs,
             wider_runs: Vec::new(),
-            names: not_in_runs(self, device),
+            names: self.names_not_in_runs(device),
             chains: Vec::new(),
             touched: HashSet::new(),
             known: Vec::new(),
@@ -121,7 +110,7 @@ impl Writer {
         };
         if widest != device {
             large.wider_runs.clone_from(&self.holders[widest as usize].runs);
-            large.names.extend(not_in_runs(self, widest));
+            large.names.extend(self.names_not_in_runs(widest));
         }
         // Plain lists of numbers: many a step.
         *spent += (large.runs.len() + large.wider_runs.len() + large.names.len()) / 8;
@@ -134,7 +123,8 @@ impl Writer {
         let of_rank = |writer: &Self| writer.workers.rank(&large.worker, large.rank);
         let Some(rank) = of_rank(self) else { return self.slice_end(large, Slice::Again) };
         large.touched.extend(touched);
-        if !self.gather_places(rank, steps, spent) {
+        let books = self.workers.get(rank).expect("known");
+        if ![books.device, books.widest()].into_iter().all(|holder| self.gather_places(holder, steps, spent)) {
             return Slice::More;
         }
         let books = self.workers.get(rank).expect("known");
@@ -178,25 +168,6 @@ impl Writer {
         self.slice_end(large, Slice::Rank(Vec::new()))
     }
 
-    /// Puts names of holders that have their own where they are found by place. Returns whether all are there.
-    fn gather_places(&mut self, rank: u32, steps: usize, spent: &mut usize) -> bool {
-        let Self { holders, runs, workers, .. } = self;
-        let books = workers.get(rank).expect("known");
-        [books.device, books.widest()].into_iter().all(|holder| {
-            let Some(private) = &mut holders[holder as usize].private else { return true };
-            if private.has_places() {
-                return true;
-            }
-            while *spent < steps {
-                *spent += GATHERED * NAME_STEPS;
-                if private.gather_places(GATHERED, runs) {
-                    return true;
-                }
-            }
-            false
-        })
-    }
-
     fn slice_end(&mut self, large: &Large, slice: Slice) -> Slice {
         self.unwatch(large.watch);
         slice
@@ -210,7 +181,7 @@ impl Writer {
             return RUN_STEPS;
         }
         let cutoff = self.cutoff(holder, run, 0);
-        let Some(chain) = self.chain_in(holder, run, cutoff) else { return RUN_STEPS };
+        let Some(chain) = self.chain_in(holder, run, 0, cutoff) else { return RUN_STEPS };
         let mut steps = RUN_STEPS + chain.names.len();
         if wider {
             steps += chain.names.len() * NAME_STEPS;

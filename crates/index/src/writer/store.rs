@@ -119,6 +119,7 @@ impl Writer {
 
     #[inline]
     fn store_at(&mut self, rank: u32, tier: Tier, chain: &Chain<'_>) {
+        self.finish_clearing(rank);
         let parent = chain.parent.map(inner);
         let names = self.inner_names(chain.block_hashes);
         self.touch(self.device_of(rank), names.iter().copied());
@@ -176,6 +177,9 @@ impl Writer {
         block_hashes: &[BlockHash],
     ) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
+        if let Some(rank) = self.workers.rank(worker, rank) {
+            self.finish_clearing(rank);
+        }
         for &block_hash in block_hashes {
             let widest = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)).map(Rank::widest);
             let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {

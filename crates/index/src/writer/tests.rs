@@ -10,6 +10,7 @@ use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::index::{BlockIndex, Config};
 use crate::raw::Level;
+use crate::reference::ReferenceIndex;
 use crate::steps::steps_of;
 use crate::types::{BlockHash, Event, Tier, View};
 
@@ -319,6 +320,94 @@ fn own_names_come_together_in_steps() {
     }
     assert_eq!(index.find(&contents).scores(View::Device).last().map(|it| u64::from(it.1)), Some(50 - events));
     assert_eq!(index.stats().blocks, 50 + (50 - events) + events * 50 + CHAINS * 100);
+}
+
+/// A view that a rank will need comes together, and a tier is cleared, while anything happens to the rank.
+#[test]
+fn views_come_and_tiers_go_in_steps_between_events() {
+    let (mut prepared, mut cleared, mut some) = (0, 0, 0);
+    for seed in 0..seeds(200) {
+        let random = &mut Random(seed);
+        let index = BlockIndex::new(Config { block_size: 1, count_copies: random.chance(50) }).expect("a block size");
+        let mut reference = ReferenceIndex::new(index.config().count_copies);
+        index.branch_from([1, 3, 100][seed as usize % 3]);
+        index.own_names_at_once([0, 5, 100][seed as usize / 3 % 3]);
+        index.turn_after(*random.pick(&[1, 3, 20]));
+        let steps = *random.pick(&[1, 8, 40]);
+        let alike = random.chance(50);
+        let mut queries: Vec<Vec<u64>> = vec![(0..32).collect()];
+        for _ in 0..200 {
+            let (worker, rank) = (format!("w{}", random.below(2)), random.below(2) as u32);
+            let tier = if random.chance(30) { *random.pick(&Tier::ALL) } else { Tier::Gpu };
+            let first = random.below(24);
+            let names =
+                (first..first + random.below(8)).map(|it| if random.chance(95) { it } else { random.below(32) });
+            let names: Vec<u64> = names.collect();
+            let own = if alike { 0 } else { 100 * random.below(2) };
+            let block_hashes: Vec<_> = names.iter().map(|it| BlockHash(it + own)).collect();
+            let parent = first.checked_sub(1).map(|it| BlockHash(it + own));
+            let to = worker.as_str().into();
+            let only = random.chance(50).then_some(rank);
+            let event = match random.below(20) {
+                0 if random.chance(30) => Event::Drop { worker: to },
+                0 => Event::Clear { worker: to, rank: only, tier: None },
+                1..=2 => Event::Clear { worker: to, rank: only, tier: Some(tier) },
+                3..=13 => Event::Store { worker: to, rank, tier, parent, block_hashes, content_hashes: names.clone() },
+                _ => Event::Remove { worker: to, rank, tier, block_hashes },
+            };
+            // Some of what is done in parts begins, and the event comes in between.
+            let other = Tier::ALL[1 + random.below(3) as usize];
+            match random.below(3) {
+                0 => {
+                    for _ in 0..random.below(20) {
+                        prepared += usize::from(index.write(|writer| {
+                            let rank = writer.number_of(&worker, rank);
+                            writer.prepare(rank, other, true, steps)
+                        }));
+                    }
+                }
+                1 if random.chance(20) => {
+                    let clear = Event::Clear { worker: worker.as_str().into(), rank: None, tier: Some(other) };
+                    reference.apply(&clear).expect("a clear");
+                    for rank in index.write(|writer| writer.clear(&worker, None, Some(other))) {
+                        for _ in 0..random.below(6) {
+                            cleared += usize::from(index.write(|writer| writer.go_on_clearing(rank, steps)));
+                        }
+                    }
+                }
+                _ => {}
+            }
+            index.apply(&event).expect("a sound event");
+            reference.apply(&event).expect("a sound event");
+            index.write(|writer| {
+                (0..4).for_each(|rank| writer.finish_clearing(rank));
+                assert!(writer.is_counted(), "seed {seed}");
+            });
+            if names.len() > 2 && queries.len() < 16 {
+                queries.push((0..first).chain(names).chain(first..32).collect());
+            }
+            for (query, view) in queries.iter().flat_map(|query| View::ALL.map(|view| (query, view))) {
+                let (found, expected) = (index.find(query), reference.find(query));
+                let (mut got, mut want) = (found.by_rank(view), expected.by_rank(view));
+                got.sort();
+                want.sort();
+                let want = want.iter().map(|(worker, rank, depth)| (worker, *rank, *depth));
+                assert!(got.iter().copied().eq(want), "seed {seed}, {view:?}, after {event:?}: {got:?}");
+                some += got.len();
+            }
+            assert_eq!(index.workers(), {
+                let mut workers = reference.workers();
+                workers.sort();
+                workers
+            });
+        }
+        for worker in ["w0", "w1"] {
+            index.drop_worker(worker);
+        }
+        let stats = index.stats();
+        assert_eq!((stats.positions, stats.runs, stats.sets), (0, 0, 0), "seed {seed}");
+    }
+    assert!(prepared > 100 && cleared > 100 && some > 10_000, "{prepared} {cleared} {some}");
 }
 
 /// An orphan is found among those of its parent without a look at them.

@@ -24,19 +24,24 @@ impl Writer {
         if books.wider[number].is_some() {
             return;
         }
-        let (device, before) = (books.device, books.wider);
-        self.touch_all(device);
-        let narrower = before[..number].iter().rev().find_map(|holder| *holder).unwrap_or(device);
+        let narrower = books.narrower(number);
         let holder = self.new_holder();
         for chain in self.chains_of(narrower) {
             self.gain(holder, chain.parent, &chain.names, &chain.contents, &mut Vec::new());
         }
-        let mut after = before;
-        after[number] = Some(holder);
-        self.rank_mut(rank).wider = after;
-        // Only now may readers count on it.
-        self.set_views(device, before, after);
+        self.now_view(rank, number, holder);
         self.publish_roster();
+    }
+
+    /// A holder answers for a view of a rank, which has what the next narrower one has. To be published: only then may
+    /// readers count on it.
+    pub(super) fn now_view(&mut self, rank: u32, number: usize, holder: u32) {
+        let books = self.rank_mut(rank);
+        let (device, before) = (books.device, books.wider);
+        books.wider[number] = Some(holder);
+        let after = books.wider;
+        self.touch_all(device);
+        self.set_views(device, before, after);
     }
 
     /// Says which holder answers for which view. To be published.
@@ -150,29 +155,17 @@ impl Writer {
         }
     }
 
-    /// Another tier than the device holds nothing any more.
-    pub(super) fn clear_elsewhere(&mut self, rank: u32, tier: Tier) {
+    /// A rank does not hold these blocks on a tier other than the device any more, whatever the number of copies.
+    pub(super) fn clear_names_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
-        let books = self.rank_mut(rank);
-        if (0..3).all(|other| other == slot || books.offloaded.on(other) == 0) {
-            // The device is all there is.
-            if self.end_views(rank) {
-                self.publish_roster();
-            }
-            return;
-        }
-        let widest = books.widest();
-        // Leaves first: on the way there are no holes.
-        for chain in self.chains_of(widest).iter().rev() {
-            for &name in chain.names.iter().rev() {
-                let offloaded = &mut self.rank_mut(rank).offloaded;
-                if let Some(mut claims) = offloaded.get(name)
-                    && claims[slot] > 0
-                {
-                    claims[slot] = 0;
-                    let before = offloaded.set(name, claims);
-                    self.leave(rank, name, before);
-                }
+        for &name in names {
+            let offloaded = &mut self.rank_mut(rank).offloaded;
+            if let Some(mut claims) = offloaded.get(name)
+                && claims[slot] > 0
+            {
+                claims[slot] = 0;
+                let before = offloaded.set(name, claims);
+                self.leave(rank, name, before);
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
+use super::in_order::InOrder;
 use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::position::NO_NAME;
@@ -40,6 +41,52 @@ pub(super) struct Rank {
     pub(super) device_word: u64,
     /// How often each tier was cleared.
     pub(super) clears: [u32; 4],
+    /// A view that comes together.
+    pub(super) new_view: Option<Box<NewView>>,
+    /// A tier that is being cleared: first of all to be done when anything happens to the rank.
+    pub(super) clearing: Option<Box<Clearing>>,
+}
+
+/// A view before it is a rank's: its holder, and what is to be put in.
+pub(super) struct NewView {
+    /// Which one it will be.
+    pub(super) number: usize,
+    pub(super) holder: u32,
+    /// The holder that has what it is to have.
+    pub(super) narrower: u32,
+    pub(super) watch: u64,
+    pub(super) runs: InOrder,
+    /// The run that is being put in, and after how many of its blocks to go on.
+    pub(super) at: Option<(u32, u32)>,
+    /// Names to be looked up.
+    pub(super) names: Vec<u64>,
+    /// Names to be looked up after those, perhaps again.
+    pub(super) touched: HashSet<u64>,
+    pub(super) rounds: usize,
+}
+
+/// What is left of a tier that is being cleared.
+pub(super) struct Clearing {
+    pub(super) tier: Tier,
+    /// The holder that has what is on the tier, with its runs and the names that are in none.
+    pub(super) holder: u32,
+    pub(super) runs: InOrder,
+    /// The run that is being cleared, and up to how many of its blocks to go on.
+    pub(super) at: Option<(u32, u32)>,
+    pub(super) names: Vec<u64>,
+}
+
+impl NewView {
+    fn bytes(&self) -> usize {
+        let touched = self.touched.allocation_size();
+        size_of::<Self>() + self.runs.bytes() + self.names.capacity() * size_of::<u64>() + touched
+    }
+}
+
+impl Clearing {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.runs.bytes() + self.names.capacity() * size_of::<u64>()
+    }
 }
 
 /// Copies on cpu, disk and external.
@@ -191,7 +238,11 @@ impl Copies {
 
 impl Workers {
     pub(super) fn bytes(&self) -> usize {
-        let books = |(_, _, rank): (&Arc<str>, u32, &Rank)| rank.copies.bytes() + rank.offloaded.bytes();
+        let books = |(_, _, rank): (&Arc<str>, u32, &Rank)| {
+            let new_view = rank.new_view.as_ref().map_or(0, |it| it.bytes());
+            let clearing = rank.clearing.as_ref().map_or(0, |it| it.bytes());
+            rank.copies.bytes() + rank.offloaded.bytes() + new_view + clearing
+        };
         self.by_name.allocation_size()
             + self.books.capacity() * size_of::<Option<Rank>>()
             + self.free.capacity() * size_of::<u32>()
@@ -283,9 +334,14 @@ impl Rank {
         self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
     }
 
+    /// The holder of what the rank holds in the view number `view`, if it has not got that.
+    pub(super) fn narrower(&self, view: usize) -> u32 {
+        self.wider[..view].iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
+    }
+
     /// The holder of whatever the rank holds anywhere.
     pub(super) fn widest(&self) -> u32 {
-        self.wider.iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
+        self.narrower(self.wider.len())
     }
 }
 
