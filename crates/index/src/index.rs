@@ -169,11 +169,13 @@ impl BlockIndex {
     /// Frees what was held until it was cleared or dropped. That happens a little at a time in the changes that follow,
     /// as it may be much; this does all there is to do, and lets others change the index meanwhile.
     pub fn settle(&self) {
-        let goes_on = |writer: &mut Writer| {
-            let is_left = writer.do_some(SLICE_OF_SETTLING);
-            is_left || writer.has_garbage()
-        };
-        while self.write_after(true, goes_on) {}
+        loop {
+            // What is freed at the end of a change may be tables that go in steps.
+            self.write_after(true, |writer| writer.do_some(SLICE_OF_SETTLING));
+            if !self.write(|writer| writer.has_more_to_do()) {
+                return;
+            }
+        }
     }
 
     /// Sizes and counts, after [`settle`](Self::settle). Writers wait for a time that depends on the number of ranks alone.

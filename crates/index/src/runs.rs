@@ -486,6 +486,11 @@ impl Runs {
         self.reserve_children(trash);
     }
 
+    /// Numbers that runs have or had: all are less.
+    pub(crate) fn numbers(&self) -> usize {
+        self.entries.len()
+    }
+
     /// The number of a run that no reader can mean any more.
     pub(crate) fn reuse(&mut self, id: u32) {
         self.free.push(id);

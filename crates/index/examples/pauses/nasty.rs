@@ -24,6 +24,7 @@ pub(crate) fn all(blocks: u64, all: &mut Times) {
     let index = BlockIndex::new(Config::default()).expect("a block size");
     let mut it = Setting { index, each: blocks / WORKERS, all };
     it.fill();
+    it.short_runs();
     it.tail_of_a_busy_run();
     it.holes();
     it.orphans();
@@ -76,6 +77,24 @@ impl Setting<'_> {
             for chain in 0..self.each / CHAIN {
                 times.time("store", || self.store(&name, worker << 20 | chain, 0..CHAIN, None));
             }
+        }
+        self.tell(times);
+    }
+
+    /// As many chains as there can be in as many blocks, the eviction of half, and a clear of the rest.
+    fn short_runs(&mut self) {
+        const SHORT: u64 = 1 << 38;
+        let mut times = Times::new("chains of 3 of one worker");
+        for chain in 0..self.each * WORKERS / 6 {
+            times.time("store", || self.store("short", SHORT + chain, 0..3, None));
+        }
+        // Half of its list of runs is out of date.
+        for chain in 0..self.each * WORKERS / 12 + 100 {
+            times.time("eviction", || self.remove("short", SHORT + chain, 0..3));
+        }
+        times.time("cleared", || self.index.clear("short", None, None));
+        for _ in 0..self.each * WORKERS / 6 / 16 {
+            times.time("another's store after the clear", || self.store("other", SHORT, 0..3, None));
         }
         self.tell(times);
     }

@@ -29,6 +29,15 @@ unsafe impl<T: Send> Send for Owned<T> {}
 // SAFETY: as above.
 unsafe impl<T: Sync> Sync for Owned<T> {}
 
+impl<T> Owned<T> {
+    /// As a box that is the writer's alone: no reader has it any more.
+    pub(crate) fn into_box(self) -> Box<T> {
+        let it = std::mem::ManuallyDrop::new(self);
+        // SAFETY: as when it is dropped, which it is not.
+        unsafe { Box::from_raw(it.0.as_ptr()) }
+    }
+}
+
 impl<T> Deref for Owned<T> {
     type Target = T;
 

@@ -40,6 +40,11 @@ impl Children {
         self.table.bytes()
     }
 
+    /// Gives up a part of the memory; returns whether there is more. There is nothing to be looked up after.
+    pub(crate) fn shed(&mut self) -> bool {
+        self.table.shed()
+    }
+
     #[inline]
     fn hash(&self, parent: u32, fork: u32, content: u64) -> u64 {
         self.secret.mix(content, u64::from(parent) << 32 | u64::from(fork))

@@ -9,6 +9,7 @@
 //! | `head.rs` | a run's levels, under a sequence number |
 //! | `run.rs` | a run's hashes, appended behind what readers see |
 //! | `table.rs` | a hash table that is probed while it changes |
+//! | `zeroed.rs` | no protocol: a long list whose memory comes as it is written to |
 //! | `children.rs` | that table, of runs |
 //! | `found.rs` | what a lookup has found, beside the guard that keeps it |
 //! | `cpu.rs` | no protocol: some instructions |
@@ -39,6 +40,8 @@ mod run;
 mod set;
 mod table;
 mod thin;
+#[cfg(not(loom))]
+mod zeroed;
 
 pub(crate) use boxes::{Owned, Published, WriterToken};
 pub(crate) use children::Children;

@@ -20,6 +20,8 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use super::boxes::WriterToken;
+#[cfg(not(loom))]
+use super::zeroed::{Zeroable, Zeroed};
 use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -32,7 +34,7 @@ const HIGH: u64 = LOW << 7;
 const ONE_OVERFLOW: u64 = 1 << 56;
 const MAX_OVERFLOW: u64 = 255;
 
-#[derive(Default)]
+#[cfg_attr(loom, derive(Default))]
 #[repr(align(64))]
 struct Line {
     /// Bytes 0 to 6: tags, 0 for an empty slot. Byte 7: overflow count.
@@ -40,9 +42,19 @@ struct Line {
     slots: [AtomicU64; SLOTS],
 }
 
+// SAFETY: it is of atomic integers.
+#[cfg(not(loom))]
+unsafe impl Zeroable for Line {}
+
+/// Loom's atomics are not made of zeros.
+#[cfg(loom)]
+type Lines = Box<[Line]>;
+#[cfg(not(loom))]
+type Lines = Zeroed<Line>;
+
 /// See the module's text.
 pub(crate) struct Table {
-    lines: Box<[Line]>,
+    lines: Lines,
     /// By line, entries that went past it beyond the [`MAX_OVERFLOW`] that its count can say: the writer's own, and
     /// empty unless somebody has found hashes that meet.
     beyond: Mutex<HashMap<usize, u64>>,
@@ -52,8 +64,20 @@ impl Table {
     /// Room for `entries` at a load of at most four sevenths: under churn, entries that once found their line full
     /// stay where they went, and above that load the ways to them get long.
     pub(crate) fn with_room_for(entries: usize) -> Self {
-        let lines = (0..entries.div_ceil(FULL).max(1)).map(|_| Line::default()).collect();
+        let lines = entries.div_ceil(FULL).max(1);
+        #[cfg(loom)]
+        let lines = (0..lines).map(|_| Line::default()).collect();
+        #[cfg(not(loom))]
+        let lines = Zeroed::new(lines);
         Self { lines, beyond: Mutex::default() }
+    }
+
+    /// Gives up a part of the memory; returns whether there is more. There is nothing to be looked up after.
+    pub(crate) fn shed(&mut self) -> bool {
+        #[cfg(loom)]
+        return !std::mem::take(&mut self.lines).is_empty();
+        #[cfg(not(loom))]
+        self.lines.shed()
     }
 
     /// How many entries it holds before it should grow.
@@ -62,7 +86,10 @@ impl Table {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val::<[Line]>(&self.lines)
+        #[cfg(loom)]
+        return size_of_val::<[Line]>(&self.lines);
+        #[cfg(not(loom))]
+        self.lines.bytes()
     }
 
     #[inline]

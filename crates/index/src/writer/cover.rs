@@ -23,9 +23,7 @@ impl Writer {
             if let Some(place) = self.runs.unlisted_origin(run) {
                 it.hanging.add(place);
             }
-            if it.runs.len() > 2 * it.entered as usize + 64 {
-                self.compact_runs(holder);
-            }
+            self.tidy_runs(holder);
         }
     }
 
@@ -55,13 +53,13 @@ impl Writer {
             it.entered -= 1;
             if it.entered == 0 {
                 // Nothing regular is left, so there are no names to differ in.
-                it.runs = Vec::new();
+                (it.runs, it.tidying) = (Vec::new(), None);
                 if it.private.take().is_some() {
                     self.counters.private_holders -= 1;
                 }
                 it.coming = None;
-            } else if it.runs.len() > 2 * it.entered as usize + 64 {
-                self.compact_runs(holder);
+            } else {
+                self.tidy_runs(holder);
             }
         }
     }
@@ -83,16 +81,6 @@ impl Writer {
         for set in self.sets.dead.drain(..) {
             self.trash.push(Garbage::Set(set));
         }
-    }
-
-    /// Forgets the runs that a holder has left from its list of runs entered.
-    fn compact_runs(&mut self, holder: u32) {
-        let mut runs = std::mem::take(&mut self.holders[holder as usize].runs);
-        runs.sort_unstable();
-        runs.dedup();
-        runs.retain(|&run| self.runs.is_live(run) && self.covers(holder, Position { run, offset: 0 }));
-        runs.shrink_to_fit();
-        self.holders[holder as usize].runs = runs;
     }
 
     /// Every run that `holder` covers some of, with its cutoff, those nearest the root first.

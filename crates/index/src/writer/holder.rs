@@ -3,6 +3,7 @@
 use hashbrown::HashMap;
 
 use super::branches::Branches;
+use super::entered::Tidying;
 use super::irregular::Irregular;
 use super::names::{Coming, Private};
 use super::workers::shrink;
@@ -30,6 +31,8 @@ pub(crate) struct Holder {
     pub(crate) tails: Tails,
     /// Runs it has entered; may list some that it has left, or twice.
     pub(crate) runs: Vec<u32>,
+    /// If that list is being put right: how far.
+    pub(super) tidying: Option<Box<Tidying>>,
     /// Runs it is in.
     pub(crate) entered: u32,
     /// Positions it covers.
@@ -195,6 +198,7 @@ impl Holder {
             + self.irregular.as_ref().map_or(0, |o| o.bytes())
             + self.branches.as_ref().map_or(0, |it| it.bytes())
             + self.hanging.bytes()
+            + self.tidying.as_ref().map_or(0, |it| it.bytes())
             + self.runs.capacity() * size_of::<u32>()
     }
 }

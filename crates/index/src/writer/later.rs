@@ -10,9 +10,14 @@ impl Writer {
         self.gather_names();
     }
 
-    /// Does so much of everything, in blocks; returns whether anything is left.
-    pub(crate) fn do_some(&mut self, blocks: usize) -> bool {
-        let leaves = self.see_off_some(blocks);
-        self.gather_some_names(blocks) || leaves
+    /// Does so much of everything, in blocks.
+    pub(crate) fn do_some(&mut self, blocks: usize) {
+        self.see_off_some(blocks);
+        self.gather_some_names(blocks);
+    }
+
+    /// Whether anything is left to do, or to be freed that no reader can see any more.
+    pub(crate) fn has_more_to_do(&self) -> bool {
+        !self.leaving.is_empty() || !self.gathering.is_empty() || self.has_garbage()
     }
 }

@@ -16,6 +16,7 @@ use super::names::{ByPlace, Private};
 use super::state::Writer;
 use super::workers::{Copies, Offloaded};
 use crate::position::{NO_NAME, Position};
+use crate::raw::Children;
 use crate::retire::Garbage;
 use crate::steps::step;
 
@@ -41,13 +42,14 @@ struct Holder {
     runs: InOrder,
 }
 
-/// What was a holder's or a rank's own.
+/// What was a holder's or a rank's own, or is too small.
 pub(super) enum Table {
     Private(Box<Private>),
     Places(Box<ByPlace>),
     Irregular(Box<Irregular>),
     Copies(Copies),
     Offloaded(Offloaded),
+    Children(Box<Children>),
 }
 
 impl Leaving {
@@ -63,6 +65,7 @@ impl Leaving {
             Table::Irregular(it) => it.bytes(),
             Table::Copies(it) => it.bytes(),
             Table::Offloaded(it) => it.bytes(),
+            Table::Children(it) => it.bytes(),
         });
         holders.chain(tables).sum()
     }
@@ -89,6 +92,7 @@ impl Writer {
             }
         }
         let it = &mut self.holders[holder as usize];
+        it.tidying = None;
         let (listed, private, irregular) = (std::mem::take(&mut it.runs), it.private.take(), it.irregular.take());
         if private.is_some() {
             self.counters.private_holders -= 1;
@@ -108,9 +112,9 @@ impl Writer {
         }
     }
 
-    /// Does so much, in blocks; returns whether anything is left.
+    /// Does so much, in blocks.
     #[cold]
-    pub(super) fn see_off_some(&mut self, blocks: usize) -> bool {
+    pub(super) fn see_off_some(&mut self, blocks: usize) {
         let mut left = blocks as isize;
         while left > 0
             && let Some(mut it) = self.leaving.holders.pop_front()
@@ -138,6 +142,7 @@ impl Writer {
                 Table::Irregular(it) => it.shed(),
                 Table::Copies(it) => it.shed(),
                 Table::Offloaded(it) => it.shed(),
+                Table::Children(it) => it.shed(),
             };
             if !is_more {
                 self.leaving.tables.pop();
@@ -146,7 +151,6 @@ impl Writer {
         if self.leaving.is_empty() {
             self.leaving = Leaving::default();
         }
-        !self.leaving.is_empty()
     }
 
     /// Whether the holder has left all its runs.

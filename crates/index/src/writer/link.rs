@@ -17,13 +17,12 @@ pub(super) enum Gained {
 impl Writer {
     /// Stores one block, whatever the circumstances.
     pub(super) fn gain_one(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> Gained {
-        let result = match self.block(holder, name) {
-            Some(block) if block == (parent, content) => return Gained::Same,
-            Some(_) => {
-                self.lose_one(holder, name);
-                Gained::Replaced
-            }
-            None => Gained::New,
+        let result = if self.has_block(holder, parent, name, content) {
+            return Gained::Same;
+        } else if self.lose_one(holder, name) {
+            Gained::Replaced
+        } else {
+            Gained::New
         };
         // The block, and then those that waited for it, and so on.
         let mut todo = Vec::new();

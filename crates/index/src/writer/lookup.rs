@@ -87,6 +87,19 @@ impl Writer {
         self.find_in_branches(holder, name).map(|(_, at)| self.block_at(holder, at))
     }
 
+    /// Whether `holder` has just this block. Asks for no name by its place, which takes long where names are a holder's own.
+    pub(super) fn has_block(&self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> bool {
+        let it = &self.holders[holder as usize];
+        if it.private.is_none() || it.irregular_block(name).is_some() {
+            return self.block(holder, name) == Some((parent, content));
+        }
+        let Some(at) = self.find(holder, name) else { return false };
+        let before = self.runs.parent(at);
+        self.runs.content(at) == content
+            && parent.is_some() == before.is_some()
+            && parent.is_none_or(|parent| self.find(holder, parent) == before)
+    }
+
     /// How many of these names concern no irregular block of the holder, and no branch.
     #[inline]
     pub(super) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {

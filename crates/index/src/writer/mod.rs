@@ -17,6 +17,7 @@
 //! | `watch.rs` | what a dump in slices must hear about |
 //! | `state.rs` | the writer: what it is made of, and when it frees |
 //! | `lookup.rs` | what a holder has, by name and by position |
+//! | `entered.rs` | the list of runs that a holder has entered |
 //! | `cover.rs` | how far a holder covers a run: levels and names change together |
 //! | `leaving.rs` | holders that are cleared take their leave in steps |
 //! | `branches.rs`, `detach.rs`, `lose.rs` | a holder loses blocks: those with many others below them, those with few, then all |
@@ -39,6 +40,7 @@ mod clearing;
 mod cover;
 mod detach;
 mod dump;
+mod entered;
 mod gain;
 mod holder;
 mod in_order;

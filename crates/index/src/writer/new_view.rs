@@ -24,10 +24,9 @@ impl Writer {
     /// there are to be blocks. Returns whether there is more to do; what is little is left to the event.
     pub(crate) fn prepare(&mut self, rank: Option<u32>, tier: Tier, stores: bool, steps: usize) -> bool {
         let Some((rank, books)) = rank.and_then(|rank| Some((rank, self.workers.get(rank)?))) else { return false };
-        let (device, widest) = (books.device, books.widest());
-        let mut spent = 0;
-        // Who has names of its own is asked for blocks' parents.
-        if books.wider != [None; 3] && ![device, widest].iter().all(|it| self.gather_places(*it, steps, &mut spent)) {
+        let (device, has_views) = (books.device, books.wider != [None; 3]);
+        // The other views are told of its blocks' parents.
+        if has_views && !self.gather_places(device, steps, &mut 0) {
             return true;
         }
         stores && self.prepare_view(rank, tier as usize - 1, steps)

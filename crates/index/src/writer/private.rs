@@ -73,9 +73,9 @@ impl Writer {
         }
     }
 
-    /// Puts in about so many names; returns whether there are more.
+    /// Puts in about so many names.
     #[cold]
-    pub(super) fn gather_some_names(&mut self, names: usize) -> bool {
+    pub(super) fn gather_some_names(&mut self, names: usize) {
         let mut left = names as isize;
         while left > 0
             && let Some(&holder) = self.gathering.last()
@@ -115,6 +115,5 @@ impl Writer {
         if self.gathering.is_empty() {
             self.gathering = Vec::new();
         }
-        !self.gathering.is_empty()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::branches::LEAST;
 use super::holder::Holder;
-use super::leaving::Leaving;
+use super::leaving::{Leaving, Table};
 use super::names::NameTable;
 use super::private::OWN_AT_ONCE;
 use super::watch::Watches;
@@ -138,13 +138,14 @@ impl Writer {
         if !now && !self.trash.is_full() && self.runs.len() != 0 {
             return;
         }
-        let Self { trash, runs, sets, holders, free_holders, .. } = self;
+        let Self { trash, runs, sets, holders, free_holders, leaving, .. } = self;
         loop {
             trash.empty(readers, |garbage| match garbage {
                 Garbage::RunId(run) => runs.reuse(run),
                 Garbage::HolderId(holder) => free_holders.push(holder),
                 Garbage::Set(set) => sets.spares.keep(set),
                 Garbage::Levels(levels) => runs.spare_levels.keep(levels),
+                Garbage::Children(children) => leaving.push(Table::Children(children.into_box())),
                 memory => drop(memory),
             });
             // When the last run's number has come back, a small table of children will do.
@@ -163,7 +164,7 @@ impl Writer {
     }
 
     /// Whether there is anything that no reader can see any more and that is not freed.
-    pub(crate) fn has_garbage(&self) -> bool {
+    pub(super) fn has_garbage(&self) -> bool {
         self.trash.is_ready()
     }
 

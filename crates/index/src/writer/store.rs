@@ -162,7 +162,7 @@ impl Writer {
         let device = self.device_of(rank);
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
             let parent = if i == 0 { parent } else { Some(names[i - 1]) };
-            if self.rank_mut(rank).copies.of(name) > 0 && self.block(device, name) != Some((parent, content)) {
+            if self.rank_mut(rank).copies.of(name) > 0 && !self.has_block(device, parent, name, content) {
                 self.rank_mut(rank).copies.forget(name);
             }
         }

@@ -9,6 +9,7 @@ use super::state::Writer;
 use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::index::{BlockIndex, Config};
+use crate::position::Position;
 use crate::raw::Level;
 use crate::reference::ReferenceIndex;
 use crate::steps::steps_of;
@@ -21,7 +22,15 @@ impl Writer {
                 let at = self.runs.position(at);
                 self.covers(number as u32, at) && !it.covers_irregularly(at) && self.runs.name(at) == name
             };
-            it.irregular.as_ref().is_none_or(|irregular| irregular.is_counted())
+            let listed: HashSet<_> = it.runs.iter().copied().collect();
+            let mut entered = 0;
+            for run in 0..self.runs.numbers() as u32 {
+                if self.runs.is_live(run) && self.covers(number as u32, Position { run, offset: 0 }) {
+                    entered += u32::from(self.is_leaving(number as u32) || listed.contains(&run));
+                }
+            }
+            (self.is_leaving(number as u32) || entered == it.entered)
+                && it.irregular.as_ref().is_none_or(|irregular| irregular.is_counted())
                 && it.private.as_ref().is_none_or(|private| private.is_counted(&self.runs))
                 && it.coming.as_ref().is_none_or(|coming| it.private.is_none() && coming.is_counted(is_right))
                 && (it.coming.is_none() || self.gathering.contains(&(number as u32)))
@@ -107,6 +116,7 @@ fn sizes_are_told_without_a_walk_over_what_is_held() {
         index
     };
     let steps = |index: &BlockIndex| {
+        index.settle();
         let (stats, held) = steps_of(|| index.stats());
         assert!(held.unlinked > 0 && held.copies > 0, "{held:?}");
         (stats, steps_of(|| index.ranks()).0, steps_of(|| index.workers()).0, steps_of(|| index.ranks_of("w1")).0)
@@ -322,11 +332,47 @@ fn own_names_come_together_in_steps() {
     assert_eq!(index.stats().blocks, 50 + (50 - events) + events * 50 + CHAINS * 100);
 }
 
+/// The list of the runs that a holder has entered is put right in steps, whatever comes and goes meanwhile.
+#[test]
+fn the_list_of_runs_is_put_right_in_steps() {
+    let index = BlockIndex::new(Config::default()).expect("a block size");
+    let random = &mut Random(7);
+    const CHAINS: u64 = 3_000;
+    (0..CHAINS).for_each(|chain| store(&index, "w", None, [chain]));
+    let (mut longest, mut in_steps) = (0, 0);
+    let mut held: HashSet<u64> = (0..CHAINS).collect();
+    for event in 0..10_000 {
+        let chain = random.below(CHAINS);
+        // First most go, then they come and go.
+        let comes = if event < 5_000 { random.chance(10) } else { random.chance(50) };
+        let event_steps = if comes {
+            held.insert(chain);
+            steps_of(|| store(&index, "w", None, [chain])).0
+        } else {
+            held.remove(&chain);
+            steps_of(|| remove(&index, "w", [chain])).0
+        };
+        longest = longest.max(event_steps);
+        index.write(|writer| {
+            let it = writer.holders.iter().max_by_key(|it| it.entered).expect("a holder");
+            in_steps += usize::from(it.tidying.is_some());
+            assert!(it.runs.len() <= 3 * it.entered as usize + CHAINS as usize);
+            if event % 100 == 0 {
+                assert!(writer.is_counted());
+            }
+        });
+    }
+    // A table of 512 runs is made at once.
+    assert!(in_steps > 500 && longest < 600, "{in_steps} events while it was put right, at most {longest} steps");
+    let runs = index.write(|writer| writer.holders.iter().map(|it| it.runs.len()).max());
+    assert!(runs < Some(2 * held.len() + 2_000), "{runs:?} listed, {} held", held.len());
+}
+
 /// A view that a rank will need comes together, and a tier is cleared, while anything happens to the rank.
 #[test]
 fn views_come_and_tiers_go_in_steps_between_events() {
     let (mut prepared, mut cleared, mut some) = (0, 0, 0);
-    for seed in 0..seeds(200) {
+    for seed in 0..seeds(60) {
         let random = &mut Random(seed);
         let index = BlockIndex::new(Config { block_size: 1, count_copies: random.chance(50) }).expect("a block size");
         let mut reference = ReferenceIndex::new(index.config().count_copies);

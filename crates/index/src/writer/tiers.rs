@@ -71,7 +71,7 @@ impl Writer {
         let first = parent;
         for (&name, &content) in names.iter().zip(contents) {
             let claimed = self.rank_mut(rank).offloaded.get(name).is_some();
-            if claimed && self.block(widest, name) != Some((parent, content)) {
+            if claimed && !self.has_block(widest, parent, name, content) {
                 self.rank_mut(rank).offloaded.set(name, [0; 3]);
                 self.counters.replaced += 1;
             }
@@ -108,7 +108,7 @@ impl Writer {
         let books = self.rank_mut(rank);
         let (views, widest) = (books.views(), books.widest());
         for (&name, &content) in names.iter().zip(contents) {
-            let same_block = self.block(widest, name) == Some((parent, content));
+            let same_block = self.has_block(widest, parent, name, content);
             let count_copies = self.count_copies;
             let offloaded = &mut self.rank_mut(rank).offloaded;
             let mut only = [0; 3];

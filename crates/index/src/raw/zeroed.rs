@@ -1,0 +1,93 @@
+//! A long list that begins as zeros, and whose memory is the system's until it is first written to.
+//!
+//! To write zeros to tens of megabytes takes tens of milliseconds, nearly all of it the system's, for handing them out. What
+//! is asked for as zeros is handed out page by page, to whoever first writes there. Allocators do that only for what needs
+//! no special alignment: so this asks for words, and begins at the first that is aligned as it should be.
+//!
+//! **Protocol.** None: whoever may look at the list may look at its elements, whose protocol is their own.
+//!
+//! **Invariants.** `words` of memory at `memory`, made by a `Box`, all zero at first; `len` elements at `first` lie within,
+//! or it is [`Self::shed`] and has none.
+//!
+//! **Checked by** the tests of `table.rs`, by Miri (`make miri`), and by the address sanitizer (`make sanitize`).
+
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::ptr::{self, NonNull};
+
+/// What may begin as zeros.
+///
+/// # Safety
+/// Zeros must be a value of it, and nothing must be done when it is dropped.
+pub(super) unsafe trait Zeroable {}
+
+/// See the module's text.
+pub(super) struct Zeroed<T: Zeroable> {
+    first: NonNull<T>,
+    len: usize,
+    memory: NonNull<u64>,
+    words: usize,
+    owns: PhantomData<Box<[T]>>,
+}
+
+/// Words that are given back in one go.
+const PIECE: usize = 16 << 10;
+
+// SAFETY: it owns its elements as a Box does.
+unsafe impl<T: Zeroable + Send> Send for Zeroed<T> {}
+// SAFETY: as above.
+unsafe impl<T: Zeroable + Sync> Sync for Zeroed<T> {}
+
+impl<T: Zeroable> Zeroed<T> {
+    pub(super) fn new(len: usize) -> Self {
+        let aligned = align_of::<T>().div_ceil(size_of::<u64>());
+        let words = (len * size_of::<T>()).div_ceil(size_of::<u64>()) + aligned - 1;
+        let memory = Self::give(vec![0; words].into_boxed_slice());
+        let skipped = memory.cast::<u8>().align_offset(align_of::<T>());
+        debug_assert!(skipped / size_of::<u64>() < aligned);
+        // SAFETY: there is memory for as many words more as may be skipped.
+        let first = unsafe { memory.cast::<u8>().add(skipped) }.cast();
+        Self { first, len, memory, words, owns: PhantomData }
+    }
+
+    fn give(memory: Box<[u64]>) -> NonNull<u64> {
+        NonNull::from(Box::leak(memory)).cast()
+    }
+
+    fn take(&mut self) -> Box<[u64]> {
+        let words = std::mem::take(&mut self.words);
+        self.len = 0;
+        // SAFETY: given by a box of so many words; there are no elements any more.
+        unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.memory.as_ptr(), words)) }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.words * size_of::<u64>()
+    }
+
+    /// Gives up a part of the memory; returns whether there is more. There is nothing to be looked up after.
+    pub(super) fn shed(&mut self) -> bool {
+        let mut memory = self.take().into_vec();
+        memory.truncate(memory.len().saturating_sub(PIECE));
+        let memory = memory.into_boxed_slice();
+        self.words = memory.len();
+        self.memory = Self::give(memory);
+        self.words > 0
+    }
+}
+
+impl<T: Zeroable> Deref for Zeroed<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: so many elements are there, all zero at first, which is a value; changed only through `&[T]`.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Zeroable> Drop for Zeroed<T> {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
