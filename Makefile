@@ -101,7 +101,7 @@ ladder-short: build  ## all rungs, small and rough, in minutes; results in targe
 bench: build  ## what the calls from Python cost on this machine, readers beside a writer, and the longest pauses
 	$(BIN)/python benchmarks/python_calls.py
 	cargo run --locked --release -p kvatlas-index --example readers
-	cargo run --locked --release -p kvatlas-index --example pauses
+	cargo run --locked --release -p kvatlas-index --features jemalloc --example pauses
 
 bench-peers: build  ## the index beside other released indexes, in one process
 	cargo run --locked --release --manifest-path benchmarks/peers/Cargo.toml -- $(ARGS)

@@ -36,6 +36,7 @@
 //! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
 //! | `position.rs`, `prefix.rs`, `spread.rs`, `fingerprint.rs`, `steps.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; a rank's word; counting; atomics |
+//! | `chunked.rs` | a long list that grows without being moved |
 //! | `segmented.rs` | hash tables of what is rare, in segments: no change builds them anew as a whole |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
@@ -66,6 +67,7 @@
 
 mod adopt;
 mod changes;
+mod chunked;
 mod copy;
 mod dump;
 mod error;

@@ -3,6 +3,7 @@
 //! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
 //! keeps such numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
 
+use crate::chunked::Chunked;
 use crate::position::Position;
 use crate::raw::prefetch;
 use crate::steps::step;
@@ -26,7 +27,7 @@ struct Page {
 
 /// All pages.
 pub(crate) struct Pages {
-    pages: Vec<Page>,
+    pages: Chunked<Page>,
     /// The first free one.
     free: u32,
     used: usize,
@@ -36,11 +37,11 @@ pub(crate) struct Pages {
 
 impl Pages {
     pub(crate) fn new() -> Self {
-        Self { pages: Vec::new(), free: NO_PAGE, used: 0, most: MOST_PAGES }
+        Self { pages: Chunked::default(), free: NO_PAGE, used: 0, most: MOST_PAGES }
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.pages.capacity() * size_of::<Page>()
+        self.pages.bytes()
     }
 
     /// Whether so many more can be numbered.
@@ -65,9 +66,6 @@ impl Pages {
         assert!(self.used < self.most, "refused before it comes to this");
         self.used += 1;
         if self.free == NO_PAGE {
-            if self.pages.len() == self.pages.capacity() {
-                self.pages.reserve_exact(self.pages.len() / 4 + 16);
-            }
             self.pages.push(page);
             return self.pages.len() as u32 - 1;
         }

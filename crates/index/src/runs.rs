@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::chunked::Chunked;
 use crate::forks::Forks;
 use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
@@ -56,9 +57,9 @@ pub(crate) struct Shown {
 
 /// All runs.
 pub(crate) struct Runs {
-    entries: Vec<Entry>,
+    entries: Chunked<Entry>,
     pages: Pages,
-    free: Vec<u32>,
+    free: Chunked<u32>,
     /// Where readers come in.
     pub(crate) shown: Arc<Shown>,
     /// The one that is being made.
@@ -77,9 +78,9 @@ impl Runs {
     pub(crate) fn new(readers: &Readers) -> Self {
         let token = WriterToken::of(readers);
         Self {
-            entries: vec![Entry::free()],
+            entries: Entry::of_root(),
             pages: Pages::new(),
-            free: Vec::new(),
+            free: Chunked::default(),
             shown: Arc::new(Shown {
                 children: Published::new(Children::with_room_for(6, &token), &token),
                 roster: Published::new(Roster::default(), &token),
@@ -117,8 +118,8 @@ impl Runs {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
             + self.pages.bytes()
-            + self.entries.capacity() * size_of::<Entry>()
-            + self.free.capacity() * 4
+            + self.entries.bytes()
+            + self.free.bytes()
             + self.fork_bytes
             + self.spare_levels.bytes()
             + self.shown.children.get(&self.token).bytes()
@@ -334,9 +335,6 @@ impl Runs {
         trash: &mut Trash,
     ) -> u32 {
         let id = self.free.pop().unwrap_or_else(|| {
-            if self.entries.len() == self.entries.capacity() {
-                self.entries.reserve_exact(self.entries.len() / 4 + 16);
-            }
             self.entries.push(Entry::free());
             (self.entries.len() - 1) as u32
         });
@@ -495,8 +493,8 @@ impl Runs {
     pub(crate) fn reuse(&mut self, id: u32) {
         self.free.push(id);
         if self.live == 0 && self.free.len() + 1 == self.entries.len() {
-            self.entries = vec![Entry::free()];
-            self.free = Vec::new();
+            self.entries = Entry::of_root();
+            self.free = Chunked::default();
         }
     }
 
@@ -523,7 +521,7 @@ impl Runs {
         }
         let most = if self.entries.len() <= FEW { usize::MAX } else { PACE };
         let Self { next_children: Some(next), entries, token, .. } = self else { return false };
-        let more = entries.iter().skip(next.until as usize).take(most).inspect(|_| step());
+        let more = entries.some_from(next.until as usize, most).inspect(|_| step());
         for run in more.filter_map(|entry| entry.run.as_ref()) {
             next.table.insert(run, run.contents()[0], token);
         }
@@ -551,6 +549,13 @@ impl NextChildren {
 }
 
 impl Entry {
+    /// The list that nothing but the root is in.
+    fn of_root() -> Chunked<Self> {
+        let mut entries = Chunked::default();
+        entries.push(Self::free());
+        entries
+    }
+
     fn free() -> Self {
         Self {
             run: None,

@@ -1,7 +1,10 @@
 //! How long one event holds the writer: a histogram for each workload at millions of held blocks, and for events that
 //! were chosen to be as bad as can be. Names the longest.
 //!
-//! `cargo run --release -p kvatlas-index --example pauses [-- --blocks 10000000] [--only NAME]`
+//! `cargo run --release -p kvatlas-index --features jemalloc --example pauses [-- --blocks 10000000] [--only NAME]`
+//!
+//! With jemalloc, as what is released has it (on Linux on x86-64; elsewhere leave that out). The system's allocator takes up
+//! to some ten milliseconds now and then, to give back memory or to put together what is free.
 //!
 //! Every event is timed alone, in the thread that applies it, by the processor time of that thread: what others on the
 //! machine took of the wall clock is none of the index's doing. The same by the wall clock stands beside the longest. Of what
@@ -15,6 +18,10 @@ use kvatlas_index::{BlockIndex, Config};
 
 use engines::{Fleet, Shape};
 use times::Times;
+
+#[cfg(all(feature = "jemalloc", target_os = "linux", target_arch = "x86_64"))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// The workloads: `blocks` held by all engines together.
 fn shapes(blocks: u64) -> [Shape; 4] {

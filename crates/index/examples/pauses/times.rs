@@ -3,6 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 /// Events longer than these many nanoseconds are counted.
@@ -61,11 +62,24 @@ impl Times {
     }
 
     /// Times how long others wait who want to change something during a long event: by the wall clock, as waiting takes no
-    /// processor.
+    /// processor. Each has a processor to itself, if there are two: what is to be seen is not who waits for one.
     pub(crate) fn time_others(&mut self, what: &str, event: impl FnOnce() + Send, other: impl Fn()) {
         self.are_waits = true;
+        let before = sched_getaffinity(None).expect("a set of processors");
+        let mut processors = (0..CpuSet::MAX_CPU).filter(|at| before.is_set(*at));
+        let (first, second) = (processors.next(), processors.next());
+        let go_to = |processor: Option<usize>| {
+            let Some(processor) = processor else { return };
+            let mut set = CpuSet::new();
+            set.set(processor);
+            sched_setaffinity(None, &set).expect("one that is there");
+        };
         thread::scope(|scope| {
-            let event = scope.spawn(event);
+            let event = scope.spawn(move || {
+                go_to(second);
+                event();
+            });
+            go_to(first);
             while !event.is_finished() {
                 let start = Instant::now();
                 other();
@@ -77,6 +91,7 @@ impl Times {
                 }
             }
         });
+        sched_setaffinity(None, &before).expect("those from before");
     }
 
     pub(crate) fn heading() -> String {

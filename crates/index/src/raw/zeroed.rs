@@ -30,8 +30,8 @@ pub(super) struct Zeroed<T: Zeroable> {
     owns: PhantomData<Box<[T]>>,
 }
 
-/// Words that are given back in one go.
-const PIECE: usize = 16 << 10;
+/// Words that are given back in one go: 2 MiB, which take the system a fifth of a millisecond.
+const PIECE: usize = 256 << 10;
 
 // SAFETY: it owns its elements as a Box does.
 unsafe impl<T: Zeroable + Send> Send for Zeroed<T> {}

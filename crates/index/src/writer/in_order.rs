@@ -15,11 +15,11 @@ pub(super) struct InOrder {
 
 impl InOrder {
     pub(super) fn leaves_first(runs: Vec<u32>) -> Self {
-        Self { listed: runs, sorted: BinaryHeap::new(), is_root_first: false }
+        Self { sorted: BinaryHeap::with_capacity(runs.len()), listed: runs, is_root_first: false }
     }
 
     pub(super) fn root_first(runs: Vec<u32>) -> Self {
-        Self { listed: runs, sorted: BinaryHeap::new(), is_root_first: true }
+        Self { sorted: BinaryHeap::with_capacity(runs.len()), listed: runs, is_root_first: true }
     }
 
     pub(super) fn bytes(&self) -> usize {

@@ -76,7 +76,9 @@ impl Writer {
         let it = &self.holders[books.device as usize];
         let irregular = it.irregular.as_ref().map_or(0, |irregular| irregular.len());
         let names = irregular + books.copies.names() + books.offloaded.len();
-        let size = it.runs.len() * RUN_STEPS + it.blocks as usize + (names + it.in_branches() as usize) * NAME_STEPS;
+        let names = (names + it.in_branches() as usize) * NAME_STEPS;
+        // Each copy is an event.
+        let size = it.runs.len() * RUN_STEPS + it.blocks as usize + names + books.copies.sum() as usize;
         if size <= steps {
             *spent += size;
             let mut events = Vec::new();
