@@ -126,7 +126,8 @@ impl BlockIndex {
     }
 
     /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known. Readers see it at
-    /// once; the memory of what was much goes back in the changes that follow, or by [`settle`](Self::settle).
+    /// once; the memory of what was much goes back in the changes that follow, or by [`settle`](Self::settle). Only if one
+    /// tier is cleared and others have blocks, they see block after block go, and other ranks may change meanwhile.
     pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         self.changes().clear(worker, rank, tier);
     }

@@ -242,6 +242,19 @@ mod tests {
     use crate::raw::reclaim::Readers;
 
     #[test]
+    fn its_memory_goes_back_in_pieces() {
+        for (entries, most) in [(1, 1), (600, 1), (400_000, 8)] {
+            let mut table = Table::with_room_for(entries);
+            let (mut bytes, mut pieces) = (table.bytes(), 1);
+            while table.shed() {
+                assert!(table.bytes() < bytes);
+                (bytes, pieces) = (table.bytes(), pieces + 1);
+            }
+            assert!(table.bytes() == 0 && pieces <= most && (pieces > 1) == (most > 1), "{entries}: {pieces}");
+        }
+    }
+
+    #[test]
     fn behaves_as_a_set_under_churn_at_full_load() {
         let writer = &mut WriterToken::of(&Readers::new(1));
         let table = Table::with_room_for(600);
