@@ -5,8 +5,6 @@
 //! Whatever is touched meanwhile (`watch.rs`) is looked up again, until so little is left that it can be done at once. Then
 //! the view is there, as it would be if it had been made in one go.
 
-use std::cmp::Ordering;
-
 use hashbrown::HashSet;
 
 use super::chains::{NAME_STEPS, RUN_STEPS};
@@ -37,6 +35,10 @@ impl Writer {
         self.finish_clearing(rank);
         let books = self.rank_mut(rank);
         if books.wider[number].is_some() {
+            // Somebody may have needed it at once.
+            if books.new_view.as_ref().is_some_and(|view| view.number == number) {
+                self.end_new_view(rank);
+            }
             return false;
         }
         let narrower = books.narrower(number);
@@ -56,7 +58,7 @@ impl Writer {
                 return true;
             }
         }
-        if self.fill_view(&mut view, steps) == Ordering::Less {
+        if !self.fill_view(&mut view, steps) {
             self.rank_mut(rank).new_view = Some(view);
             return true;
         }
@@ -103,11 +105,11 @@ impl Writer {
         self.roster.one_has_left();
     }
 
-    /// Puts more into a view; less is there than should be, or all.
-    fn fill_view(&mut self, view: &mut NewView, steps: usize) -> Ordering {
+    /// Puts more into a view; returns whether all is there.
+    fn fill_view(&mut self, view: &mut NewView, steps: usize) -> bool {
         let mut spent = 0;
         if !self.gather_places(view.narrower, steps, &mut spent) {
-            return Ordering::Less;
+            return false;
         }
         let mut left = steps.saturating_sub(spent).try_into().unwrap_or(isize::MAX);
         while left > 0
@@ -126,7 +128,7 @@ impl Writer {
             view.at = (to < cutoff).then_some((run, to));
         }
         if view.at.is_some() || !view.runs.is_empty() {
-            return Ordering::Less;
+            return false;
         }
         loop {
             while left > 0
@@ -136,14 +138,14 @@ impl Writer {
                 self.follow(view, name);
             }
             if !view.names.is_empty() {
-                return Ordering::Less;
+                return false;
             }
             let touched = std::mem::take(&mut view.touched);
             if touched.is_empty() {
-                return Ordering::Equal;
+                return true;
             }
             view.names.extend(touched);
-            if view.names.len() * NAME_STEPS <= left.unsigned_abs() || view.rounds >= ROUNDS {
+            if view.names.len() * NAME_STEPS <= left.max(0).unsigned_abs() || view.rounds >= ROUNDS {
                 left = isize::MAX;
             }
             view.rounds += 1;
