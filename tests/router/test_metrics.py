@@ -6,7 +6,9 @@ from pathlib import Path
 from .engines import Engine
 from .running import PLAIN, Router, wait_until
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reference/router-metrics.md"
+REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference"
+PAGE = REFERENCE / "router-metrics.md"
+SERVICE_PAGE = REFERENCE / "metrics.md"
 
 
 def test_each_metric_is_on_its_page_and_the_other_way_round(engine: Engine, tmp_path: Path) -> None:
@@ -26,6 +28,20 @@ def test_each_metric_is_on_its_page_and_the_other_way_round(engine: Engine, tmp_
     assert told == served
 
 
+def test_a_router_that_follows_events_has_the_metrics_of_a_service(engine: Engine) -> None:
+    with Router(engine, flags=("--tokenizer", "none"), ready=False) as router:
+        status, text = router.get("/metrics")
+    assert status == 200
+    kinds = dict(line.split()[2:4] for line in text.decode().splitlines() if line.startswith("# TYPE "))
+    names = {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
+    page = SERVICE_PAGE.read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `((?:kvatlas|process)_[a-z_]+)`", page, re.MULTILINE))
+    requests = {name for name in told if name.startswith(("kvatlas_http_", "kvatlas_queries"))}
+    assert {name for name in names if not name.startswith("kvatlas_router_")} == told - requests
+    assert text.endswith(b"\n# EOF\n")
+    assert text.count(b"# EOF") == 1
+
+
 # Nobody listens at port 9: such a router decides without knowledge.
 REMOTE = ("--index", "http://127.0.0.1:9", "--peer", "http://127.0.0.1:9", "--tokenizer", "none")
 GLOBAL = ("--global", "http://127.0.0.1:9", "--tokenizer", "none")
@@ -40,6 +56,8 @@ def described(router: Router) -> dict[str, set[str]]:
     assert {line.split()[2] for line in lines if line.startswith("# HELP ")} == set(kinds)
     found = {}
     for name, kind in kinds.items():
+        if name.startswith("process_"):
+            continue
         whole = name + ("_total" if kind == "counter" else "")
         series = [line for line in lines if re.match(rf"{name}(_total|_bucket|_sum|_count)?[{{ ]", line)]
         assert series, name

@@ -113,6 +113,7 @@ def test_what_it_says_of_itself(router: Router, fleet: Fleet) -> None:
     status, _, metrics = ask(router.url, "/metrics")
     assert status == 200
     assert "kvatlas_router_requests_total" in metrics
+    assert 'kvatlas_streams{state="live"} 2' in metrics
 
 
 def test_top(router: Router) -> None:

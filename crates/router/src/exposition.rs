@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use kvatlas_prompt::WhyNot;
 use kvatlas_routing::{Refusal, Why};
+use kvatlas_service::write_process_metrics;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
@@ -34,6 +35,10 @@ pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     registry.register_collector(Box::new(Scrape(app.clone())));
     let mut out = String::with_capacity(16 << 10);
     encode_registry(&mut out, &registry)?;
+    if let Some(service) = &app.service {
+        service.write_metrics(&mut out)?;
+    }
+    write_process_metrics(&mut out)?;
     encode_eof(&mut out)?;
     Ok(out)
 }

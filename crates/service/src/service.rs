@@ -180,6 +180,14 @@ impl Service {
         Ok(())
     }
 
+    /// Appends what `/metrics` says of engines, streams and indexes, for who has it as a part; without the line that ends it.
+    ///
+    /// # Errors
+    /// If `out` takes no more.
+    pub fn write_metrics(&self, out: &mut String) -> std::fmt::Result {
+        http::embedded_metrics(&self.app, out)
+    }
+
     /// What `/workers` says.
     #[must_use]
     pub fn workers(&self) -> Value {

@@ -27,19 +27,38 @@ use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
-    let mut registry = Registry::with_prefix("kvatlas");
-    registry.register_collector(Box::new(Scrape { app: app.clone() }));
-    let mut system = Registry::default();
-    system.register_collector(Box::new(Process));
     let mut out = String::with_capacity(16 << 10);
-    encode_registry(&mut out, &registry)?;
-    encode_registry(&mut out, &system)?;
+    encode(Scrape { app: app.clone(), is_embedded: false }, &mut out)?;
+    process(&mut out)?;
     encode_eof(&mut out)?;
     Ok(out)
 }
 
+/// The same without requests and queries, of which others tell, and without the line that ends it.
+pub(crate) fn embedded(app: &Arc<App>, out: &mut String) -> std::fmt::Result {
+    encode(Scrape { app: app.clone(), is_embedded: true }, out)
+}
+
+fn encode(scrape: Scrape, out: &mut String) -> std::fmt::Result {
+    let mut registry = Registry::with_prefix("kvatlas");
+    registry.register_collector(Box::new(scrape));
+    encode_registry(out, &registry)
+}
+
+/// What the system says of this process; without the line that ends it.
+///
+/// # Errors
+/// If `out` takes no more.
+pub fn process(out: &mut String) -> std::fmt::Result {
+    let mut system = Registry::default();
+    system.register_collector(Box::new(Process));
+    encode_registry(out, &system)
+}
+
 struct Scrape {
     app: Arc<App>,
+    /// Whether somebody else answers the requests.
+    is_embedded: bool,
 }
 
 impl std::fmt::Debug for Scrape {
@@ -52,8 +71,10 @@ type Done = Result<(), std::fmt::Error>;
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
-        self.requests(&mut encoder)?;
-        self.queries(&mut encoder)?;
+        if !self.is_embedded {
+            self.requests(&mut encoder)?;
+            self.queries(&mut encoder)?;
+        }
         self.fleet(&mut encoder)?;
         self.keyspaces(&mut encoder)?;
         self.adoption(&mut encoder)?;

@@ -46,6 +46,8 @@ use std::sync::Arc;
 
 pub(crate) use access::check_host;
 pub(crate) use app::App;
+pub(crate) use exposition::embedded as embedded_metrics;
+pub use exposition::process as write_process_metrics;
 pub(crate) use found::Filter;
 pub(crate) use health::{engines, waiting};
 pub(crate) use refusal::Refusal;
