@@ -117,6 +117,9 @@ impl Writer {
         certain: bool,
     ) -> Result<Adopted, Error> {
         let (names, contents) = (chain.block_hashes, chain.content_hashes);
+        if let Some(rank) = self.workers.rank(worker, rank) {
+            self.finish_clearing(rank);
+        }
         let Some(device) = self.known_device(worker, rank) else {
             return Ok(Adopted::Contrary);
         };
