@@ -372,7 +372,7 @@ fn the_list_of_runs_is_put_right_in_steps() {
 #[test]
 fn views_come_and_tiers_go_in_steps_between_events() {
     let (mut prepared, mut cleared, mut some) = (0, 0, 0);
-    for seed in 0..seeds(60) {
+    for seed in 0..seeds(200) {
         let random = &mut Random(seed);
         let index = BlockIndex::new(Config { block_size: 1, count_copies: random.chance(50) }).expect("a block size");
         let mut reference = ReferenceIndex::new(index.config().count_copies);
@@ -454,6 +454,72 @@ fn views_come_and_tiers_go_in_steps_between_events() {
         assert_eq!((stats.positions, stats.runs, stats.sets), (0, 0, 0), "seed {seed}");
     }
     assert!(prepared > 50 && cleared > 20 && some > 2_000, "{prepared} {cleared} {some}");
+}
+
+/// Threads that share ranks come in between each other's parts: nothing is left of what they made for the time being.
+#[test]
+fn threads_that_share_ranks_leave_nothing_behind() {
+    for seed in 0..seeds(100) {
+        let index = &BlockIndex::new(Config { block_size: 1, count_copies: seed % 2 == 0 }).expect("a block size");
+        index.branch_from([1, 100][seed as usize % 2]);
+        index.own_names_at_once([0, 100][seed as usize / 2 % 2]);
+        index.turn_after([1, 5][seed as usize / 4 % 2]);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                scope.spawn(move || {
+                    let random = &mut Random(seed * 3 + thread);
+                    for _ in 0..600 {
+                        let worker = format!("w{}", random.below(2));
+                        let tier = *random.pick(&Tier::ALL);
+                        let first = random.below(24);
+                        let names = first..first + random.below(8);
+                        let own = 100 * random.below(2);
+                        let block_hashes: Vec<_> = names.clone().map(|it| BlockHash(it + own)).collect();
+                        let parent = first.checked_sub(1).map(|it| BlockHash(it + own));
+                        let contents: Vec<_> = names.collect();
+                        match random.below(20) {
+                            0 if random.chance(20) => index.drop_worker(&worker),
+                            0 | 1 => index.clear(&worker, None, Some(tier)),
+                            2..=13 => {
+                                index.store(&worker, 0, tier, parent, &block_hashes, &contents).expect("sound lists");
+                            }
+                            _ => index.remove(&worker, 0, tier, &block_hashes),
+                        }
+                    }
+                });
+            }
+        });
+        index.settle();
+        index.write(|writer| {
+            assert!(writer.is_counted(), "seed {seed}");
+            assert!(writer.watches.is_empty(), "seed {seed}");
+            let busy = |(_, _, rank): (_, _, &super::workers::Rank)| rank.new_view.is_some() || rank.clearing.is_some();
+            assert!(!writer.workers.ranks().any(busy), "seed {seed}");
+        });
+        let again = BlockIndex::new(index.config()).expect("a block size");
+        index.dump().iter().for_each(|event| again.apply(event).expect("a store"));
+        // Who has nothing is in no dump.
+        let held =
+            |index: &BlockIndex| index.workers().into_iter().filter(|(_, blocks)| *blocks > 0).collect::<Vec<_>>();
+        assert_eq!(held(index), held(&again), "seed {seed}");
+        let query: Vec<u64> = (0..32).collect();
+        for view in View::ALL {
+            let depths = |index: &BlockIndex| {
+                let mut depths: Vec<_> = index
+                    .find(&query)
+                    .scores(view)
+                    .iter()
+                    .map(|(worker, depth)| (worker.to_string(), *depth))
+                    .collect();
+                depths.sort();
+                depths
+            };
+            assert_eq!(depths(index), depths(&again), "seed {seed}");
+        }
+        ["w0", "w1"].iter().for_each(|worker| index.drop_worker(worker));
+        let stats = index.stats();
+        assert_eq!((stats.positions, stats.runs, stats.sets, stats.private_holders), (0, 0, 0, 0), "seed {seed}");
+    }
 }
 
 /// An orphan is found among those of its parent without a look at them.
