@@ -21,7 +21,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 CARGO_TEST := cargo test --locked --workspace --no-default-features --no-fail-fast
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
-	check-deploy manifests soak fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
+	check-deploy manifests soak attack fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-extension
 
 help:  ## this list
@@ -162,6 +162,9 @@ real-engines: build  ## the index beside real engines on the CPU, installed into
 
 soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
 	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
+
+attack: build  ## hostile clients, readers and engines against all processes under a limit of memory: make attack MINUTES=10
+	$(BIN)/python -m tests.attack --minutes $(MINUTES)
 
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --locked --release -p kvatlas-index --example fuzz_index -- --minutes $(MINUTES)
