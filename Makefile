@@ -198,6 +198,24 @@ target/deploy/bin/kubernetes-validate: requirements/deploy.txt | check-tools
 	target/deploy/venv/bin/python $(PIP_PINNED) $<
 	@mkdir -p $(@D); ln -sf ../venv/bin/kubernetes-validate $@; touch $@
 
+# Needs podman, and skopeo for the digests of the base images: those of all platforms. Commit deploy/images.lock, and remove
+# it to take newer images.
+PODMAN ?= podman
+SKOPEO ?= skopeo
+TAG ?= kvatlas
+BASES = $(shell sed -n 's/^ARG \([A-Z]*_IMAGE=.*\)/\1/p' deploy/Containerfile)
+
+image: deploy/images.lock  ## the image, on bases pinned by digest: make image TAG=registry.example.com/kvatlas:0.1.0
+	$(PODMAN) build --file deploy/Containerfile --tag $(TAG) $$(sed 's/^/--build-arg /' deploy/images.lock) .
+
+deploy/images.lock:
+	@for base in $(BASES); do \
+		echo "$${base%%=*}=$$($(SKOPEO) inspect --format '{{.Name}}@{{.Digest}}' docker://$${base#*=})"; \
+	done > $@.new; \
+	if test "$$(grep -c '=.*@sha256:[0-9a-f]\{64\}$$' $@.new)" = $(words $(BASES)); then mv $@.new $@; else \
+		rm -f $@.new; echo "the digests of the base images are not known: that takes skopeo and the registry" >&2; exit 1; \
+	fi
+
 real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each
 	$(BIN)/python -m benchmarks.real_engines $(ARGS)
 
