@@ -37,9 +37,7 @@ class Audit:
     def packages(self, pip_audit: str, requirements: Path) -> None:
         """Check the pinned packages of a file."""
         command = [pip_audit, "--progress-spinner=off", "--disable-pip", "--require-hashes", "--format=json"]
-        done = subprocess.run(
-            [*command, f"--requirement={requirements}"], capture_output=True, text=True, check=False
-        )
+        done = subprocess.run([*command, f"--requirement={requirements}"], capture_output=True, text=True, check=False)
         try:
             packages = json.loads(done.stdout)["dependencies"]
         except (json.JSONDecodeError, KeyError):

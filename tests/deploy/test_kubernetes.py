@@ -109,7 +109,7 @@ def test_ports_and_times_are_those_of_kvatlas() -> None:
     assert int(RouterConfig().http.bind.rpartition(":")[2]) == DEFAULTS["router"]["port"]
     assert f"{Config().snapshot.every:g}s" == DEFAULTS["serve"]["snapshot"]["every"]
     text = (CHART.parents[1] / "Containerfile").read_text()
-    assert f"KVATLAS_ADMIN_BIND=0.0.0.0:{DEFAULTS['adminPort']}" in text
+    assert f"KVATLAS_ADMIN_BIND=127.0.0.1:{DEFAULTS['adminPort']}" in text
     user = next(iter(of_kind("StatefulSet", documents(RENDERED.read_text())).values()))["spec"]["template"]["spec"]
     assert f"USER {user['securityContext']['runAsUser']}:{user['securityContext']['runAsGroup']}" in text
 
@@ -209,6 +209,23 @@ def test_pods_are_restricted_and_get_time_to_stop(made: list[Document]) -> None:
         assert spec["terminationGracePeriodSeconds"] > seconds
 
 
+def test_only_those_named_may_connect() -> None:
+    """By default, and on each port: clients in the namespace, and everyone to metrics."""
+    made = documents(RENDERED.read_text())
+    policies = of_kind("NetworkPolicy", made)
+    assert policies.keys() == of_kind("StatefulSet", made).keys()
+    for name, policy in policies.items():
+        spec = policy["spec"]
+        pod = of_kind("StatefulSet", made)[name]["spec"]["template"]["metadata"]["labels"]
+        assert spec["podSelector"]["matchLabels"].items() <= pod.items()
+        assert spec["policyTypes"] == ["Ingress"]
+        rules = {port["port"]: rule.get("from") for rule in spec["ingress"] for port in rule["ports"]}
+        assert rules.keys() == {"http", "admin"}
+        assert rules["http"]
+        assert all(source.keys() == {"podSelector"} for source in rules["http"])
+        assert rules["admin"] is None
+
+
 def test_kvatlas_reads_the_engines(made: list[Document]) -> None:
     (engines,) = (of_kind("ConfigMap", made)).values()
     text = engines["data"]["engines.toml"]
@@ -262,6 +279,8 @@ def test_kubernetes_schemas_have_all_of_it(version: str, tmp_path: Path) -> None
         ("serve.settings.bind=x", "bind"),
         ("router.index=other", "index"),
         ("engines.urls={host-a}", "urls"),
+        ("keys.secretName=,router.service.type=LoadBalancer", "keys.router"),
+        ("keys.serve=,serve.service.type=NodePort", "serve.service.type is NodePort"),
         ("router.index=service,serve.enabled=false", 'router.index is "service", but serve.enabled is false'),
     ],
 )

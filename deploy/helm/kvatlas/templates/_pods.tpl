@@ -234,6 +234,9 @@ spec:
 {{/* The Service of clients, and the one whose name has the addresses of all pods. Takes also hearsBefore. */}}
 {{- define "kvatlas.services" -}}
 {{- $fullname := include "kvatlas.fullname" .root }}
+{{- if and (ne .c.service.type "ClusterIP") (not (include "kvatlas.key" (dict "root" .root "item" .key))) }}
+{{- fail (printf "%s.service.type is %s, which opens it to machines outside the cluster, but no key is asked for: set keys.secretName and keys.%s" .name .c.service.type .name) }}
+{{- end }}
 apiVersion: v1
 kind: Service
 metadata:
