@@ -57,7 +57,7 @@ def test_a_finding_of_cargo_deny_is_an_error(programs: Programs, part: str, capf
 def test_a_finding_of_pip_audit_is_an_error(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:
     programs.packages([FAULT, SOUND])
     assert programs.run() == 1
-    assert capfd.readouterr().out == "FOUND: image.txt: a 1.0: PYSEC-1, mended in 1.1\n"
+    assert capfd.readouterr().out == "FOUND: image.txt: a 1.0: PYSEC-1, fixed in 1.1\n"
 
 
 def test_a_database_out_of_reach_is_said(programs: Programs, capfd: pytest.CaptureFixture[str]) -> None:

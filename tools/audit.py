@@ -46,8 +46,8 @@ class Audit:
             return
         for package in packages:
             for fault in package.get("vulns", []):
-                mended = ", ".join(fault.get("fix_versions", [])) or "no version yet"
-                known = f"{fault['id']}, mended in {mended}"
+                fixed = ", ".join(fault.get("fix_versions", [])) or "no version yet"
+                known = f"{fault['id']}, fixed in {fixed}"
                 self.findings.append(f"{requirements}: {package['name']} {package['version']}: {known}")
         skipped = [package["name"] for package in packages if "skip_reason" in package]
         if skipped:
