@@ -68,6 +68,9 @@ def test_a_database_out_of_reach_is_said(programs: Programs, capfd: pytest.Captu
     assert "NOT CHECKED: advisories of crates" in out
     assert "NOT CHECKED: image.txt: 1 of 2 packages: c" in out
     assert out.endswith("nothing found in what could be checked\n")
+    programs.packages([UNKNOWN])
+    assert programs.run() == 0
+    assert "NOT CHECKED: image.txt: all 1 packages: PyPI's" in capfd.readouterr().out
     assert programs.run("--complete") == 1
 
 

@@ -50,7 +50,9 @@ class Audit:
                 known = f"{fault['id']}, fixed in {fixed}"
                 self.findings.append(f"{requirements}: {package['name']} {package['version']}: {known}")
         skipped = [package["name"] for package in packages if "skip_reason" in package]
-        if skipped:
+        if len(skipped) == len(packages) > 0:
+            self.unchecked.append(f"{requirements}: all {len(packages)} packages: PyPI's advisories cannot be reached")
+        elif skipped:
             self.unchecked.append(f"{requirements}: {len(skipped)} of {len(packages)} packages: {', '.join(skipped)}")
 
     def report(self, *, complete: bool) -> int:
