@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kvatlas_service::Service;
+use kvatlas_service::Follower;
 use kvatlas_service::gate::Gate;
 use kvatlas_service::shown::Page;
 
@@ -27,7 +27,7 @@ pub(crate) struct App {
     pub(crate) gate: Gate,
     pub(crate) prompts: Prompts,
     /// The service in this process, if there is one.
-    pub(crate) service: Option<Service>,
+    pub(crate) service: Option<Follower>,
     /// Another process that is asked what engines hold, if one is.
     pub(crate) elsewhere: Option<Elsewhere>,
     /// The index in another process, as far as it learns by what engines say.

@@ -7,7 +7,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use kvatlas_routing::Policy;
-use kvatlas_service::Service;
+use kvatlas_service::Follower;
 use kvatlas_service::gate::Gate;
 use kvatlas_service::log;
 use kvatlas_service::shown::Page;
@@ -80,7 +80,10 @@ impl Router {
         let elsewhere = Elsewhere::new(&config, threads, fleet.tls())?;
         let observed = if places.wants().hashes { Observed::new(&config, fleet.tls())? } else { None };
         let service = match &config.service {
-            Some(service) => Some(Service::start(kvatlas_service::Config::from_json(&service.to_string())?)?),
+            Some(service) => {
+                let config = kvatlas_service::Config::from_json(&service.to_string())?;
+                Some(Follower::start(config, gate.asks_for_key_to_change())?)
+            }
             None => None,
         };
         let app = Arc::new(App {
@@ -136,7 +139,7 @@ impl Router {
 
     /// The service in this process, which follows the engines' events; none if there is none.
     #[must_use]
-    pub fn service(&self) -> Option<&Service> {
+    pub fn service(&self) -> Option<&Follower> {
         self.app.service.as_ref()
     }
 
@@ -217,7 +220,7 @@ impl Router {
         control.shutdown_timeout(END);
         if let Some(service) = &self.app.service {
             // Who closes at once is not in a hurry to lose what it knows, but may be followed by kill -9.
-            service.drain(if timeout.is_zero() { END } else { LAST_SNAPSHOT }, Duration::ZERO);
+            service.drain(if timeout.is_zero() { END } else { LAST_SNAPSHOT });
         }
         tracing::info!(in_time, "stopped");
         in_time

@@ -10,6 +10,7 @@
 //! * `stream`: a task for each engine rank: subscribes, replays, fills gaps, notices restarts and silence. In it:
 //!   sockets ▶ transport ▶ task ▶ machine (decides) and holdings (apply).
 //! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
+//! * `follower`: all of that started and stopped in order, for a router in the same process or for `service`.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
 //!
 //! * `adopt`: learns from prompts and answers what streams have not announced.
@@ -19,7 +20,7 @@
 //! * [`sites`]: digests for a service above many sites, and that service's knowledge.
 //! * [`snapshot`]: what is kept over a restart, or taken over from another service.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `zmtp` ▶ `config`, `endpoint`, `error`, `limits`,
+//! Imports go one way: `service` ▶ `http` ▶ `follower` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `zmtp` ▶ `config`, `endpoint`, `error`, `limits`,
 //! `log`, `secret`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
@@ -31,6 +32,7 @@ pub mod config;
 pub mod endpoint;
 pub mod error;
 pub mod fleet;
+mod follower;
 pub mod gate;
 mod http;
 pub mod limits;
@@ -50,6 +52,7 @@ mod zmtp;
 pub use adopt::Desk;
 pub use config::Config;
 pub use error::Error;
+pub use follower::Follower;
 pub use http::write_process_metrics;
 pub use relay::{Relay, RelayConfig};
 pub use service::Service;

@@ -519,7 +519,6 @@ class RouterConfig(Config):
         own, http = self.router, service.pop("http")
         del http["untrusted"]
         http |= {name: getattr(self.http, name) for name in ("max_head", "max_headers", "write_timeout")}
-        service["http"] = {"bind": "127.0.0.1:0"}
         upstream = dataclasses.asdict(self.upstream) | {
             "ca": None if self.upstream.ca is None else str(self.upstream.ca),
             "key": self.discovery.bearer(),

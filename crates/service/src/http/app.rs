@@ -11,15 +11,16 @@ use super::places::Places;
 use super::routes::Door;
 use super::trust::Trust;
 use crate::adopt::Desk;
-use crate::allow::Allow;
 use crate::config::HttpConfig;
-use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::follower::Follower;
 use crate::shown::Page;
 use crate::sites::{SitesConfig, Tops};
 
 /// What every request may need.
 pub(crate) struct App {
+    /// Who follows the engines' events.
+    pub(crate) follower: Follower,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) config: HttpConfig,
     pub(crate) counts: Arc<Counts>,
@@ -27,8 +28,6 @@ pub(crate) struct App {
     pub(crate) trust: Arc<Trust>,
     /// Of the connections that all routes are for.
     pub(crate) places: Arc<Places>,
-    /// Which endpoints may be registered.
-    pub(crate) allow: Allow,
     /// Where prompts are left that may tell what was never announced.
     pub(crate) desk: Arc<Desk>,
     /// What is known of many sites.
@@ -40,30 +39,21 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(
-        fleet: Arc<Fleet>,
-        config: HttpConfig,
-        allow: &[String],
-        desk: Arc<Desk>,
-        sites: &SitesConfig,
-    ) -> Result<Arc<Self>, Error> {
-        let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
-        let trust = Arc::new(Trust::new(&config, &["http/1.1"])?);
-        let places = Places::new(config.max_connections);
-        let allow = Allow::new(allow, !trust.keys().asked_for_changes())?;
-        Ok(Arc::new(Self {
+    pub(crate) fn new(follower: Follower, config: HttpConfig, trust: Arc<Trust>, sites: &SitesConfig) -> Arc<Self> {
+        let (fleet, desk) = (follower.fleet().clone(), follower.desk.clone());
+        Arc::new(Self {
+            follower,
             fleet,
-            config,
-            counts,
+            counts: Arc::new(Counts::new()),
             pulses: Pulses::new(),
             trust,
-            places,
-            allow,
+            places: Places::new(config.max_connections),
+            config,
             desk,
             tops: Tops::new(sites.clone()),
             page: Page::default(),
-            dumps,
-        }))
+            dumps: Arc::new(Semaphore::new(1)),
+        })
     }
 
     /// Whether requests must name this machine: nothing else keeps other people's web pages out.

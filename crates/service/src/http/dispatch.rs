@@ -196,10 +196,11 @@ mod tests {
 
     #[test]
     fn a_panic_costs_one_answer() {
-        let runtime = tokio::runtime::Runtime::new().expect("threads");
-        let config = crate::config::Config::from_json("{}").expect("a configuration");
-        let fleet = crate::fleet::Fleet::new(config.streams, &[], runtime.handle().clone());
-        let app = App::new(fleet, config.http, &[], Arc::default(), &config.sites).expect("no files");
+        let mut config = crate::config::Config::from_json("{}").expect("a configuration");
+        let (http, sites) = (std::mem::take(&mut config.http), config.sites.clone());
+        let trust = crate::http::trust(&http).expect("no files");
+        let follower = crate::follower::Follower::start(config, false).expect("threads");
+        let app = App::new(follower, http, trust, &sites);
         let refusal = guarded(&app, || panic!("a bug")).err().expect("refused");
         assert_eq!(app.counts.panics.load(Relaxed), 1);
         assert_eq!((refusal.status, refusal.code), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));

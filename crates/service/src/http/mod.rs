@@ -59,7 +59,13 @@ pub(crate) use snapshot::snapshot;
 pub(crate) use trust::Trust;
 pub(crate) use workers::list as workers;
 
+use crate::config::HttpConfig;
 use crate::error::Error;
+
+/// Keys and certificates, read from their files.
+pub(crate) fn trust(config: &HttpConfig) -> Result<Arc<Trust>, Error> {
+    Ok(Arc::new(Trust::new(config, &["http/1.1"])?))
+}
 
 /// Starts to answer.
 pub(crate) fn start(app: &Arc<App>) -> Result<Server, Error> {
