@@ -43,9 +43,6 @@ impl<const N: usize> Histogram<N> {
 /// What is counted of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Connections of clients that came, and that are over.
-    pub(crate) connections_begun: AtomicU64,
-    pub(crate) connections_ended: AtomicU64,
     /// Requests that came, forwarded or not.
     pub(crate) all_requests: AtomicU64,
     /// Requests that the router refused itself, by the first digit of the status, from 4 on.
@@ -63,16 +60,8 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Open connections of clients.
-    pub(crate) fn connections(&self) -> u64 {
-        let ended = self.connections_ended.load(Relaxed);
-        self.connections_begun.load(Relaxed).saturating_sub(ended)
-    }
-
     pub(crate) fn new() -> Self {
         Self {
-            connections_begun: AtomicU64::new(0),
-            connections_ended: AtomicU64::new(0),
             all_requests: AtomicU64::new(0),
             refused: Default::default(),
             retries: Default::default(),

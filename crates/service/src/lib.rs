@@ -21,7 +21,7 @@
 //! * [`snapshot`]: what is kept over a restart, or taken over from another service.
 //!
 //! Imports go one way: `service` ▶ `http` ▶ `follower` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `zmtp` ▶ `config`, `endpoint`, `error`, `limits`,
-//! `log`, `secret`. Streams
+//! `log`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
 #![forbid(unsafe_code)]
@@ -33,14 +33,12 @@ pub mod endpoint;
 pub mod error;
 pub mod fleet;
 mod follower;
-pub mod gate;
 mod http;
 pub mod limits;
 pub mod log;
 pub mod lookup;
 mod reader;
 mod relay;
-pub mod secret;
 mod service;
 pub mod shown;
 pub mod sites;

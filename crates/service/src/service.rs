@@ -4,10 +4,12 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kvatlas_http::{Front, Server};
+
 use crate::config::Config;
 use crate::error::Error;
 use crate::follower::Follower;
-use crate::http::{self, App, Server};
+use crate::http::{self, App};
 use crate::state::lock;
 
 /// A running service. Its methods wait, so they are not for calls from inside an async runtime.
@@ -25,17 +27,17 @@ impl Service {
     /// [`Error::Start`] if the address cannot be listened at, the certificate cannot be read, or there are no
     /// threads to be had.
     pub fn start(mut config: Config) -> Result<Self, Error> {
-        let trust = http::trust(&config.http)?;
         let (http, sites) = (std::mem::take(&mut config.http), config.sites.clone());
-        let follower = Follower::start(config, trust.keys().asked_for_changes())?;
-        let app = App::new(follower, http, trust, &sites);
+        let front = Front::new(http.front(), false)?;
+        let follower = Follower::start(config, front.gate.asks_for_key_to_change())?;
+        let app = App::new(follower, http, front, &sites);
         let pulse = app.pulses.ingest.clone();
         app.follower.spawn(async move { pulse.beat().await });
         let server = http::start(&app)?;
         let address = server.address();
-        let (tls, key) = (app.config.tls.is_some(), app.trust.keys().asked_for());
-        let admin_key = app.trust.keys().asked_for_changes();
-        tracing::info!(%address, tls, key, admin_key, threads = app.threads(), "listening");
+        let (tls, key) = (app.config.tls.is_some(), app.gate.asks_for_key());
+        let admin_key = app.gate.asks_for_key_to_change();
+        tracing::info!(%address, tls, key, admin_key, threads = app.front.threads(), "listening");
         let admin_address = server.admin_address();
         if let Some(address) = admin_address {
             tracing::info!(%address, "listening for health, readiness and metrics");
@@ -66,7 +68,7 @@ impl Service {
     /// # Errors
     /// [`Error::Start`] if one of them cannot be used: all stays as it was.
     pub fn reload(&self) -> Result<(), Error> {
-        self.app.trust.reload().inspect_err(
+        self.app.gate.reload().inspect_err(
             |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay in use"),
         )?;
         tracing::info!("keys and certificates were read again");

@@ -94,7 +94,9 @@ class RouterHttpConfig(HttpConfig):
     write_timeout: float = field(
         default=60.0,
         metadata=about(
-            _ABOVE_0, "--write-timeout", "Time after which a client that does not read its answer is disconnected."
+            _ABOVE_0,
+            "--write-timeout",
+            "Time within which a client must read the next 16 KiB of its answer, or the rest of it.",
         ),
     )
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Incoming};
+use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
+use kvatlas_http::{BodyLimits, Incoming, body};
 use kvatlas_prompt::Endpoint;
 
 use super::exchange::exchange;
@@ -44,7 +43,7 @@ pub(crate) async fn forward(
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let (head, body) = request.into_parts();
-    let body = read(body, app.config.http.max_body, until).await?;
+    let body = read(app, body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     let outgoing = Outgoing {
         method: &head.method,
@@ -241,45 +240,8 @@ fn failed(engine: &Engine, fault: &Fault) -> Refusal {
 }
 
 /// The whole body.
-async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refusal> {
-    let too_long = || {
-        let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
-        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message).closing()
-    };
-    if body.is_end_stream() {
-        return Ok(Bytes::new());
-    }
-    let expected = body.size_hint().exact();
-    if body.size_hint().lower() > most as u64 {
-        return Err(too_long());
-    }
-    let reading = async {
-        let mut body = body;
-        let (mut first, mut all) = (Bytes::new(), BytesMut::new());
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| {
-                Refusal::bad("incomplete_body", format!("the body cannot be read: {error}")).closing()
-            })?;
-            let Ok(data) = frame.into_data() else { continue };
-            if first.is_empty() && all.is_empty() {
-                first = data;
-            } else {
-                if !first.is_empty() {
-                    // What a client says of its length is not believed beyond some.
-                    let room = expected.unwrap_or(0).min(1 << 20) as usize;
-                    all.reserve(room.max(first.len() + data.len()));
-                    all.extend_from_slice(&std::mem::take(&mut first));
-                }
-                all.extend_from_slice(&data);
-            }
-            if first.len() + all.len() > most {
-                return Err(too_long());
-            }
-        }
-        Ok(if all.is_empty() { first } else { all.freeze() })
-    };
-    tokio::time::timeout_at(until.into(), reading).await.unwrap_or_else(|_| {
-        let message = "the body did not arrive within the time limit (http.request_timeout)";
-        Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing())
-    })
+pub(crate) async fn read(app: &App, body: Incoming, until: Instant) -> Result<Bytes, Refusal> {
+    let most = app.config.http.max_body;
+    let limits = BodyLimits { most, thrown_away: 0, until };
+    body::read(body, limits, &app.front.memory).await.map_err(|fault| Refusal::of_body(&fault, most))
 }

@@ -115,10 +115,18 @@ fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> Done {
     }
     let help = "HTTP requests that met an internal error. This is a bug; the log has the details";
     counter(encoder, "http_panics", help, app.counts.panics.load(Relaxed))?;
-    let open = app.counts.connections.load(Relaxed);
+    let open = app.front.connections() as i64;
     gauge(encoder, "http_connections", "Open HTTP connections", open)?;
     let help = "HTTP connections that were closed before they sent a key, to make room for others";
-    counter(encoder, "http_connections_evicted", help, app.places.evicted.load(Relaxed))
+    counter(encoder, "http_connections_evicted", help, app.front.evicted())?;
+    let help = "Memory of the bodies of all requests in bytes";
+    gauge(encoder, "http_body_bytes", help, app.front.memory.used() as i64)?;
+    let help = "HTTP requests refused because the memory for bodies was full, by reason";
+    let mut family = describe(encoder, "http_bodies_refused", help, MetricType::Counter)?;
+    for (reason, count) in app.front.memory.refused() {
+        count_of(&mut family, &[("reason", reason)], count)?;
+    }
+    Ok(())
 }
 
 fn queries(app: &App, encoder: &mut DescriptorEncoder<'_>) -> Done {
