@@ -49,6 +49,8 @@ pub(crate) struct Counts {
     pub(crate) refused: [AtomicU64; 2],
     /// Requests sent again, by why the one before failed.
     pub(crate) retries: [AtomicU64; crate::engine::FAULTS.len()],
+    /// Requests that got no answer and were not sent again, by [`GIVEN_UP`](crate::proxy::GIVEN_UP).
+    pub(crate) given_up: [AtomicU64; crate::proxy::GIVEN_UP.len()],
     /// Requests that were taken apart, by what prefill came to.
     pub(crate) handovers: [AtomicU64; 3],
     /// From a request's arrival to the first piece of its answer's body.
@@ -65,6 +67,7 @@ impl Counts {
             all_requests: AtomicU64::new(0),
             refused: Default::default(),
             retries: Default::default(),
+            given_up: Default::default(),
             handovers: Default::default(),
             first_byte: Histogram::new(&SECONDS),
             decision: Histogram::new(&DECISION_SECONDS),

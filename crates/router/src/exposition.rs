@@ -22,7 +22,7 @@ use crate::global;
 use crate::observed;
 use crate::peers;
 use crate::place::{OFF_BY, OFF_WHY};
-use crate::proxy::{PREPARED, RESULTS};
+use crate::proxy::{GIVEN_UP, PREPARED, RESULTS};
 use crate::stored::FOUND;
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
@@ -77,6 +77,11 @@ impl Scrape {
             MetricType::Counter,
         )?;
         for (reason, count) in FAULTS.iter().zip(&counts.retries) {
+            one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+        }
+        let help = "Requests that no engine answered, by the reason why they were not sent again";
+        let mut family = describe(encoder, "unanswered_requests", help, MetricType::Counter)?;
+        for (reason, count) in GIVEN_UP.iter().zip(&counts.given_up) {
             one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
         }
         let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, at the same time, or not at all";
