@@ -244,6 +244,11 @@ impl Connection {
                     _ => Some(Err(Fault::Broken("it was closed before the end of the answer".to_owned()))),
                 },
                 Ok(Err(why)) => Some(Err(Fault::Malformed(why))),
+                // Closing resets the connection where an engine has not read all of the request (RFC 9112, 9.6).
+                Err(_) if matches!(framing, Framing::UntilClose) && !matches!(self.unsent, Unsent::Nothing) => {
+                    *framing = Framing::Done;
+                    None
+                }
                 Err(error) => Some(Err(Fault::Broken(error.to_string()))),
             });
         }
