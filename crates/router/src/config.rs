@@ -213,13 +213,14 @@ pub struct UpstreamConfig {
     /// Until a connection must be there.
     #[serde(with = "seconds")]
     pub connect_timeout: Duration,
-    /// From the request's last byte to the answer's first.
+    /// From when a request is sent to the answer's first byte.
     #[serde(with = "seconds")]
     pub first_byte_timeout: Duration,
     /// Between two bytes of an answer.
     #[serde(with = "seconds")]
     pub stall_timeout: Duration,
-    /// How often a request is tried again, on another engine where there is one, as long as nothing was answered.
+    /// How often a request is tried again, on another engine where there is one, as long as nothing was answered: once at
+    /// most if an engine may have worked on it.
     pub retries: u32,
     /// Connections kept open for the next request, an engine and thread.
     pub idle_connections: usize,
@@ -244,7 +245,7 @@ pub struct HealthConfig {
     /// Within which it must be answered.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// Failures in a row, of questions or requests, after which an engine is left out.
+    /// Failures in a row after which an engine is left out: questions, connections, requests that another one answered.
     pub failures: u32,
     /// How long it is left out at first; doubles with each failure after that.
     #[serde(with = "seconds")]

@@ -372,7 +372,8 @@ class UpstreamConfig(Section):
         metadata=about(
             Integer(0, 100),
             "--retries",
-            "Number of times that a failed request is tried again, before any of its answer was sent.",
+            "Number of times that a failed request is tried again, before any of its answer was sent. Once at most if "
+            "an engine may have worked on it.",
         ),
     )
     idle_connections: int = field(
@@ -413,7 +414,8 @@ class HealthConfig(Section):
         metadata=about(
             Integer(1, 1000),
             "--health-failures",
-            "Failures in a row, of health checks or requests, after which an engine is left out.",
+            "Failures in a row after which an engine is left out: health checks, connections, and requests that another "
+            "engine then answered.",
         ),
     )
     open: float = field(

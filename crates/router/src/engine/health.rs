@@ -141,15 +141,21 @@ impl Health {
             return false;
         }
         let times = self.opened.fetch_add(1, Relaxed).min(16);
-        let pause = self.config.open.saturating_mul(1 << times).min(self.config.open_max);
-        self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
+        self.leave_alone(self.config.open.saturating_mul(1 << times).min(self.config.open_max));
         !was_trial
+    }
+
+    fn leave_alone(&self, pause: Duration) {
+        self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
     }
 
     /// A request got no answer there, which may be its own fault: after some of them in a row the engine is asked how it
     /// is, and that decides.
     pub(crate) fn doubt(&self) {
-        self.unknown();
+        if self.trial.swap(false, Relaxed) {
+            // No success: that it has failed before is all that is known.
+            self.leave_alone(self.config.open);
+        }
         if self.doubts.fetch_add(1, Relaxed) + 1 >= self.config.failures {
             self.doubted.notify_one();
         }
@@ -228,6 +234,18 @@ mod tests {
         health.sent();
         health.unknown();
         assert_eq!(health.standing(), Standing::Up);
+    }
+
+    #[test]
+    fn a_trial_in_doubt_leaves_it_alone_for_longer() {
+        let health = health(1, Duration::from_millis(200));
+        assert!(health.failed());
+        std::thread::sleep(Duration::from_millis(250));
+        health.sent();
+        health.doubt();
+        assert_eq!(health.standing(), Standing::Failing);
+        std::thread::sleep(Duration::from_millis(250));
+        assert_eq!(health.standing(), Standing::Up, "for no longer than the first time");
     }
 
     #[test]

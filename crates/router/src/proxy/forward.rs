@@ -108,7 +108,7 @@ pub(crate) async fn forward(
             Prepared::Meanwhile(body, prefill) => (body, Some(prefill)),
         };
         // What goes wrong at a prefill engine is not the decode engine's fault.
-        let suspect = prefill.as_ref().map_or_else(|| engine.clone(), |leg| leg.engine.clone());
+        let awaited = prefill.as_ref().map(|leg| leg.engine.clone());
         let mut bytes = Vec::new();
         outgoing.write(&engine, rank, asked.len(), &mut bytes);
         let fresh = attempts.needs_new_connection();
@@ -159,8 +159,8 @@ pub(crate) async fn forward(
             }
         };
         let refusal = failed(&engine, &fault);
-        let suspect = if matches!(fault, Fault::Prefill { .. }) { &suspect } else { &engine };
-        if let Some(why) = attempts.failed(&engine, suspect, &fault) {
+        let suspect = awaited.filter(|_| matches!(fault, Fault::Prefill { .. }));
+        if let Some(why) = attempts.failed(&engine, suspect.as_ref().unwrap_or(&engine), &fault) {
             return Err(give_up(why, refusal));
         }
         last = Some(refusal);
