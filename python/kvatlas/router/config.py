@@ -414,8 +414,8 @@ class HealthConfig(Section):
         metadata=about(
             Integer(1, 1000),
             "--health-failures",
-            "Failures in a row after which an engine is left out: health checks, connections, and requests that another "
-            "engine then answered.",
+            "Failures in a row after which an engine is left out: health checks, connections, and requests that "
+            "another engine then answered.",
         ),
     )
     open: float = field(
