@@ -107,10 +107,10 @@ def test_an_answer_that_breaks_off_before_its_body_is_another_engine_s_to_give(
     assert (answer.status, answer.error["code"]) == (502, "engine_failed")
 
 
-@pytest.mark.parametrize("name", ["short", "short-reset", "no-last-chunk", "malformed-chunk"])
+@pytest.mark.parametrize("name", ["short", "short-at-once", "short-reset", "no-last-chunk-at-once", "malformed-chunk"])
 def test_a_client_of_http_2_gets_the_head_too(router: Router, engine: Engine, other: Engine, name: str) -> None:
     engine.behaviour = other.behaviour = PARTLY[name]
-    for _ in range(10):
+    for _ in range(30):
         frames = by_http2(router, b'{"model": "model", "messages": [{"role": "user", "content": "x"}]}')
         kinds = [kind for kind, _, _ in frames]
         if frames[0][2][:1] == b"\x88":  # status 200
