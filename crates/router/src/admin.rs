@@ -14,6 +14,8 @@ use crate::answer::{Answer, json as answer};
 use crate::app::App;
 use crate::config::EngineConfig;
 use crate::dispatch::{READY_AGAIN, unknown_path};
+use crate::engine::Engine;
+use crate::error::Error;
 use crate::refusal::Refusal;
 use crate::state;
 
@@ -106,29 +108,32 @@ pub(crate) async fn explain(
     Ok(answer(StatusCode::OK, said.to_string()))
 }
 
-/// Changes the fleet: `POST /engines`, `DELETE /engines/NAME`, `POST /engines/NAME/drain` and `…/undrain`.
-pub(crate) async fn change(
-    app: &Arc<App>,
+/// `POST /engines`.
+pub(crate) async fn add_engine(
+    app: &App,
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let (head, body) = request.into_parts();
-    let reading = Limited::new(body, MAX_CHANGE).collect();
+    let reading = Limited::new(request.into_body(), MAX_CHANGE).collect();
     let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
     let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
-    let rest = head.uri.path().strip_prefix("/engines").unwrap_or_default();
-    let done = match (head.method, rest.trim_start_matches('/').rsplit_once('/')) {
-        (Method::POST, None) if rest.trim_matches('/').is_empty() => {
-            let config: EngineConfig = serde_json::from_slice(&body)
-                .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
-            let engine = app.set_engine(config).map_err(|error| Refusal::bad("invalid_engine", error.to_string()))?;
-            return Ok(answer(StatusCode::CREATED, state::worker(app, &engine).to_string()));
-        }
-        (Method::POST, Some((name, "drain"))) => app.drain_engine(&decoded(name), true),
-        (Method::POST, Some((name, "undrain"))) => app.drain_engine(&decoded(name), false),
-        (Method::DELETE, _) => app.remove_engine(&decoded(rest.trim_start_matches('/'))),
-        _ => return Err(unknown_path()),
-    };
+    let config: EngineConfig = serde_json::from_slice(&body)
+        .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
+    let engine = app.set_engine(config).map_err(|error| Refusal::bad("invalid_engine", error.to_string()))?;
+    Ok(answer(StatusCode::CREATED, state::worker(app, &engine).to_string()))
+}
+
+/// `DELETE /engines/NAME`.
+pub(crate) fn remove_engine(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
+    changed(app, app.remove_engine(&decoded(name)))
+}
+
+/// `POST /engines/NAME/drain` and `…/undrain`.
+pub(crate) fn drain_engine(app: &App, name: &str, drain: bool) -> Result<Response<Answer>, Refusal> {
+    changed(app, app.drain_engine(&decoded(name), drain))
+}
+
+fn changed(app: &App, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {
     let engine = done.map_err(|error| Refusal::new(StatusCode::NOT_FOUND, "unknown_engine", error.to_string()))?;
     Ok(answer(StatusCode::OK, state::worker(app, &engine).to_string()))
 }

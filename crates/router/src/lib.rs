@@ -38,6 +38,7 @@ pub mod record;
 mod refusal;
 mod remote;
 mod router;
+mod routes;
 mod server;
 mod state;
 mod stored;

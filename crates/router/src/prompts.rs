@@ -1,5 +1,6 @@
 //! From a request's body to what the decision core asks for: model, tokens, content hashes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -229,6 +230,11 @@ impl Prompts {
 }
 
 impl Known {
+    /// What is known of a request without a prompt that is read.
+    pub(crate) fn of_model(model: Option<Cow<'_, str>>) -> Self {
+        Self { model: model.map(Cow::into_owned), ..Self::default() }
+    }
+
     /// Whether it is for an adapter, as far as the index knows.
     pub(crate) fn has_adapter(&self) -> bool {
         self.adapter.is_some()

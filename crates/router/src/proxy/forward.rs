@@ -25,6 +25,7 @@ use crate::names;
 use crate::observe::Observer;
 use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
+use crate::routes::{Forwarded, Route};
 use crate::stored;
 
 /// Bytes of a body that were not seen before, beyond which its prompt is turned into tokens on a thread beside those that
@@ -34,15 +35,17 @@ const LONG: usize = 32 << 10;
 /// The longest that an engine is left alone because it asks for it.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// Passes a request on, and its answer back. `endpoint`: what the body is, where it has a prompt.
+/// Passes a request on, and its answer back.
 pub(crate) async fn forward(
     app: &Arc<App>,
     shard: usize,
     request: Request<Incoming>,
-    endpoint: Option<Endpoint>,
+    route: &Route,
+    forwarded: Forwarded,
     until: Instant,
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
+    let endpoint = forwarded.endpoint;
     let (head, body) = request.into_parts();
     let body = read(body, app.config.http.max_body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
@@ -56,7 +59,7 @@ pub(crate) async fn forward(
     };
     let mut known = match endpoint {
         Some(endpoint) => look_at(app, endpoint, &body).await?,
-        None => Known::default(),
+        None => Known::of_model(forwarded.model.of(&body)),
     };
     hints(app, &head.headers, &mut known);
     let is_response = endpoint == Some(Endpoint::Responses);
@@ -134,7 +137,8 @@ pub(crate) async fn forward(
             }
         };
         let refusal = failed(&engine, &fault);
-        if !retries_left {
+        let is_untouched = matches!(fault, Fault::Connect(_) | Fault::Busy(_));
+        if !retries_left || !(is_untouched || route.may_repeat(&head.method)) {
             return Err(refusal);
         }
         last = Some(refusal);
