@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_prompt::Endpoint;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as answer};
@@ -16,7 +17,11 @@ use crate::config::EngineConfig;
 use crate::dispatch::{READY_AGAIN, unknown_path};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::fleet::Adds;
+use crate::proxy::read;
+use crate::reading::{aside_if_long, look_at};
 use crate::refusal::Refusal;
+use crate::routes::ModelAt;
 use crate::state;
 
 /// Bytes of a change's body at most.
@@ -80,18 +85,20 @@ pub(crate) async fn explain(
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let reading = Limited::new(request.into_body(), app.config.http.max_body).collect();
-    let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
-    let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
-    let fields: serde_json::Map<String, Value> =
-        serde_json::from_slice(&body).map_err(|_| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let endpoint = match (fields.contains_key("messages"), fields.contains_key("input")) {
-        (true, _) => Endpoint::Chat,
-        (_, true) => Endpoint::Responses,
-        _ => Endpoint::Completions,
+    #[derive(Deserialize)]
+    struct Asked {
+        messages: Option<IgnoredAny>,
+        input: Option<IgnoredAny>,
+    }
+    let body = read(request.into_body(), app.config.http.max_body, until).await?;
+    let asked = aside_if_long(app, &body, |_, body| serde_json::from_slice::<Asked>(body)).await?;
+    let endpoint = match asked {
+        Ok(Asked { messages: Some(_), .. }) => Endpoint::Chat,
+        Ok(Asked { input: Some(_), .. }) => Endpoint::Responses,
+        Ok(_) => Endpoint::Completions,
+        Err(_) => return Err(Refusal::bad("malformed_json", "the body must be a JSON object")),
     };
-    let recalled = app.prompts.recall(endpoint, &body);
-    let known = app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
+    let known = look_at(app, Some(endpoint), ModelAt::Json, &body).await?;
     let (explained, bounds) = app.places.explain(app, shard, &known).await?;
     let mut said = json!({
         "policy": app.places.policy(),
@@ -108,18 +115,25 @@ pub(crate) async fn explain(
     Ok(answer(StatusCode::OK, said.to_string()))
 }
 
-/// `POST /engines`.
+/// `POST /engines`, by a client that has shown a key, or not.
 pub(crate) async fn add_engine(
     app: &App,
     request: Request<Incoming>,
+    is_known: bool,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let reading = Limited::new(request.into_body(), MAX_CHANGE).collect();
-    let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
-    let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
+    let body = read(request.into_body(), MAX_CHANGE, until).await?;
     let config: EngineConfig = serde_json::from_slice(&body)
         .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
-    let engine = app.set_engine(config).map_err(|error| Refusal::bad("invalid_engine", error.to_string()))?;
+    if config.use_key == Some(true) && !is_known {
+        let message = "use_key shows the engine the key of all engines: only a client that shows the admin key may ask \
+                       for that (http.admin_key_file); give the engine's own key instead";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", message));
+    }
+    let engine = app.set_engine(config, Adds::Client).map_err(|error| match error {
+        Error::Taken { .. } | Error::Full { .. } => Refusal::new(StatusCode::CONFLICT, error.code(), error.to_string()),
+        _ => Refusal::bad("invalid_engine", error.to_string()),
+    })?;
     Ok(answer(StatusCode::CREATED, state::worker(app, &engine).to_string()))
 }
 

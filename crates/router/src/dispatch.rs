@@ -7,14 +7,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use hyper::body::Incoming;
-use hyper::header::{CONNECTION, HeaderValue};
-use hyper::{Request, Response, StatusCode, Version};
-use kvatlas_service::gate::Wants;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Version};
+use kvatlas_service::gate::{Wants, is_json};
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
 use crate::app::App;
+use crate::cors;
 use crate::exposition;
 use crate::peers;
 use crate::proxy::{REQUEST_ID, forward};
@@ -43,6 +44,7 @@ pub(crate) async fn answer(
     let arrived = Instant::now();
     app.counts.all_requests.fetch_add(1, Relaxed);
     let id = request.headers().get(REQUEST_ID).cloned();
+    let origin = cors::origin(request.headers(), &app.config.http.origins);
     let is_http1 = request.version() <= Version::HTTP_11;
     let logged = app.config.http.access_log.then(|| (request.method().clone(), request.uri().path().to_owned()));
     let mut answering = pin!(dispatch(&app, shard, door, request, until, arrived));
@@ -65,6 +67,9 @@ pub(crate) async fn answer(
         }
         response
     });
+    if let Some(origin) = origin {
+        cors::let_read(&mut response, origin);
+    }
     if is_http1 && app.leaving.load(Relaxed) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -93,13 +98,17 @@ async fn dispatch(
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let path = request.uri().path();
+    let origins = &app.config.http.origins;
     let route = match routes::find(request.method(), path, &app.config.forward) {
         Found::Route(route) => route,
+        Found::WrongMethod(methods) if door == Door::Main && *request.method() == Method::OPTIONS => {
+            return Ok(cors::options(methods, request.headers(), origins));
+        }
         Found::WrongMethod(methods) if door == Door::Main => return Err(Refusal::wrong_method(methods.list())),
         Found::WrongMethod(_) => return Err(unknown_path()),
         Found::Unknown => {
             if door == Door::Main {
-                app.gate.check(&request, Wants::ToAsk)?;
+                app.gate.check(&request, Wants::ToAsk, origins)?;
             }
             return Err(unknown_path());
         }
@@ -107,7 +116,7 @@ async fn dispatch(
     let own = match route.to {
         To::Own(own) if door == Door::Main || route.is_for_probes() => own,
         To::Engine(forwarded) if door == Door::Main => {
-            let is_known = app.gate.check(&request, route.wants)?;
+            let is_known = app.gate.check(&request, route.wants, origins)?;
             if forwarded.allowed == Allowed::ToAdmins && !is_known && !routes::is_listed(path, &app.config.forward) {
                 return Err(if route.is_unnamed() { unknown_path() } else { changes_engines() });
             }
@@ -115,9 +124,13 @@ async fn dispatch(
         }
         _ => return Err(unknown_path()),
     };
-    // Open to everybody, whatever host they name.
-    if door == Door::Main && route.wants != Wants::Anything {
-        app.gate.check(&request, route.wants)?;
+    // What is open to everybody is so whatever host they name.
+    let is_checked = door == Door::Main && route.wants != Wants::Anything;
+    let is_known = is_checked && app.gate.check(&request, route.wants, origins)?;
+    // A page can send other types to any server unasked.
+    let has_body = own.wants_body() || !request.body().is_end_stream() || request.headers().contains_key(CONTENT_TYPE);
+    if own.takes_json() && has_body && !is_json(request.headers()) {
+        return Err(Refusal::wrong_content_type());
     }
     let query = request.uri().query();
     match own {
@@ -145,7 +158,7 @@ async fn dispatch(
         Own::Explain => admin::explain(app, shard, request, until).await,
         Own::Snapshot => admin::snapshot(app, request).await,
         Own::PeersWork => peers::hear(app, request, until).await,
-        Own::AddEngine => admin::add_engine(app, request, until).await,
+        Own::AddEngine => admin::add_engine(app, request, is_known, until).await,
         Own::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
         Own::Drain => admin::drain_engine(app, route.parameter(path), true),
         Own::Undrain => admin::drain_engine(app, route.parameter(path), false),

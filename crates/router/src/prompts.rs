@@ -79,6 +79,8 @@ pub(crate) struct Known {
     pub(crate) streams: bool,
     /// Whether `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
     pub(crate) is_counted: bool,
+    /// The answer that it goes on from.
+    pub(crate) previous: Option<String>,
     /// The one engine that can take it, as it keeps what the request goes on from.
     pub(crate) only: Option<Arc<str>>,
     /// The tokens, where they may be forwarded.
@@ -197,16 +199,14 @@ impl Prompts {
         known
     }
 
-    /// Asks an engine for the tokens of a prompt, if engines are to be asked.
-    pub(crate) async fn ask(&self, engine: Option<&Engine>, endpoint: Endpoint, body: &[u8], known: &mut Known) {
-        if !self.asks_engines || !known.hashes.is_empty() {
-            return;
-        }
-        let Some(engine) = engine else { return };
-        let question =
-            Request::parse(endpoint, body).and_then(|request| tokenize_body(&request, known.model.as_deref()));
-        let Ok(question) = question else { return };
-        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, &question)).await;
+    /// What an engine is asked for the tokens of a prompt; nothing if the body has none.
+    pub(crate) fn question(endpoint: Endpoint, body: &[u8], model: Option<&str>) -> Option<Vec<u8>> {
+        Request::parse(endpoint, body).and_then(|request| tokenize_body(&request, model)).ok()
+    }
+
+    /// Asks an engine for the tokens of a prompt.
+    pub(crate) async fn ask(&self, engine: &Engine, question: &[u8], known: &mut Known) {
+        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, question)).await;
         if let Ok(Ok((200, answer))) = asked
             && let Some(tokens) = tokenize_answer(&answer)
         {

@@ -40,6 +40,12 @@ impl Refusal {
         Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message) }
     }
 
+    /// A body that a page in somebody's browser could have sent.
+    pub(crate) fn wrong_content_type() -> Self {
+        let message = "send a JSON body with the header \"Content-Type: application/json\"";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
+    }
+
     /// The same, and the connection is closed.
     pub(crate) fn closing(self) -> Self {
         Self { closes: true, ..self }

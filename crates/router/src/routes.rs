@@ -115,6 +115,18 @@ pub(crate) enum Own {
     Undrain,
 }
 
+impl Own {
+    /// True if a body says what is to be done.
+    pub(crate) fn wants_body(self) -> bool {
+        matches!(self, Self::Explain | Self::PeersWork | Self::AddEngine)
+    }
+
+    /// True if a body must be JSON, where there is one.
+    pub(crate) fn takes_json(self) -> bool {
+        self.wants_body() || matches!(self, Self::RemoveEngine | Self::Drain | Self::Undrain)
+    }
+}
+
 impl Route {
     /// The parameter in a path that matches, as it is written there.
     pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use hyper::{Request, StatusCode};
+use hyper::header::HeaderMap;
+use hyper::{Method, Request, StatusCode};
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::HttpConfig;
 use crate::error::Error;
-use crate::http::{Access, Refusal, Trust, check_host};
+use crate::http::{Access, Content, Hosts, Refusal, Trust, check_origin};
 
 /// What a request wants to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,12 @@ impl From<Refusal> for Denied {
     }
 }
 
+/// True if a body is JSON, as its header says: a page of another origin cannot send that unasked.
+#[must_use]
+pub fn is_json(headers: &HeaderMap) -> bool {
+    Content::of(headers) == Some(Content::Json)
+}
+
 /// Lets clients in, or not, as a configuration says.
 pub struct Gate {
     trust: Arc<Trust>,
@@ -65,21 +72,32 @@ impl Gate {
         self.trust.keys().asked_for_changes()
     }
 
-    /// Whether a request may do what it wants. True if it showed a key. A server on loopback without a key lets in
-    /// only requests that name this machine.
+    /// True if one of the words of a header is one of the keys.
+    #[must_use]
+    pub fn has_key_in(&self, value: &[u8]) -> bool {
+        self.trust.keys().are_in(value)
+    }
+
+    /// Whether a request may do what it wants. True if it showed a key. Hosts are checked where they could be others
+    /// than this machine's: on loopback without a key, and where the configuration names some. What changes something
+    /// must not come from a page of an origin other than `origins`, nor any request with a body that shows no key.
     ///
     /// # Errors
     /// Why it may not.
-    pub fn check<B>(&self, request: &Request<B>, wants: Wants) -> Result<bool, Denied> {
-        if self.config.bind.ip().is_loopback() && !self.asks_for_key() {
-            check_host(request, &self.config.hosts)?;
-        }
+    pub fn check<B>(&self, request: &Request<B>, wants: Wants, origins: &[String]) -> Result<bool, Denied> {
+        let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
+        hosts.check(request, &self.config.hosts)?;
         let access = match wants {
             Wants::Anything => Access::Open,
             Wants::ToAsk => Access::Ask,
             Wants::ToChange => Access::Admin,
         };
-        Ok(self.trust.keys().check(request, access)?)
+        let is_known = self.trust.keys().check(request, access)?;
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        if wants == Wants::ToChange || (!is_known && !reads) {
+            check_origin(request, origins)?;
+        }
+        Ok(is_known)
     }
 
     /// What speaks TLS, if the configuration has a certificate.

@@ -1,6 +1,5 @@
 //! One request, from the client's head to the head of the answer.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -15,7 +14,7 @@ use kvatlas_prompt::Endpoint;
 use super::exchange::exchange;
 use super::flight::Flight;
 use super::handover::{self, Prepared};
-use super::headers::{Outgoing, REQUEST_ID, strip};
+use super::headers::{Outgoing, REQUEST_ID, hide_keys, strip};
 use super::passing::Passing;
 use crate::answer::Answer;
 use crate::app::App;
@@ -24,13 +23,10 @@ use crate::engine::{Connection, Engine, Fault, Head};
 use crate::names;
 use crate::observe::Observer;
 use crate::prompts::{Known, session};
+use crate::reading::look_at;
 use crate::refusal::Refusal;
 use crate::routes::{Forwarded, Route};
 use crate::stored;
-
-/// Bytes of a body that were not seen before, beyond which its prompt is turned into tokens on a thread beside those that
-/// serve: or the streams of a whole thread would wait for it.
-const LONG: usize = 32 << 10;
 
 /// The longest that an engine is left alone because it asks for it.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
@@ -46,7 +42,8 @@ pub(crate) async fn forward(
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let endpoint = forwarded.endpoint;
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
+    hide_keys(&mut head.headers, &app.gate);
     let body = read(body, app.config.http.max_body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     let outgoing = Outgoing {
@@ -54,21 +51,13 @@ pub(crate) async fn forward(
         uri: &head.uri,
         headers: &head.headers,
         id: new_id.as_ref(),
-        hides_key: app.gate.asks_for_key(),
         plain: endpoint.is_some(),
     };
-    let mut known = match endpoint {
-        Some(endpoint) => look_at(app, endpoint, &body).await?,
-        None => Known::of_model(forwarded.model.of(&body)),
-    };
+    let mut known = look_at(app, endpoint, forwarded.model, &body).await?;
     hints(app, &head.headers, &mut known);
     let is_response = endpoint == Some(Endpoint::Responses);
-    let kept = if is_response { stored::previous(&body) } else { stored::of_path(head.uri.path()).map(Cow::Borrowed) };
-    known.only = kept.and_then(|id| app.stored.engine_of(&id, |name| app.fleet.engine(name).is_some()));
-    if let Some(endpoint) = endpoint.filter(|_| app.prompts.asks_engines()) {
-        let engine = app.fleet.one_for(known.model.as_deref());
-        app.prompts.ask(engine.as_deref(), endpoint, &body, &mut known).await;
-    }
+    let kept = known.previous.as_deref().or_else(|| stored::of_path(head.uri.path()));
+    known.only = kept.and_then(|id| app.stored.engine_of(id, |name| app.fleet.engine(name).is_some()));
 
     // Only what generates is worth to be taken apart.
     let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
@@ -145,21 +134,6 @@ pub(crate) async fn forward(
         tried.push(engine);
         app.counts.retries[fault.number()].fetch_add(1, Relaxed);
     }
-}
-
-/// What a body says.
-async fn look_at(app: &Arc<App>, endpoint: Endpoint, body: &Bytes) -> Result<Known, Refusal> {
-    let recalled = app.prompts.recall(endpoint, body);
-    if recalled.new_bytes() <= LONG || !app.places.wants().hashes {
-        return Ok(app.prompts.read(app.service.as_ref(), endpoint, body, &recalled));
-    }
-    let _turn = app.prompts.turn().await;
-    let (app, body) = (app.clone(), body.clone());
-    let read = move || app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
-    tokio::task::spawn_blocking(read).await.map_err(|_| {
-        let message = "internal error; the router's log has the details";
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
-    })
 }
 
 /// What headers say of where a request should go, and when.
@@ -245,7 +219,7 @@ fn failed(engine: &Engine, fault: &Fault) -> Refusal {
 }
 
 /// The whole body.
-async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refusal> {
+pub(crate) async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refusal> {
     let too_long = || {
         let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
         Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message).closing()

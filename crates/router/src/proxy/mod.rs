@@ -13,7 +13,7 @@ mod headers;
 mod passing;
 mod tokens;
 
-pub(crate) use self::forward::forward;
+pub(crate) use self::forward::{forward, read};
 pub(crate) use self::handover::PREPARED;
 pub(crate) use self::headers::REQUEST_ID;
 pub(crate) use self::passing::Passing;

@@ -5,6 +5,7 @@ use std::thread::available_parallelism;
 
 use tokio::sync::Semaphore;
 
+use super::access::Hosts;
 use super::counts::Counts;
 use super::health::Pulses;
 use super::places::Places;
@@ -66,11 +67,12 @@ impl App {
         }))
     }
 
-    /// Whether requests must name this machine: nothing else keeps other people's web pages out.
-    pub(crate) fn checks_hosts(&self, door: Door) -> bool {
-        match door {
-            Door::Main => self.config.bind.ip().is_loopback() && !self.trust.keys().asked_for(),
-            Door::Admin => self.config.admin_bind.is_some_and(|at| at.ip().is_loopback()),
+    /// The hosts that requests may name.
+    pub(crate) fn hosts(&self, door: Door) -> Hosts {
+        match (door, self.config.admin_bind) {
+            (Door::Main, _) => Hosts::at(self.config.bind, self.trust.keys().asked_for(), &self.config.hosts),
+            (Door::Admin, Some(at)) if at.ip().is_loopback() => Hosts::Own,
+            (Door::Admin, _) => Hosts::Any,
         }
     }
 

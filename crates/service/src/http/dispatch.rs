@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
 
-use super::access::check_host;
 use super::answer::{self, Answer, json, json_pieces, typed};
 use super::app::App;
+use super::content::Content;
+use super::origin::check_origin;
 use super::places::Place;
 use super::query::{Body, Kind};
 use super::refusal::Refusal;
-use super::routes::{Door, Route, WELCOME};
+use super::routes::{Access, Door, Route, WELCOME};
 use super::trace::Trace;
 use super::{body, dump, exposition, health, observed, page, queries, register, sites, snapshot, workers};
 use crate::log::panic_text;
@@ -52,13 +52,16 @@ async fn dispatch(
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let door = if place.is_some() { Door::Main } else { Door::Admin };
-    if app.checks_hosts(door) {
-        check_host(&request, &app.config.hosts)?;
-    }
-    if let Some(place) = place
-        && app.trust.keys().check(&request, route.access())?
-    {
-        place.is_known();
+    app.hosts(door).check(&request, &app.config.hosts)?;
+    if let Some(place) = place {
+        let is_known = app.trust.keys().check(&request, route.access())?;
+        if is_known {
+            place.is_known();
+        }
+        let changes = route.access() == Access::Admin;
+        if changes || (!is_known && route.method() == Method::POST) {
+            check_origin(&request, &[])?;
+        }
     }
     if route == Route::Unknown || !route.is_at(door) {
         return Err(Refusal::unknown_path());
@@ -116,7 +119,6 @@ async fn post(
     let (head, body) = request.into_parts();
     // Read also if it is refused anyway, so that the client reads why before the connection is closed.
     let body = body::read(body, app.config.max_body, until.into()).await?;
-    // A page in somebody's browser can send other types anywhere without asking; these two it cannot.
     let parameters = head.uri.query().unwrap_or_default();
     let sent = match Content::of(&head.headers) {
         Some(Content::Json) => Body::Json(&body),
@@ -158,26 +160,6 @@ fn counted(app: &App, done: Result<Response<Answer>, Refusal>) -> Result<Respons
     done
 }
 
-/// What a body is, as its header says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
-    Json,
-    /// The numbers of a query, as bytes.
-    Bytes,
-}
-
-impl Content {
-    fn of(headers: &HeaderMap) -> Option<Self> {
-        let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;
-        let kind = kind.split(';').next().unwrap_or_default().trim();
-        let is_suffixed = |kind: &str| kind.len() > 5 && kind[kind.len() - 5..].eq_ignore_ascii_case("+json");
-        if kind.eq_ignore_ascii_case("application/json") || (kind.starts_with("application/") && is_suffixed(kind)) {
-            return Some(Self::Json);
-        }
-        kind.eq_ignore_ascii_case("application/octet-stream").then_some(Self::Bytes)
-    }
-}
-
 fn workers_filter(query: &str) -> (Option<String>, Option<String>) {
     let mut filter = (None, None);
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -209,30 +191,5 @@ mod tests {
     fn what_was_cut_off_by_the_end_is_no_fault_of_the_client() {
         let refusal = Refusal::from(crate::error::Error::Closed);
         assert_eq!((refusal.status, refusal.code), (StatusCode::SERVICE_UNAVAILABLE, "draining"));
-    }
-
-    #[test]
-    fn content_types() {
-        let of =
-            |kind: &'static str| Content::of(&HeaderMap::from_iter([(CONTENT_TYPE, kind.parse().expect("a header"))]));
-        for json in ["application/json", "Application/JSON; charset=utf-8", "application/problem+json"] {
-            assert_eq!(of(json), Some(Content::Json), "{json}");
-        }
-        for bytes in ["application/octet-stream", "Application/Octet-Stream ; type=u32"] {
-            assert_eq!(of(bytes), Some(Content::Bytes), "{bytes}");
-        }
-        for other in [
-            "",
-            "text/plain",
-            "application/x-www-form-urlencoded",
-            "multipart/form-data",
-            "text/json",
-            "application/jsonp",
-            "application/octet-streams",
-            "+json",
-        ] {
-            assert_eq!(of(other), None, "{other}");
-        }
-        assert_eq!(Content::of(&HeaderMap::new()), None);
     }
 }

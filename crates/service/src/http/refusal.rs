@@ -69,9 +69,16 @@ impl Refusal {
     }
 
     pub(crate) fn wrong_host() -> Self {
-        let message = "the Host header names another machine; a service on loopback without a key answers to localhost \
-                       and loopback addresses only: add the name to http.hosts, or set a key";
+        let message = "the Host header names another machine: the names that are answered are localhost, loopback \
+                       addresses and those in http.hosts";
         Self::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
+    }
+
+    /// A request that a web page has made somebody's browser send.
+    pub(crate) fn foreign_origin() -> Self {
+        let message = "the headers Origin and Sec-Fetch-Site say that a web page of another origin has sent this: pages \
+                       may only ask the server that they come from, or the router if http.origins names their origin";
+        Self::new(StatusCode::FORBIDDEN, "foreign_origin", message)
     }
 
     pub(crate) fn unknown_path() -> Self {
