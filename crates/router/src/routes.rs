@@ -136,6 +136,8 @@ impl Route {
     /// True if a request may be sent again after an engine had it as a whole.
     pub(crate) fn may_repeat(&self, method: &Method) -> bool {
         match self.to {
+            // Some engines are changed by GET too.
+            To::Engine(forwarded) if forwarded.allowed != Allowed::Always => false,
             To::Engine(forwarded) => forwarded.repeats || matches!(*method, Method::GET | Method::HEAD),
             To::Own(_) => false,
         }
@@ -560,6 +562,56 @@ mod tests {
             let (method, path) = asked.split_once(' ').expect("two words");
             assert_eq!(found(method, path, listed), wanted, "{asked} {listed:?}");
         }
+    }
+
+    /// The rows of a kind as a table of the documentation, those that are alike in one line.
+    fn documented(allowed: Option<Allowed>) -> String {
+        let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
+        for route in ROUTES {
+            let (key, about) = match (route.to, allowed) {
+                (To::Own(_), None) => (route.wants, route.about.replace("{", "`{").replace("}", "}`")),
+                (To::Engine(forwarded), Some(allowed)) if forwarded.allowed == allowed => {
+                    let model = match forwarded.model {
+                        ModelAt::Json => "field `model`",
+                        ModelAt::Form => "form field `model`",
+                        ModelAt::Nowhere => "not read",
+                    };
+                    let again = match (forwarded.repeats, route.methods == GET) {
+                        (true, _) | (_, true) => "yes",
+                        (false, _) if route.methods.has(&Method::GET) && route.may_repeat(&Method::GET) => "`GET` only",
+                        _ => "no",
+                    };
+                    (route.wants, format!("{model} | {again}"))
+                }
+                _ => continue,
+            };
+            let who = match key {
+                Wants::Anything => "anyone",
+                Wants::ToAsk => "key",
+                Wants::ToChange => "admin key",
+            };
+            let methods = if route.methods == ANY { "any".to_owned() } else { format!("`{}`", route.methods.list()) };
+            let path = format!("`{}`", route.path.text.replace("*}", "}"));
+            let rest = if allowed.is_none() { format!("{who} | {about}") } else { about };
+            match lines.last_mut() {
+                Some((first, paths, last)) if allowed.is_some() && *first == methods && *last == rest => {
+                    paths.push(path)
+                }
+                _ => lines.push((methods, vec![path], rest)),
+            }
+        }
+        lines.iter().map(|(methods, paths, rest)| format!("| {methods} | {} | {rest} |\n", paths.join(", "))).collect()
+    }
+
+    #[test]
+    fn the_page_on_security_has_the_table() {
+        let page = include_str!("../../../docs/guides/security.md");
+        let parts = [None, Some(Allowed::Always), Some(Allowed::ToAdmins), Some(Allowed::IfListed)].map(documented);
+        assert!(
+            parts.iter().all(|rows| page.contains(rows)),
+            "docs/guides/security.md should have these rows:\n{}",
+            parts.join("---\n")
+        );
     }
 
     #[test]
