@@ -1,12 +1,12 @@
 //! Which pages of other origins may read answers (CORS): those of the origins in the setting `http.origins`. What engines
 //! say of that is not passed on.
 
+use hyper::Response;
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, HeaderMap,
     HeaderValue, ORIGIN, VARY,
 };
-use hyper::{Response, StatusCode};
 
 use crate::answer::Answer;
 use crate::routes::Methods;
@@ -26,7 +26,6 @@ pub(crate) fn origin(headers: &HeaderMap, allowed: &[String]) -> Option<HeaderVa
 /// The answer to OPTIONS, for a path with these methods.
 pub(crate) fn options(methods: Methods, headers: &HeaderMap, allowed: &[String]) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(Default::default()));
-    *response.status_mut() = StatusCode::NO_CONTENT;
     let list = HeaderValue::try_from(methods.list() + ", OPTIONS").ok();
     let told = response.headers_mut();
     if origin(headers, allowed).is_some() {

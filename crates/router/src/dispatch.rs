@@ -59,8 +59,7 @@ pub(crate) async fn answer(
         })
     });
     let mut response = answered.await.unwrap_or_else(|refusal| {
-        let class = usize::from(refusal.status.is_server_error());
-        app.counts.refused[class].fetch_add(1, Relaxed);
+        app.counts.refused.add(refusal.status, refusal.code);
         let mut response = refusal.response();
         if let Some(id) = id {
             response.headers_mut().insert(REQUEST_ID, id);

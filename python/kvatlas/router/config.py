@@ -71,7 +71,7 @@ class RouterHttpConfig(HttpConfig):
         metadata=about(
             File(),
             "--admin-key-file",
-            "File with the bearer key for changes of the fleet (/engines) and for other routers (/peers/work). "
+            "File with the bearer key for changes of the fleet (/engines) and of engines, and for other routers. "
             "Alternatively, set KVATLAS_ADMIN_KEY.",
         ),
     )
