@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_prompt::Endpoint;
@@ -19,13 +20,16 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::fleet::Adds;
 use crate::proxy::read;
-use crate::reading::{aside_if_long, look_at};
+use crate::reading::{aside, aside_if_long, look_at};
 use crate::refusal::Refusal;
 use crate::routes::ModelAt;
 use crate::state;
 
 /// Bytes of a change's body at most.
 const MAX_CHANGE: usize = 64 << 10;
+
+/// Decisions beyond which their text is made aside.
+const MANY_DECISIONS: usize = 1024;
 
 /// Whether requests should come here: from when an engine can take one until the router shuts down. They need not wait
 /// for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
@@ -72,10 +76,14 @@ pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> 
 }
 
 /// The last decisions, the newest first.
-pub(crate) fn decisions(app: &App, query: Option<&str>) -> String {
+pub(crate) async fn decisions(app: &Arc<App>, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
     let limit = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
     let last = app.places.decisions.last(limit.unwrap_or(50));
-    Value::Array(last.iter().map(|record| record.to_json()).collect()).to_string()
+    let is_short = last.len() <= MANY_DECISIONS;
+    let write = move || Value::Array(last.iter().map(|record| record.to_json()).collect()).to_string();
+    // A router can keep a million of them.
+    let text = if is_short { write() } else { aside(app, &Bytes::new(), move |_, _| write()).await? };
+    Ok(answer(StatusCode::OK, text))
 }
 
 /// How the candidates look for a prompt, which is not sent.

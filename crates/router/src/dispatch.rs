@@ -147,7 +147,7 @@ async fn dispatch(
             let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
             Ok(json(StatusCode::OK, streams.to_string()))
         }
-        Own::Decisions => Ok(json(StatusCode::OK, admin::decisions(app, query))),
+        Own::Decisions => admin::decisions(app, query).await,
         Own::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
         Own::Model => admin::model(app, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.
