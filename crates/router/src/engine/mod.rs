@@ -123,9 +123,8 @@ impl Engine {
         shards: usize,
         tls: Option<Arc<ClientConfig>>,
     ) -> Result<Self, Error> {
-        let address: Address = config.url.parse()?;
-        let default_name = || format!("{}{}", address.authority, address.base);
-        let name: Arc<str> = config.name.clone().unwrap_or_else(default_name).into();
+        let (name, address) = Self::place(&config)?;
+        let name: Arc<str> = name.into();
         if name.is_empty() || name.len() > 256 {
             return Err(Error::config(format!("an engine's name must have 1 to 256 bytes, got {} bytes", name.len())));
         }
@@ -142,7 +141,8 @@ impl Engine {
         };
         let is_known = AtomicBool::new(!config.models.is_empty());
         let models = Models { names: config.models.iter().map(card).collect() };
-        let key = config.key.as_ref().or(all.upstream.key.as_ref());
+        let common = all.upstream.key.as_ref().filter(|_| config.use_key != Some(false));
+        let key = config.key.as_ref().or(common);
         Ok(Self {
             address,
             models: ArcSwap::from_pointee(models),
@@ -158,6 +158,18 @@ impl Engine {
             name,
             config,
         })
+    }
+
+    /// The name and the address of an engine.
+    pub(crate) fn place(config: &EngineConfig) -> Result<(String, Address), Error> {
+        let address: Address = config.url.parse()?;
+        let default_name = || format!("{}{}", address.authority, address.base);
+        Ok((config.name.clone().unwrap_or_else(default_name), address))
+    }
+
+    /// True if it is shown the key of all engines, if it has none of its own.
+    pub(crate) fn uses_key(&self) -> bool {
+        self.config.use_key != Some(false)
     }
 
     /// It is the one that `old` is, with other settings: what is known of that stays so.
