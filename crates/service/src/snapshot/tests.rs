@@ -247,7 +247,7 @@ fn a_directory_is_one_services() {
     let directory = Directory::open(&path.join("deeper")).expect("a new directory");
     let error = Directory::open(&path.join("deeper")).expect_err("it is in use").to_string();
     assert!(error.contains("in use by another kvatlas") && error.contains(&std::process::id().to_string()), "{error}");
-    assert_eq!(directory.read().expect("readable"), None);
+    assert_eq!(directory.read(1 << 20).expect("readable"), None);
     let write = |text: &'static [u8]| {
         directory.replace(|mut out| {
             io::Write::write_all(&mut out, text)?;
@@ -261,13 +261,23 @@ fn a_directory_is_one_services() {
         Err(io::ErrorKind::StorageFull.into())
     });
     assert_eq!(failed.expect_err("full").kind(), io::ErrorKind::StorageFull);
-    assert_eq!(directory.read().expect("readable").as_deref(), Some(&b"one"[..]));
+    assert_eq!(directory.read(1 << 20).expect("readable").as_deref(), Some(&b"one"[..]));
     write(b"three").expect("there is room again");
-    assert_eq!(directory.read().expect("readable").as_deref(), Some(&b"three"[..]));
+    assert_eq!(directory.read(1 << 20).expect("readable").as_deref(), Some(&b"three"[..]));
+    let mode = |of: &str| {
+        let metadata = std::fs::metadata(path.join(of)).expect("it is there");
+        std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777
+    };
+    let ours = ["deeper/kvatlas.snapshot", "deeper/lock", "deeper", ""];
+    assert_eq!(ours.map(mode), [0o600, 0o600, 0o700, 0o700], "nobody else reads what is held");
+    assert!(directory.read(4).is_err_and(|error| error.to_string().contains("snapshot.max_bytes")));
+    let file = path.join("deeper/kvatlas.snapshot");
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("ours");
     let left = std::fs::read_dir(path.join("deeper")).expect("a directory").count();
     assert_eq!(left, 2, "the snapshot and the lock");
     drop(directory);
     Directory::open(&path.join("deeper")).expect("free again");
+    assert_eq!(mode("deeper/kvatlas.snapshot"), 0o600, "one of a former version");
     std::fs::remove_dir_all(&path).expect("removed");
 }
 

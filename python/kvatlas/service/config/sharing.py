@@ -75,6 +75,14 @@ class SnapshotConfig(Section):
             "Time within which that snapshot must arrive. After it, it is given up.",
         ),
     )
+    max_bytes: int = field(
+        default=1 << 30,
+        metadata=about(
+            Size(),
+            "--snapshot-max-bytes",
+            "Size that a snapshot may have, as it is read and unpacked. A larger one is refused.",
+        ),
+    )
     peer_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
