@@ -269,8 +269,9 @@ def fetch(
 
 
 def _write(answer: httpx.Response, out: IO[bytes], at: int, most: int, deadline: float, stop: threading.Event) -> int:
-    """Write what an answer has to a place in a file, whose end that is then. Returns how much that is: no more is read
-    than shows that it is more than `most`.
+    """Write what an answer has to a place in a file, whose end that is then.
+
+    Returns how much that is. No more is read than shows that it is more than `most`.
 
     Raises:
         TimeoutError: It takes too long.

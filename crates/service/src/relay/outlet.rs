@@ -286,7 +286,8 @@ mod tests {
 
     use super::*;
 
-    const TRUSTED: Status = Status { trusted: true, partial: false, upper_bound: false, no_salts: false, late: false };
+    const TRUSTED: Status =
+        Status { trusted: true, partial: false, upper_bound: false, no_salts: false, late: false, unverified: false };
 
     fn outlet() -> Outlet {
         let writer = MessageWriter { life: 1, block_size: 16, key: 0 };

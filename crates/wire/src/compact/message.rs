@@ -42,18 +42,21 @@ pub struct Status {
     pub no_salts: bool,
     /// Whether what is in the message waited at the relay for long.
     pub late: bool,
+    /// Whether only a number says that the engine, connected anew, is the one whose blocks are held.
+    pub unverified: bool,
 }
 
 impl Status {
     fn bits(self) -> u8 {
-        let Self { trusted, partial, upper_bound, no_salts, late } = self;
-        let bits = [trusted, partial, upper_bound, no_salts, late].into_iter().enumerate();
+        let Self { trusted, partial, upper_bound, no_salts, late, unverified } = self;
+        let bits = [trusted, partial, upper_bound, no_salts, late, unverified].into_iter().enumerate();
         bits.map(|(at, bit)| u8::from(bit) << at).sum()
     }
 
     fn from_bits(bits: u8) -> Self {
-        let [trusted, partial, upper_bound, no_salts, late] = [0, 1, 2, 3, 4].map(|at| bits >> at & 1 == 1);
-        Self { trusted, partial, upper_bound, no_salts, late }
+        let [trusted, partial, upper_bound, no_salts, late, unverified] =
+            [0, 1, 2, 3, 4, 5].map(|at| bits >> at & 1 == 1);
+        Self { trusted, partial, upper_bound, no_salts, late, unverified }
     }
 }
 
