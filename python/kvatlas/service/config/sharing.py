@@ -115,8 +115,8 @@ class SnapshotConfig(Section):
 class RelayConfig(Section):
     """A log between this service and others, in NATS JetStream or in a relay's memory. Empty if there is none.
 
-    `key` and `reader_key` are the keys in `key_file` and `reader_key_file` themselves, for programs. `dedicated`: publishing is all that the service is for: it is
-    not ready before it is connected.
+    `key` and `reader_key` are the keys in `key_file` and `reader_key_file` themselves, for programs. `dedicated`:
+    publishing is all that the service is for: it is not ready before it is connected.
     """
 
     section: ClassVar[str] = "relay"
