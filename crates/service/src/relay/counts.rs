@@ -49,7 +49,7 @@ counts! {
     reader_keys_refused,
     /// Readers' connections ended because they followed nothing in time.
     silent_readers,
-    /// Readers' connections ended because they followed nothing, and others came.
+    /// Readers' connections ended because they followed nothing or were silent, and others came.
     readers_gave_way,
     /// Readers' connections ended because they took nothing for long.
     stalled_readers,

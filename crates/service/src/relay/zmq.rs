@@ -4,19 +4,18 @@
 //! Whoever reads slowly gets what is next as they can take it. If that is not kept any more, they get what is, and notice
 //! which numbers are missing, as if NATS had lost them.
 
-use std::collections::VecDeque;
 use std::future::{Future as _, poll_fn};
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::places::{Place, Places};
 use super::ring::Ring;
 use super::{Outlet, Relay, RelayConfig};
 use crate::config::StreamConfig;
@@ -28,6 +27,8 @@ use crate::zmtp::{Budget, Connection, Event, Kind, Security, Socket, WRONG_KEY};
 const READERS: usize = 1024;
 /// Connections at most that do not: of these the oldest gives way to the next one.
 const STRANGERS: usize = 256;
+/// A reader that was heard within this time does not give way to others. Ours say something each second.
+const HEARD: Duration = Duration::from_secs(5);
 /// Time within which a connection must follow.
 const SOON: Duration = Duration::from_secs(10);
 /// Bytes on their way to a reader.
@@ -79,8 +80,8 @@ pub(super) async fn listen(
     tracing::info!(%address, "listening for readers");
     let (relay, ring, config) = (Arc::downgrade(relay), ring.clone(), config.clone());
     tokio::spawn(async move {
-        let places = Arc::new(Semaphore::new(READERS));
-        let mut strangers = VecDeque::new();
+        let strangers = Places::new(STRANGERS, Duration::ZERO);
+        let readers = Places::new(READERS, HEARD);
         loop {
             let (peer, from) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -91,20 +92,15 @@ pub(super) async fn listen(
                 }
             };
             let Some(relay) = relay.upgrade() else { return };
-            let (stay, way) = oneshot::channel();
-            strangers.retain(|stay: &oneshot::Sender<()>| !stay.is_closed());
-            if strangers.len() >= STRANGERS {
-                // It sees that nobody waits for it any more.
-                strangers.pop_front();
-            }
-            strangers.push_back(stay);
+            let Some(place) = strangers.take() else { continue };
             let (budget, security) = (Budget::new(&config), security.clone());
             let connection = Connection::secured(Socket::of_peer(peer), Kind::Router, "", budget, security);
-            let (ring, places) = (ring.clone(), places.clone());
+            let (ring, readers) = (ring.clone(), readers.clone());
             tokio::spawn(async move {
                 let mut reader = Serving { relay: &relay, ring: &ring, connection, ahead: Vec::new(), next: None };
-                let why = match reader.begin(way, &places).await {
-                    Ok(()) => reader.go_on().await,
+                let begun = reader.begin(place).await;
+                let why = match begun.and_then(|()| reader.place_of(&readers)) {
+                    Ok(place) => reader.go_on(place).await,
                     Err(why) => why,
                 };
                 tracing::info!(%from, why, "a reader has left");
@@ -130,17 +126,17 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    /// Waits until it follows. `way`: ends when it is to give way to others.
+    /// Waits until it follows.
     ///
     /// # Errors
     /// Why it does not.
-    async fn begin(&mut self, mut way: oneshot::Receiver<()>, places: &Arc<Semaphore>) -> Result<(), String> {
+    async fn begin(&mut self, mut place: Place) -> Result<(), String> {
         let counts = &self.relay.counts;
         let until = Instant::now() + SOON;
         while self.next.is_none() {
             let event = tokio::select! {
                 event = poll_fn(|cx| self.connection.poll(cx)) => event,
-                _ = &mut way => {
+                _ = &mut place.lost => {
                     counts.readers_gave_way.fetch_add(1, Relaxed);
                     return Err("it followed nothing, and gave way to others".to_owned());
                 }
@@ -161,17 +157,20 @@ impl Serving<'_> {
                 }
             }
         }
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            counts.too_many_readers.fetch_add(1, Relaxed);
-            tracing::warn!(most = READERS, "a reader is refused: there are too many");
-            return Err("there are too many readers".to_owned());
-        };
-        self.connection.keep(place);
         Ok(())
     }
 
+    /// Its place among those that follow.
+    fn place_of(&self, readers: &Arc<Places>) -> Result<Place, String> {
+        readers.take().ok_or_else(|| {
+            self.relay.counts.too_many_readers.fetch_add(1, Relaxed);
+            tracing::warn!(most = READERS, "a reader is refused: there are too many");
+            "there are too many readers".to_owned()
+        })
+    }
+
     /// Serves it until it leaves; why.
-    async fn go_on(mut self) -> String {
+    async fn go_on(mut self, mut place: Place) -> String {
         let mut end = self.ring.watch();
         let mut taken = (self.connection.written(), Instant::now());
         loop {
@@ -180,7 +179,11 @@ impl Serving<'_> {
                 let mut changed = pin!(end.changed());
                 let (connection, ring, next) = (&mut self.connection, self.ring, self.next);
                 let is_ahead = !self.ahead.is_empty();
+                let lost = &mut place.lost;
                 let events = poll_fn(|cx| {
+                    if Pin::new(&mut *lost).poll(cx).is_ready() {
+                        return Poll::Ready(Some(Event::Ended("it was silent, and gave way to others".to_owned())));
+                    }
                     if let Poll::Ready(event) = connection.poll(cx) {
                         return Poll::Ready(Some(event));
                     }
@@ -200,8 +203,14 @@ impl Serving<'_> {
             }
             match event {
                 Err(_) | Ok(None | Some(Event::Open)) => {}
-                Ok(Some(Event::Ended(why))) => return why,
+                Ok(Some(Event::Ended(why))) => {
+                    if place.lost.is_terminated() {
+                        self.relay.counts.readers_gave_way.fetch_add(1, Relaxed);
+                    }
+                    return why;
+                }
                 Ok(Some(Event::Message(body))) => {
+                    place.hear();
                     if let Err(why) = self.hear(&body) {
                         return why;
                     }
