@@ -241,6 +241,51 @@ fn what_is_written_wrongly_is_refused_as_well() {
     assert!(refused > 500, "{refused}: and never a panic");
 }
 
+/// A snapshot of these sections.
+fn of_sections(sections: &[(u8, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = example()[..12].to_vec();
+    for (kind, payload) in sections {
+        let (before, after) = super::bytes::frame(*kind, payload);
+        [&before[..], payload, &after[..]].iter().for_each(|part| bytes.extend_from_slice(part));
+    }
+    bytes
+}
+
+#[test]
+fn few_bytes_do_not_hold_much() {
+    let whole = example();
+    let mut rest = &whole[12..];
+    let mut sections = Vec::new();
+    while let Ok((kind, payload)) = super::bytes::section(&mut rest) {
+        sections.push((kind, payload.to_vec()));
+    }
+    assert!(decode(&of_sections(&sections)).is_ok());
+    let at = |kind: u8| sections.iter().position(|(is, _)| *is == kind).expect("there is one");
+    let with = |kind: u8, payload: Vec<u8>| {
+        let mut sections = sections.clone();
+        sections[at(kind)].1 = payload;
+        decode(&of_sections(&sections)).expect_err("it is refused")
+    };
+    // A thousand chains of nothing.
+    let nothing = [&[0xe8, 7][..], &[0; 1000]].concat();
+    assert!(with(3, nothing).contains("ends too early"));
+    assert!(with(3, [&[1, 0][..], &[0; 32]].concat()).contains("no blocks"));
+    // A stream whose only rank holds the same piece again and again.
+    let stream = &sections[at(4)].1;
+    let mut source = super::bytes::Source(stream);
+    let length = source.count(1).expect("a length");
+    let head = &stream[..stream.len() - source.0.len() + length];
+    let pieces = |count: u8, piece: &[u8]| [head, &[count], &piece.repeat(count.into())].concat();
+    assert!(with(4, pieces(100, &[0, 2])).contains("more blocks than there are"));
+    assert!(with(4, pieces(1, &[0, 0])).contains("holds nothing"));
+    // Others of which it has more copies than there can be, or none.
+    let odd = |copies: &[u8]| [head, &[0, 1, 0], copies, &[1], &[0; 16], &[0; 3]].concat();
+    assert!(with(4, odd(&[0xff, 0xff, 0xff, 0xff, 0x0f, 0, 0, 0])).contains("more copies"));
+    assert!(with(4, odd(&[0; 4])).contains("more copies"));
+    let salts = [head, &[0, 0, 2, 1, b'a', 1, b'a', 0, 0]].concat();
+    assert!(with(4, salts).contains("increasing order"));
+}
+
 #[test]
 fn a_directory_is_one_services() {
     let path = std::env::temp_dir().join(format!("kvatlas-snapshots-{}", std::process::id()));
