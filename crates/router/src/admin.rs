@@ -117,6 +117,12 @@ pub(crate) async fn explain(
         "terms": explained.term_names(),
         "candidates": explained.to_json(),
     });
+    let engines = app.fleet.engines();
+    let unverified = engines.iter().filter(|engine| engine.is_unverified.load(Relaxed));
+    let unverified: Vec<&str> = unverified.map(|engine| &*engine.name).collect();
+    if !unverified.is_empty() {
+        said["unverified"] = unverified.into();
+    }
     if let Some(bounds) = bounds {
         said["bounds"] = bounds.to_json(app.fleet.engines().iter().map(|engine| &*engine.name));
     }

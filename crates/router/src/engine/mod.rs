@@ -43,6 +43,8 @@ pub struct Engine {
     /// Whether it has been asked what it serves, whatever came of it, or that was said of it.
     pub(crate) is_known: AtomicBool,
     pub(crate) health: Arc<Health>,
+    /// Whether it may hold nothing of what is known of it, as only a number says that it has not restarted.
+    pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
@@ -148,6 +150,7 @@ impl Engine {
             models: ArcSwap::from_pointee(models),
             is_known,
             health: Arc::new(Health::new(&all.health)),
+            is_unverified: AtomicBool::new(false),
             counts: Arc::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
             tls,
