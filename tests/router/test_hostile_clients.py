@@ -74,7 +74,7 @@ def test_the_window_of_a_connection_has_its_limit_too(engine: Engine) -> None:
     flags = (*PLAIN, "--write-timeout", "1s")
     with Router(engine, flags=flags) as router, http2.Connection(router.port, 1 << 20) as made:
         streams = [made.ask("POST", "/v1/chat/completions", STREAMED, JSON) for _ in range(3)]
-        reset = set()
+        reset: set[int] = set()
         while len(reset) < 3:
             got = made.read()
             assert got is not None
@@ -213,7 +213,9 @@ def test_bodies_that_stop_share_one_memory_and_hold_up_nobody(engine: Engine) ->
         assert router.ask(whole).status == 200
         refused = router.metric("kvatlas_router_bodies_refused_total")
         assert refused > 0
-        answers = [read_rest(made) for made in sockets if made.settimeout(0.5) is None]
+        for made in sockets:
+            made.settimeout(0.5)
+        answers = [read_rest(made) for made in sockets]
         told = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
         assert told
         assert all(b"retry-after: " in answer.lower() and b'"body_memory"' in answer for answer in told)

@@ -271,6 +271,7 @@ REFUSED_FLAGS = [
     ),
     ("http.max_body", "8 miles", "--max-body must be a size"),
     ("http.max_body", "1.5", "--max-body must be a size"),
+    ("http.body_memory", "1MiB", "http.body_memory must be at least twice http.max_body, 16777216 bytes, got 1048576"),
     ("http.untrusted", "leave", '--untrusted must be one of "leave-out", "flag", got "leave"'),
     ("streams.stale_after", "0", "--stale-after must be a duration above 0"),
     ("streams.stale_after", "-1s", "--stale-after must be a duration"),

@@ -1,7 +1,7 @@
 //! The byte path of the router: clients on one side, engines on the other.
 //!
 //! ```text
-//! client ──▶ server (threads, connections) ──▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
+//! client ──▶ kvatlas_http ──▶ server ─────────▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
 //!                                                │            ├─▶ prompts (text to tokens to hashes)
 //!                                                │            └─▶ place (asks the index, or the service above sites, then the decision core)
 //!                                                └─▶ admin, state, exposition, decisions
