@@ -114,6 +114,29 @@ def test_a_slow_client_that_takes_its_answer_gets_all_of_it(engine: Engine) -> N
         assert data.endswith(b"data: [DONE]\n\n")
 
 
+def test_a_client_of_http1_that_reads_by_the_byte_is_dropped(engine: Engine) -> None:
+    engine.behaviour = stream(500_000)
+    with Router(engine, flags=(*PLAIN, "--write-timeout", "1s")) as router, socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect(("127.0.0.1", router.port))
+        made.sendall(head(len(STREAMED)) + STREAMED)
+        wait_until(lambda: engine.asked() == 1, "the engine has it")
+        over = threading.Event()
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while not over.wait(0.01) and made.recv(1):
+                    pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            wait_until(lambda: router.in_flight() == 0, "the engine is free")
+        finally:
+            over.set()
+            reader.join()
+
+
 # HTTP/1.1: ends of what a client sends
 
 

@@ -101,7 +101,9 @@ def test_bodies_that_stop_share_one_memory() -> None:
         running(max_body=4 * mib, body_memory=16 * mib, request_timeout=60.0) as service,
         contextlib.ExitStack() as stack,
     ):
-        begun = b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        begun = (
+            b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
         stopped = [stack.enter_context(Connection(service.address)) for _ in range(8)]
         for made in stopped:
             made.send(begun % (4 * mib) + b" " * (3 * mib))
