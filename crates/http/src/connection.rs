@@ -305,7 +305,8 @@ pub(crate) async fn serve<S, F, B>(
             let mut http = http1::Builder::new();
             // The end of what a client sends comes here only once it means that the client has left.
             http.header_read_timeout(None).half_close(false).max_headers(limits.max_headers);
-            http.max_buf_size(limits.max_head.max(8192));
+            // A head that is a little too large is told so in words, and a larger one only by its status.
+            http.max_buf_size(limits.max_head.saturating_add(PIECE));
             let connection = http.serve_connection(stream, service);
             watch(pin!(connection), http1::Connection::graceful_shutdown, &note, limits, stop).await;
         }
