@@ -54,8 +54,8 @@ pub(crate) struct Counts {
     pub(crate) retries: [AtomicU64; crate::engine::FAULTS.len()],
     /// Requests that were taken apart, by what prefill came to.
     pub(crate) handovers: [AtomicU64; 3],
-    /// From a request's arrival to the first piece of its answer's body.
-    pub(crate) first_byte: Histogram<16>,
+    /// From a request's arrival to the first token of its streamed answer.
+    pub(crate) first_token: Histogram<16>,
     /// What a decision took.
     pub(crate) decision: Histogram<12>,
     /// Bugs.
@@ -77,7 +77,7 @@ impl Counts {
             refused: Default::default(),
             retries: Default::default(),
             handovers: Default::default(),
-            first_byte: Histogram::new(&SECONDS),
+            first_token: Histogram::new(&SECONDS),
             decision: Histogram::new(&DECISION_SECONDS),
             panics: AtomicU64::new(0),
         }

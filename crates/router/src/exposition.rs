@@ -117,8 +117,8 @@ impl Scrape {
             counts.panics.load(Relaxed),
         )?;
         gauge(encoder, "connections", "Open connections of clients", counts.connections())?;
-        let help = "Seconds from a request's arrival to the first piece of its streamed answer";
-        histogram(encoder, "first_byte_seconds", help, &counts.first_byte)?;
+        let help = "Seconds from a request's arrival to the first token of its streamed answer";
+        histogram(encoder, "first_token_seconds", help, &counts.first_token)?;
         histogram(
             encoder,
             "decision_seconds",
@@ -189,6 +189,12 @@ impl Scrape {
             "requests_expired",
             "Requests given up because nothing more was heard of them",
             summary.counts.expired,
+        )?;
+        counter(
+            encoder,
+            "speed_samples_left_out",
+            "Measurements of an engine's speed that were not used, as they were far from all others",
+            summary.counts.left_out_samples,
         )?;
         counter(
             encoder,

@@ -22,7 +22,7 @@ use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::names;
-use crate::observe::Observer;
+use crate::observe::{Dialect, Observer};
 use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
 use crate::stored;
@@ -114,7 +114,8 @@ pub(crate) async fn forward(
                     fault
                 } else {
                     let is_kept = is_response && answer.status.is_success();
-                    let (mut passing, told) = pass(app, shard, connection, answer, flight);
+                    let dialect = Dialect::of(endpoint);
+                    let (mut passing, told) = pass(app, shard, connection, answer, dialect, flight);
                     if is_kept {
                         passing = passing.kept();
                     }
@@ -196,14 +197,15 @@ fn pass(
     shard: usize,
     connection: Connection,
     answer: Head,
+    dialect: Dialect,
     flight: Flight,
 ) -> (Passing, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
     strip(&mut headers);
     let observer = if headers.contains_key(CONTENT_ENCODING) {
-        Observer::of(None)
+        Observer::of(None, dialect)
     } else {
-        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes))
+        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), dialect)
     };
     let stall = app.config.upstream.stall_timeout;
     (Passing::new(connection, framing, keep, shard, observer, flight, stall), (status, headers))

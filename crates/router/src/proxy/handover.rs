@@ -19,7 +19,7 @@ use crate::config::{Handover, Role};
 use crate::control::whole;
 use crate::engine::{Engine, Fault};
 use crate::names;
-use crate::observe::Observer;
+use crate::observe::{Dialect, Observer};
 use crate::prompts::Known;
 
 /// What prefill has come to before decode is asked.
@@ -223,8 +223,10 @@ async fn legwork(
     if !status.is_success() {
         return Err(Fault::Busy(status.as_u16()));
     }
-    flight.heard(Instant::now(), true);
-    let mut observer = Observer::of(Some(b"application/json"));
+    flight.heard();
+    // It is asked for one token: its answer is that.
+    flight.generated(1, Instant::now());
+    let mut observer = Observer::of(Some(b"application/json"), Dialect::Chat);
     observer.pass(Bytes::from(body.clone()));
     flight.done(observer.seen());
     Ok(body)

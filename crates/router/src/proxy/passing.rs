@@ -134,12 +134,8 @@ impl Passing {
                         self.flight.stored(&id);
                     }
                     let data = self.observer.pass(data);
-                    let events = match &self.observer {
-                        Observer::Events(events) => Some(events.seen.events),
-                        _ => None,
-                    };
-                    self.flight.heard(self.heard, events.is_some());
-                    self.flight.progress(events.unwrap_or(0));
+                    self.flight.heard();
+                    self.flight.generated(self.observer.tokens(), self.heard);
                     if matches!(self.framing, Framing::Done | Framing::Length(0)) {
                         self.whole();
                     }
