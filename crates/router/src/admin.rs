@@ -83,13 +83,13 @@ pub(crate) async fn explain(
     let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
     let fields: serde_json::Map<String, Value> =
         serde_json::from_slice(&body).map_err(|_| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let endpoint = match (fields.contains_key("messages"), fields.contains_key("input")) {
-        (true, _) => Endpoint::Chat,
-        (_, true) => Endpoint::Responses,
-        _ => Endpoint::Completions,
-    };
+    let endpoint = endpoint_of(&fields);
     let recalled = app.prompts.recall(endpoint, &body);
-    let known = app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
+    let mut known = app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
+    if app.prompts.asks_engines() {
+        let engine = app.fleet.one_for(known.model.as_deref());
+        app.prompts.ask(engine.as_deref(), endpoint, &body, &mut known).await;
+    }
     let (explained, bounds) = app.places.explain(app, shard, &known).await?;
     let mut said = json!({
         "policy": app.places.policy(),
@@ -104,6 +104,28 @@ pub(crate) async fn explain(
         said["bounds"] = bounds.to_json(app.fleet.engines().iter().map(|engine| &*engine.name));
     }
     Ok(answer(StatusCode::OK, said.to_string()))
+}
+
+/// What a body is for, which no path says here. Chats and the Messages API both have messages: what only the latter has,
+/// or only the former, tells.
+fn endpoint_of(fields: &serde_json::Map<String, Value>) -> Endpoint {
+    let list = |name: &str| fields.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let has_block = |message: &Value| {
+        const BLOCKS: [&str; 7] =
+            ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
+        let blocks = message.get("content").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        blocks.iter().any(|block| block["type"].as_str().is_some_and(|kind| BLOCKS.contains(&kind)))
+    };
+    let has_messages = fields.contains_key("messages");
+    let is_of_messages = ["system", "stop_sequences", "thinking"].iter().any(|name| fields.contains_key(*name))
+        || list("tools").iter().any(|tool| tool.get("input_schema").is_some())
+        || list("messages").iter().any(has_block);
+    match (has_messages, fields.contains_key("input")) {
+        (true, _) if is_of_messages => Endpoint::Messages,
+        (true, _) => Endpoint::Chat,
+        (_, true) => Endpoint::Responses,
+        _ => Endpoint::Completions,
+    }
 }
 
 /// Changes the fleet: `POST /engines`, `DELETE /engines/NAME`, `POST /engines/NAME/drain` and `…/undrain`.

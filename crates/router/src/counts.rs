@@ -4,6 +4,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use hyper::StatusCode;
+
 /// Upper bounds of the buckets for times, in seconds.
 pub(crate) const SECONDS: [f64; 16] =
     [0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 16.0, 64.0];
@@ -46,8 +48,8 @@ pub(crate) struct Counts {
     /// Connections of clients that came, and that are over.
     pub(crate) connections_begun: AtomicU64,
     pub(crate) connections_ended: AtomicU64,
-    /// Requests that came, forwarded or not.
-    pub(crate) all_requests: AtomicU64,
+    /// Requests for engines, by [`STATUSES`].
+    pub(crate) requests: [AtomicU64; STATUSES.len()],
     /// Requests that the router refused itself, by the first digit of the status, from 4 on.
     pub(crate) refused: [AtomicU64; 2],
     /// Requests sent again, by why the one before failed.
@@ -62,7 +64,39 @@ pub(crate) struct Counts {
     pub(crate) panics: AtomicU64,
 }
 
+/// Classes of the statuses that clients get; `none` where they left before there was one.
+pub(crate) const STATUSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
+
+/// A request for an engine, which is counted once its client has a status, or has left.
+pub(crate) struct Request<'a> {
+    counts: &'a Counts,
+    status: Option<StatusCode>,
+}
+
+impl<'a> Request<'a> {
+    pub(crate) fn new(counts: &'a Counts) -> Self {
+        Self { counts, status: None }
+    }
+
+    /// Its client gets this status.
+    pub(crate) fn answered(mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        let class = self.status.map_or(STATUSES.len(), |status| usize::from(status.as_u16() / 100).clamp(1, 5)) - 1;
+        self.counts.requests[class].fetch_add(1, Relaxed);
+    }
+}
+
 impl Counts {
+    /// Requests for engines that have an answer, or whose clients have left.
+    pub(crate) fn all_requests(&self) -> u64 {
+        self.requests.iter().map(|count| count.load(Relaxed)).sum()
+    }
+
     /// Open connections of clients.
     pub(crate) fn connections(&self) -> u64 {
         let ended = self.connections_ended.load(Relaxed);
@@ -73,7 +107,7 @@ impl Counts {
         Self {
             connections_begun: AtomicU64::new(0),
             connections_ended: AtomicU64::new(0),
-            all_requests: AtomicU64::new(0),
+            requests: Default::default(),
             refused: Default::default(),
             retries: Default::default(),
             handovers: Default::default(),

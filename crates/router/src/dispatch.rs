@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hyper::body::Incoming;
-use hyper::header::{CONNECTION, HeaderValue};
+use hyper::header::{CONNECTION, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use kvatlas_prompt::Endpoint;
 use kvatlas_service::gate::Wants;
@@ -16,6 +16,7 @@ use kvatlas_service::gate::Wants;
 use crate::admin;
 use crate::answer::{Answer, json, typed};
 use crate::app::App;
+use crate::counts;
 use crate::exposition;
 use crate::peers;
 use crate::proxy::{REQUEST_ID, forward};
@@ -85,7 +86,6 @@ pub(crate) async fn answer(
     until: Instant,
 ) -> Response<Answer> {
     let arrived = Instant::now();
-    app.counts.all_requests.fetch_add(1, Relaxed);
     let id = request.headers().get(REQUEST_ID).cloned();
     let is_http1 = request.version() <= Version::HTTP_11;
     let logged = app.config.http.access_log.then(|| (request.method().clone(), request.uri().path().to_owned()));
@@ -156,7 +156,7 @@ async fn dispatch(
     }
     if door == Door::Admin {
         return match path {
-            "/metrics" if is_get => metrics(app),
+            "/metrics" if is_get => metrics(app, request.headers()),
             _ => Err(unknown_path()),
         };
     }
@@ -169,7 +169,7 @@ async fn dispatch(
     if is_get {
         match path {
             "/" => return Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
-            "/metrics" => return metrics(app),
+            "/metrics" => return metrics(app, request.headers()),
             "/workers" | "/engines" => return Ok(json(StatusCode::OK, state::workers(app).to_string())),
             "/streams" => {
                 let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
@@ -200,7 +200,10 @@ async fn dispatch(
     }
     let endpoint = Endpoint::of_path(path).filter(|_| *request.method() == Method::POST);
     if endpoint.is_some() || is_forwarded(app, path) {
-        return forward(app, shard, request, endpoint, until, arrived).await;
+        let counted = counts::Request::new(&app.counts);
+        let answered = forward(app, shard, request, endpoint, until, arrived).await;
+        counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
+        return answered;
     }
     Err(unknown_path())
 }
@@ -224,10 +227,11 @@ fn climbs(path: &str) -> bool {
     path.contains(['.', '%']) && path.replace("%2f", "/").replace("%2F", "/").split(['/', '\\']).any(is_dots)
 }
 
-fn metrics(app: &Arc<App>) -> Result<Response<Answer>, Refusal> {
+fn metrics(app: &Arc<App>, headers: &HeaderMap) -> Result<Response<Answer>, Refusal> {
     let failed = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be written");
     let text = exposition::text(app).map_err(failed)?;
-    Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
+    let (kind, text) = kvatlas_service::negotiated_metrics(headers, text);
+    Ok(typed(StatusCode::OK, kind, text))
 }
 
 pub(crate) fn unknown_path() -> Refusal {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvatlas_prompt::WhyNot;
+use kvatlas_prompt::{Endpoint, WhyNot};
 use kvatlas_routing::{Refusal, Why};
 use kvatlas_service::write_process_metrics;
 use prometheus_client::collector::Collector;
@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::app::App;
-use crate::counts::Histogram;
+use crate::counts::{Histogram, STATUSES};
 use crate::elsewhere::Elsewhere;
 use crate::engine::{Engine, FAULTS, Standing};
 use crate::global;
@@ -64,7 +64,11 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let counts = &self.0.counts;
-        counter(encoder, "requests", "Requests received, on any path", counts.all_requests.load(Relaxed))?;
+        let help = "Requests for engines, on any path that is forwarded, by the class of the status that the client got; none: it left before";
+        let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
+        for (class, count) in STATUSES.iter().zip(&counts.requests) {
+            one(&mut family, &[("status", *class)], count.load(Relaxed))?;
+        }
         let help = "Requests that the router itself refused, by class of status";
         let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
         for (class, count) in ["4xx", "5xx"].iter().zip(&counts.refused) {
@@ -125,10 +129,12 @@ impl Scrape {
             "Seconds that a decision took, including waiting in the router",
             &counts.decision,
         )?;
-        let help = "Prompts that could not be tokenized, or only in part, by reason";
+        let help = "Prompts that could not be tokenized, or only in part, by kind of request and reason";
         let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
-        for (why, count) in WhyNot::ALL.iter().zip(&self.0.prompts.why_not) {
-            one(&mut family, &[("reason", why.word())], count.load(Relaxed))?;
+        for (endpoint, counts) in Endpoint::ALL.iter().zip(&self.0.prompts.why_not) {
+            for (why, count) in WhyNot::ALL.iter().zip(counts) {
+                one(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
+            }
         }
         Ok(())
     }

@@ -50,6 +50,6 @@ mod zmtp;
 pub use adopt::Desk;
 pub use config::Config;
 pub use error::Error;
-pub use http::write_process_metrics;
+pub use http::{negotiated_metrics, write_process_metrics};
 pub use relay::{Relay, RelayConfig};
 pub use service::Service;

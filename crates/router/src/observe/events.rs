@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::generated::is_generated;
 use super::usage::{Scan, Told, told};
-use super::{Dialect, Seen};
+use super::{Dialect, Reading, Seen};
 
 /// Bytes of a line of a stream that may wait for its end.
 const MAX_LINE: usize = 256 << 10;
@@ -16,7 +16,7 @@ const MAX_LINE: usize = 256 << 10;
 /// An event stream. Lines leave it whole, so that a stream that breaks off can be ended well.
 #[derive(Debug)]
 pub(crate) struct Events {
-    dialect: Dialect,
+    reading: Reading,
     seen: Seen,
     told: Told,
     /// Events with data, whatever they carry.
@@ -27,8 +27,6 @@ pub(crate) struct Events {
     long: Option<Scan>,
     /// Whether the last line that left was an empty one, so that no event is open.
     between: bool,
-    /// Whether events with nothing but `usage` are kept from the client, who has not asked for them.
-    hides_usage: bool,
     /// Whether the line that ends a hidden event has still to come.
     is_hiding: bool,
     /// Whether the event that is open is the last one.
@@ -36,16 +34,15 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(super) fn new(dialect: Dialect) -> Self {
+    pub(super) fn new(reading: Reading) -> Self {
         Self {
-            dialect,
+            reading,
             seen: Seen::default(),
             told: Told::default(),
             count: 0,
             partial: BytesMut::new(),
             long: None,
             between: true,
-            hides_usage: false,
             is_hiding: false,
             is_last: false,
         }
@@ -53,6 +50,10 @@ impl Events {
 
     pub(super) fn seen(&self) -> Seen {
         Seen { usage: self.told.usage(), ..self.seen }
+    }
+
+    pub(super) fn hides(&self) -> bool {
+        self.reading.hides_usage
     }
 
     pub(super) fn tokens(&self) -> u32 {
@@ -142,7 +143,7 @@ impl Events {
         }
         if line.starts_with(b"event:") {
             // Of an event that is too long to wait for, this is all that is seen.
-            self.is_last = ends(&line[6..], self.dialect);
+            self.is_last = ends(&line[6..], self.reading.dialect);
         }
         let is_hidden = line.strip_prefix(b"data:").is_some_and(|data| self.data(data.trim_ascii()));
         if is_hidden {
@@ -160,21 +161,21 @@ impl Events {
             return false;
         }
         self.count += 1;
-        if self.seen.events > 0 || is_generated(data, self.dialect) {
+        if self.seen.events > 0 || is_generated(data, self.reading.dialect) {
             self.seen.events = self.seen.events.saturating_add(1);
         }
         if !self.seen.finished && names_value(data, b"\"finish_reason\":") {
             self.seen.finished = true;
         }
-        self.is_last |= ends(data, self.dialect);
+        self.is_last |= ends(data, self.reading.dialect);
         let Some(usage) = told(data) else { return false };
         self.told.merge(usage);
-        self.hides_usage && has_no_choices(data)
+        self.reading.hides_usage && has_no_choices(data)
     }
 
     pub(super) fn last_words(&mut self, message: &str, code: &str) -> Bytes {
         let open = if self.between { "" } else { "\n" };
-        let (error, end) = match self.dialect {
+        let (error, end) = match self.reading.dialect {
             Dialect::Responses => {
                 let number = self.count;
                 let error = json!({ "type": "error", "code": code, "message": message, "param": null, "sequence_number": number });
@@ -227,7 +228,26 @@ mod tests {
         {\"cached_tokens\":8}}}\n\ndata: [DONE]\n\n";
 
     fn stream(dialect: Dialect) -> Observer {
-        Observer::of(Some(b"text/event-stream; charset=utf-8"), dialect)
+        Observer::of(Some(b"text/event-stream; charset=utf-8"), Reading { dialect, hides_usage: false })
+    }
+
+    #[test]
+    fn usage_that_the_client_has_not_asked_for_is_hidden_however_it_is_cut() {
+        let usage = STREAM.find("data: {\"choices\":[],").expect("it is there");
+        let expected = format!("{}data: [DONE]\n\n", &STREAM[..usage]);
+        for text in [STREAM.to_owned(), STREAM.replace('\n', "\r\n")] {
+            for cut in 1..text.len() {
+                let reading = Reading { hides_usage: true, ..Reading::default() };
+                let mut observer = Observer::of(Some(b"text/event-stream"), reading);
+                let mut out = Vec::new();
+                for piece in text.as_bytes().chunks(cut) {
+                    out.extend_from_slice(&observer.pass(Bytes::copy_from_slice(piece)));
+                }
+                out.extend_from_slice(&observer.rest());
+                assert_eq!(String::from_utf8_lossy(&out).replace("\r\n", "\n"), expected, "pieces of {cut}");
+                assert_eq!(observer.seen().usage, Usage { prompt: Some(9), cached: Some(8), output: Some(2) });
+            }
+        }
     }
 
     #[test]

@@ -40,6 +40,15 @@ pub(crate) enum Dialect {
     Other,
 }
 
+/// How an answer is to be read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reading {
+    /// The API that it is of.
+    pub(crate) dialect: Dialect,
+    /// Whether chunks with nothing but `usage` are kept from the client, who has not asked for them.
+    pub(crate) hides_usage: bool,
+}
+
 /// Looks at an answer while it passes.
 #[derive(Debug)]
 pub(crate) enum Observer {
@@ -69,11 +78,17 @@ impl Dialect {
     }
 }
 
+impl Default for Reading {
+    fn default() -> Self {
+        Self { dialect: Dialect::Chat, hides_usage: false }
+    }
+}
+
 impl Observer {
     /// For an answer of this type.
-    pub(crate) fn of(content_type: Option<&[u8]>, dialect: Dialect) -> Self {
+    pub(crate) fn of(content_type: Option<&[u8]>, reading: Reading) -> Self {
         match content_type.unwrap_or_default() {
-            kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(dialect)),
+            kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(reading)),
             kind if starts(kind, b"application/json") => Self::Whole(Whole::default()),
             _ => Self::Blind,
         }
@@ -105,6 +120,11 @@ impl Observer {
             Self::Events(events) => events.held_back(),
             _ => 0,
         }
+    }
+
+    /// Whether anything may be kept from the client.
+    pub(crate) fn hides(&self) -> bool {
+        matches!(self, Self::Events(events) if events.hides())
     }
 
     /// What was seen, at the end.
@@ -154,13 +174,13 @@ mod tests {
             format!(r#"{{"usage":{{"prompt_tokens":5,"completion_tokens":7}},"choices":[{{"text":"{long}"}}]}}"#),
         ] {
             for cut in [1, 100, 5000, 70_000] {
-                let mut observer = Observer::of(Some(b"application/json"), Dialect::Chat);
+                let mut observer = Observer::of(Some(b"application/json"), Reading::default());
                 for piece in answer.as_bytes().chunks(cut) {
                     assert_eq!(observer.pass(Bytes::copy_from_slice(piece)), piece);
                 }
                 assert_eq!(observer.seen().usage, Usage { prompt: Some(5), cached: None, output: Some(7) }, "{cut}");
             }
         }
-        assert!(Observer::of(Some(b"application/json"), Dialect::Chat).last_words("gone", "x").is_none());
+        assert!(Observer::of(Some(b"application/json"), Reading::default()).last_words("gone", "x").is_none());
     }
 }

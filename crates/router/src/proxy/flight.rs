@@ -83,6 +83,9 @@ impl Flight {
     pub(crate) fn done(&mut self, seen: Seen) {
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
+            if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
+                self.app.prompts.media.learn(media, prompt);
+            }
             let counts = &self.placement.engine.counts;
             if let (Some(prompt), Some(cached)) = (prompt, cached) {
                 counts.prompt_tokens.fetch_add(u64::from(prompt), Relaxed);

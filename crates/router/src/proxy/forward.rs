@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
 use kvatlas_prompt::Endpoint;
 
@@ -17,12 +17,13 @@ use super::flight::Flight;
 use super::handover::{self, Prepared};
 use super::headers::{Outgoing, REQUEST_ID, strip};
 use super::passing::Passing;
+use super::usage;
 use crate::answer::Answer;
 use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::names;
-use crate::observe::{Dialect, Observer};
+use crate::observe::{Dialect, Observer, Reading};
 use crate::prompts::{Known, session};
 use crate::refusal::Refusal;
 use crate::stored;
@@ -66,6 +67,12 @@ pub(crate) async fn forward(
         let engine = app.fleet.one_for(known.model.as_deref());
         app.prompts.ask(engine.as_deref(), endpoint, &body, &mut known).await;
     }
+
+    let mut reading = Reading { dialect: Dialect::of(endpoint), hides_usage: false };
+    let asking =
+        if known.lacks_usage && app.config.ask_usage { usage::asking(&body, known.has_stream_options) } else { None };
+    reading.hides_usage = asking.is_some();
+    let body = asking.unwrap_or(body);
 
     // Only what generates is worth to be taken apart.
     let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
@@ -114,8 +121,7 @@ pub(crate) async fn forward(
                     fault
                 } else {
                     let is_kept = is_response && answer.status.is_success();
-                    let dialect = Dialect::of(endpoint);
-                    let (mut passing, told) = pass(app, shard, connection, answer, dialect, flight);
+                    let (mut passing, told) = pass(app, shard, connection, answer, reading, flight);
                     if is_kept {
                         passing = passing.kept();
                     }
@@ -197,16 +203,19 @@ fn pass(
     shard: usize,
     connection: Connection,
     answer: Head,
-    dialect: Dialect,
+    reading: Reading,
     flight: Flight,
 ) -> (Passing, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
     strip(&mut headers);
     let observer = if headers.contains_key(CONTENT_ENCODING) {
-        Observer::of(None, dialect)
+        Observer::of(None, reading)
     } else {
-        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), dialect)
+        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
     };
+    if observer.hides() {
+        headers.remove(CONTENT_LENGTH);
+    }
     let stall = app.config.upstream.stall_timeout;
     (Passing::new(connection, framing, keep, shard, observer, flight, stall), (status, headers))
 }

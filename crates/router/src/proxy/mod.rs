@@ -12,6 +12,7 @@ mod handover;
 mod headers;
 mod passing;
 mod tokens;
+mod usage;
 
 pub(crate) use self::forward::forward;
 pub(crate) use self::handover::PREPARED;

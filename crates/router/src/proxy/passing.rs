@@ -99,7 +99,10 @@ impl Passing {
         let here = [&self.first, &self.last].into_iter().flatten().map(Bytes::len).sum::<usize>() as u64;
         match (&self.connection, &self.framing) {
             (None, _) => SizeHint::with_exact(here),
-            (Some(_), Framing::Length(left)) => SizeHint::with_exact(here + self.observer.held_back() as u64 + left),
+            // What is kept from the client is part of what the engine sends.
+            (Some(_), Framing::Length(left)) if !self.observer.hides() => {
+                SizeHint::with_exact(here + self.observer.held_back() as u64 + left)
+            }
             _ => SizeHint::default(),
         }
     }

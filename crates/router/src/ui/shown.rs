@@ -82,7 +82,7 @@ impl Gathering for Shown {
             "policy": summary.policy,
             "ready": any && !leaving,
             "waiting": { "draining": leaving },
-            "requests": counts.all_requests.load(Relaxed),
+            "requests": counts.all_requests(),
             "in_flight": summary.in_flight,
             "waiting_here": summary.waiting,
             "errors": counts.refused[1].load(Relaxed),
@@ -238,7 +238,7 @@ impl Counted {
         let counts = app.places.summary().counts;
         let prompt = app.fleet.engines().iter().map(|engine| engine.counts.prompt_tokens.load(Relaxed)).sum();
         Self {
-            requests: app.counts.all_requests.load(Relaxed),
+            requests: app.counts.all_requests(),
             prompt,
             expected: counts.expected_cached,
             reported: counts.reported_cached,

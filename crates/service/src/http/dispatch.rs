@@ -17,7 +17,7 @@ use super::query::{Body, Kind};
 use super::refusal::Refusal;
 use super::routes::{Door, Route, WELCOME};
 use super::trace::Trace;
-use super::{body, dump, exposition, health, observed, page, queries, register, sites, snapshot, workers};
+use super::{body, dump, exposition, format, health, observed, page, queries, register, sites, snapshot, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -99,7 +99,8 @@ async fn dispatch(
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
             let text = exposition::text(app).map_err(|_| Refusal::internal())?;
-            Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
+            let (kind, text) = format::negotiated(request.headers(), text);
+            Ok(typed(StatusCode::OK, kind, text))
         }),
         Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
         Route::OpenApi => Ok(json(StatusCode::OK, OPENAPI)),
