@@ -1,4 +1,4 @@
-"""Prompts of every kind are turned into tokens, by the engine as by a tokenizer here; what is not is counted and said."""
+"""Prompts of every kind are tokenized, by the engine as by a tokenizer here; what is not is counted and said."""
 
 from __future__ import annotations
 
