@@ -89,7 +89,7 @@ def test_an_answer_that_begins_early_does_not_end_the_request(impatient: Router,
         await talk.send(chunk(event({"read": len(talk.request.body)})) + chunk(event(b"[DONE]")) + b"0\r\n\r\n")
 
     engine.eager = other.eager = says(begins, reads_and_ends)
-    body = json.dumps(LONG | {"stream": True}).encode()
+    body = json.dumps(LONG | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     answer = router_events(impatient, body)
     assert [json.loads(one) for one in answer[:-1]] == [{"choices": []}, {"read": len(body)}]
     assert answer[-1] == b"[DONE]"
@@ -136,7 +136,7 @@ def test_an_early_answer_over_tls(tmp_path: Path, eager: Behaviour) -> None:
     tls.load_cert_chain(cert, key)
     with (
         Engine(tls=tls) as engine,
-        Router(engine, flags=(*PLAIN, "--upstream-ca", str(cert), "--first-byte-timeout", "5s")) as router,
+        Router(engine, flags=(*PLAIN, "--upstream-ca", str(cert), "--first-byte-timeout", "60s")) as router,
     ):
         assert router.ask().status == 200
         engine.eager = eager
