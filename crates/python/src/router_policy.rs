@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvatlas_routing::{Candidates, Choice, Policy, Request};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::routing::{Failure, Names, PythonPolicy};
 
@@ -34,7 +35,7 @@ impl GuardedPolicy {
             let message =
                 format!("policy {}: {words}; the engine with the least to compute was chosen", self.policy.name());
             Python::attach(|py| {
-                if let Err(error) = log(py, &message) {
+                if let Err(error) = log(py, &message, error) {
                     error.print(py);
                 }
             });
@@ -42,9 +43,14 @@ impl GuardedPolicy {
     }
 }
 
-fn log(py: Python<'_>, message: &str) -> PyResult<()> {
+/// Logs the message, with the traceback of the error if it happened in Python.
+fn log(py: Python<'_>, message: &str, error: &PyErr) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;
-    logger.call_method1("error", ("%s", message)).map(drop)
+    let more = PyDict::new(py);
+    if error.traceback(py).is_some() {
+        more.set_item("exc_info", error.value(py))?;
+    }
+    logger.call_method("error", ("%s", message), Some(&more)).map(drop)
 }
 
 impl Policy for GuardedPolicy {

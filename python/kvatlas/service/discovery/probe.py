@@ -256,7 +256,7 @@ class Prober:
         events = engine.events_port or discovery.events_port
         replay = engine.replay_port or discovery.replay_port
         if events is None:
-            raise DiscoveryError(_ports_wanted(version), "unknown_address")
+            raise DiscoveryError(_ports_wanted(version, self._config.command), "unknown_address")
         ranks = (
             range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
         )
@@ -327,8 +327,8 @@ class Prober:
         return events
 
 
-def _ports_wanted(version: str) -> str:
-    """What to do about an engine that does not report its event sockets."""
+def _ports_wanted(version: str, command: str) -> str:
+    """What to do, with this command, about an engine that does not report its event sockets."""
     engine = f"vLLM {version}" if version else "this engine"
     config = {
         "enable_kv_cache_events": True,
@@ -338,7 +338,7 @@ def _ports_wanted(version: str) -> str:
     }
     return (
         f"{engine} does not report where its KV events are: it has no GET /kv_event_sources, which vLLM has since "
-        f"0.31. Add --events-port 5557 --replay-port 5757 to `kvatlas serve` (or events_port and replay_port to its "
+        f"0.31. Add --events-port 5557 --replay-port 5757 to `{command}` (or events_port and replay_port to its "
         f"[[engine]] table), and start the engine with the same ports: vllm serve MODEL --kv-events-config "
         f"'{json.dumps(config)}'"
     )

@@ -125,7 +125,10 @@ class Discovery:
             logger.warning("no longer waiting for %s%s", ", ".join(away[:3]), more)
         self._native.release(HOLD)
         if self._config.follows_events and first and not any(follower.is_registered for _entry, follower in first):
-            logger.warning("none of the configured engines can be used")
+            if self.watcher is None:
+                logger.warning("none of the configured engines can be used")
+            else:  # it sends them requests all the same
+                logger.warning("no configured engine's events can be followed: engines are chosen by load only")
 
     def _follow(self) -> None:
         """Make the followers those of the lists."""
