@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -171,8 +172,11 @@ async def usual(talk: Talk) -> None:
 class Engine:
     """A server at a port of its own. `behaviour` may be changed at any time; it answers POST requests."""
 
-    def __init__(self, behaviour: Behaviour = usual, *, model: str = MODEL) -> None:
+    def __init__(self, behaviour: Behaviour = usual, *, model: str = MODEL, tls: ssl.SSLContext | None = None) -> None:
         self.behaviour = behaviour
+        self.eager: Behaviour | None = None  # answers POST requests of which only the head was read
+        self.dies_of: bytes | None = None  # text in a path or body that has it close the connection without an answer
+        self.tls = tls
         self.model = model
         self.healthy = True
         self.close_after: float | None = None  # seconds that a connection may be idle
@@ -198,7 +202,7 @@ class Engine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         """Listens, at the port that it had."""
@@ -259,19 +263,33 @@ class Engine:
         self._run(self._serve(made))
 
     async def _serve(self, made: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=made, limit=1 << 20)
-        self._fresh.discard(made)
+        reader = asyncio.StreamReader(limit=1 << 20)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(lambda: protocol, made, ssl=self.tls)
+        except OSError:
+            return  # no TLS
+        finally:
+            self._fresh.discard(made)
+        writer = asyncio.StreamWriter(transport, protocol, reader, self._loop)
         self._writers.add(writer)
         self.connections += 1
         try:
             while True:
                 try:
-                    request = await asyncio.wait_for(_read(reader), self.close_after)
+                    request = await asyncio.wait_for(_read_head(reader), self.close_after)
                 except TimeoutError:
                     break
                 if request is None:
                     break
+                if self.eager is not None and request.method == "POST":
+                    self.received.append(request)
+                    await self.eager(Talk(self, request, reader, writer))
+                    break
+                request.body = await read_body(reader, request.headers)
                 self.received.append(request)
+                if self.dies_of is not None and self.dies_of in request.path.encode() + request.body:
+                    break
                 await self._answer(Talk(self, request, reader, writer))
                 await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, RuntimeError):
@@ -301,7 +319,7 @@ class Engine:
             await reply("404 Not Found", {"detail": "Not Found"})(talk)
 
 
-async def _read(reader: asyncio.StreamReader) -> Received | None:
+async def _read_head(reader: asyncio.StreamReader) -> Received | None:
     try:
         text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError:
@@ -309,16 +327,19 @@ async def _read(reader: asyncio.StreamReader) -> Received | None:
     first, *lines = text.rstrip("\r\n").split("\r\n")
     method, path, _ = first.split(" ", 2)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if "chunked" in headers.get("transfer-encoding", ""):
-        body = b""
-        while size := int((await reader.readline()).split(b";")[0], 16):
-            body += await reader.readexactly(size)
-            await reader.readline()
-        while (await reader.readline()).strip():
-            pass
-    else:
-        body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Received(method, path, headers, body)
+    return Received(method, path, headers, b"")
+
+
+async def read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if "chunked" not in headers.get("transfer-encoding", ""):
+        return await reader.readexactly(int(headers.get("content-length", "0")))
+    body = b""
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    while (await reader.readline()).strip():
+        pass
+    return body
 
 
 _running: list[asyncio.AbstractEventLoop] = []

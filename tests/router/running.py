@@ -97,6 +97,17 @@ class Router:
         finally:
             connection.close()
 
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """One request, with a body in JSON if there is one; what is answered in JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, {"content-type": "application/json"} if data else {})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read() or b"null")
+        finally:
+            connection.close()
+
     def ask(
         self,
         body: Any = None,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import signal
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.certificates import SERVER, make, needs_openssl
 
 import kvatlas
 from kvatlas._native import Service
@@ -42,8 +41,6 @@ CHANGES = [
     ("POST", "/sites/compare"),
 ]
 OPEN = [("GET", "/health"), ("GET", "/ready")]
-
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 
 
 def register(service: Service, endpoint: str, key: str | None = None, **more: Any) -> Answer:
@@ -146,27 +143,6 @@ def test_sighup_reads_keys_again_and_no_key_is_logged(tmp_path: Path) -> None:
 # Certificates
 
 
-def make(tmp_path: Path, name: str, subject: str, *more: str) -> tuple[Path, Path]:
-    """A certificate and its key."""
-    cert, key = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    command += ["-subj", subject, "-keyout", str(key), "-out", str(cert), *more]
-    subprocess.run(command, check=True, capture_output=True)
-    return cert, key
-
-
-SERVER = ("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
 SIGNED = ("-addext", "basicConstraints=critical,CA:FALSE")
 
 

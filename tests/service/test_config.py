@@ -46,6 +46,7 @@ OTHER = {
     "http.tls_key": "key.pem",
     "http.tls_client_ca": "ca.pem",
     "http.max_body": "1MiB",
+    "http.body_memory": "128MiB",
     "http.max_connections": "7",
     "http.request_timeout": "3s",
     "http.idle_timeout": "4s",

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvatlas_router::{Config, Router as Inner};
 use kvatlas_routing::Policy;
-use kvatlas_service::Service;
+use kvatlas_service::Follower;
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -34,7 +34,7 @@ impl RouterServer {
         learn_names(&self.names, &self.inner.workers());
     }
 
-    fn service(&self) -> PyResult<&Service> {
+    fn service(&self) -> PyResult<&Follower> {
         let none = || errors::router(&kvatlas_router::Error::config("this router does not follow events itself"));
         self.inner.service().ok_or_else(none)
     }
@@ -214,7 +214,7 @@ impl RouterServer {
     /// Returns:
     ///     str: The answer of the service's GET /engines, JSON; an empty list without one.
     fn engines(&self, py: Python<'_>) -> String {
-        let engines = |service: &Service| py.detach(|| service.engines().to_string());
+        let engines = |service: &Follower| py.detach(|| service.engines().to_string());
         self.inner.service().map_or_else(|| "[]".to_owned(), engines)
     }
 
@@ -223,7 +223,7 @@ impl RouterServer {
     /// Returns:
     ///     str: The answer of the service's GET /workers, JSON; an empty list without one.
     fn workers(&self, py: Python<'_>) -> String {
-        let workers = |service: &Service| py.detach(|| service.workers().to_string());
+        let workers = |service: &Follower| py.detach(|| service.workers().to_string());
         self.inner.service().map_or_else(|| "[]".to_owned(), workers)
     }
 
@@ -261,7 +261,7 @@ impl RouterServer {
     fn ready(&self, py: Python<'_>) -> Option<String> {
         py.detach(|| {
             let router = self.inner.waiting();
-            let service = self.inner.service().and_then(Service::waiting);
+            let service = self.inner.service().and_then(Follower::waiting);
             router.or(service).map(|waiting| waiting.to_string())
         })
     }

@@ -61,7 +61,8 @@ impl Service {
     ///     ServiceError: The registration is refused.
     #[pyo3(signature = (registration_json, announced_by=None))]
     fn register(&self, py: Python<'_>, registration_json: &str, announced_by: Option<&str>) -> PyResult<bool> {
-        py.detach(|| self.inner.register(registration_json, announced_by)).map_err(|error| errors::service(&error))
+        py.detach(|| self.inner.follower().register(registration_json, announced_by))
+            .map_err(|error| errors::service(&error))
     }
 
     /// Checks that an endpoint may be connected to, by streams.allow.
@@ -73,7 +74,7 @@ impl Service {
     /// Raises:
     ///     ServiceError: It is not allowed, or is not an endpoint.
     fn check_allowed(&self, endpoint: &str, announced_by: &str) -> PyResult<()> {
-        self.inner.check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
+        self.inner.follower().check_allowed(endpoint, announced_by).map_err(|error| errors::service(&error))
     }
 
     /// Reads the keys and the certificate from their files again.
@@ -97,7 +98,7 @@ impl Service {
     ///     ServiceError: The worker is not registered, or has no such rank.
     #[pyo3(signature = (worker, rank=None))]
     fn unregister(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> PyResult<usize> {
-        py.detach(|| self.inner.unregister(worker, rank)).map_err(|error| errors::service(&error))
+        py.detach(|| self.inner.follower().unregister(worker, rank)).map_err(|error| errors::service(&error))
     }
 
     /// Reports how far discovery is with an engine, or with a configured stream.
@@ -108,7 +109,7 @@ impl Service {
     /// Raises:
     ///     ServiceError: The report is invalid.
     fn report_engine(&self, py: Python<'_>, report_json: &str) -> PyResult<()> {
-        py.detach(|| self.inner.report_engine(report_json)).map_err(|error| errors::service(&error))
+        py.detach(|| self.inner.follower().report_engine(report_json)).map_err(|error| errors::service(&error))
     }
 
     /// Stops reporting an engine, or a configured stream.
@@ -121,7 +122,7 @@ impl Service {
     ///     bool: Whether it was reported.
     #[pyo3(signature = (worker, rank=None))]
     fn forget_engine(&self, py: Python<'_>, worker: &str, rank: Option<u32>) -> bool {
-        py.detach(|| self.inner.forget_engine(worker, rank))
+        py.detach(|| self.inner.follower().forget_engine(worker, rank))
     }
 
     /// The engines and configured streams that discovery follows.
@@ -129,7 +130,7 @@ impl Service {
     /// Returns:
     ///     str: The answer of GET /engines, JSON.
     fn engines(&self, py: Python<'_>) -> String {
-        py.detach(|| self.inner.engines().to_string())
+        py.detach(|| self.inner.follower().engines().to_string())
     }
 
     /// The workers and their streams.
@@ -137,7 +138,7 @@ impl Service {
     /// Returns:
     ///     str: The answer of GET /workers, JSON.
     fn workers(&self, py: Python<'_>) -> String {
-        py.detach(|| self.inner.workers().to_string())
+        py.detach(|| self.inner.follower().workers().to_string())
     }
 
     /// What is not ready yet.
@@ -145,7 +146,7 @@ impl Service {
     /// Returns:
     ///     str or None: What the service waits for, JSON; None if it is ready.
     fn ready(&self, py: Python<'_>) -> Option<String> {
-        py.detach(|| self.inner.waiting().map(|waiting| waiting.to_string()))
+        py.detach(|| self.inner.follower().waiting().map(|waiting| waiting.to_string()))
     }
 
     /// Removes one reason for not being ready.
@@ -156,7 +157,7 @@ impl Service {
     /// Returns:
     ///     bool: Whether the service waited for it.
     fn release(&self, hold: &str) -> bool {
-        self.inner.fleet().release(hold)
+        self.inner.follower().fleet().release(hold)
     }
 
     /// Loads the snapshot of another service, which the streams have waited for.
@@ -171,7 +172,7 @@ impl Service {
     /// Raises:
     ///     ServiceError: It cannot be used; the streams begin without it.
     fn load_snapshot(&self, py: Python<'_>, file: PathBuf, url: &str) -> PyResult<u64> {
-        py.detach(|| self.inner.load_snapshot(&file, url)).map_err(|error| errors::service(&error))
+        py.detach(|| self.inner.follower().load_snapshot(&file, url)).map_err(|error| errors::service(&error))
     }
 
     /// Lets the streams begin without the snapshot of another service.
@@ -180,7 +181,7 @@ impl Service {
     ///     why: Why there is none.
     #[pyo3(signature = (why=None))]
     fn no_snapshot(&self, py: Python<'_>, why: Option<&str>) {
-        py.detach(|| self.inner.no_snapshot(why));
+        py.detach(|| self.inner.follower().no_snapshot(why));
     }
 
     /// What has changed in each keyspace since the last call, for the service above many sites.
@@ -202,14 +203,15 @@ impl Service {
         site: &str,
         whole: Vec<(String, String)>,
     ) -> PyResult<Vec<SiteDigest<'py>>> {
-        let digests = py.detach(|| self.inner.site_digests(site, &whole)).map_err(|error| errors::service(&error))?;
+        let digests =
+            py.detach(|| self.inner.follower().site_digests(site, &whole)).map_err(|error| errors::service(&error))?;
         let tuple = |it: KeyspaceDigest| (it.model, it.routing_group, it.block_size, PyBytes::new(py, &it.bytes));
         Ok(digests.into_iter().map(tuple).collect())
     }
 
     /// Reports not ready from now on, while requests are still answered.
     fn leave(&self) {
-        self.inner.leave();
+        self.inner.follower().leave();
     }
 
     /// Reports not ready, goes on for a delay, then accepts no more connections, finishes open requests, and closes.

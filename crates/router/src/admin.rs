@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use hyper::{Method, Request, Response, StatusCode};
+use kvatlas_http::Incoming;
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
 
@@ -14,6 +14,7 @@ use crate::answer::{Answer, json as answer};
 use crate::app::App;
 use crate::config::EngineConfig;
 use crate::dispatch::{READY_AGAIN, unknown_path};
+use crate::proxy::read;
 use crate::refusal::Refusal;
 use crate::state;
 
@@ -78,9 +79,7 @@ pub(crate) async fn explain(
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let reading = Limited::new(request.into_body(), app.config.http.max_body).collect();
-    let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
-    let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
+    let body = read(app, request.into_body(), until).await?;
     let fields: serde_json::Map<String, Value> =
         serde_json::from_slice(&body).map_err(|_| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
     let endpoint = match (fields.contains_key("messages"), fields.contains_key("input")) {

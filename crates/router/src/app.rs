@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kvatlas_service::Service;
-use kvatlas_service::gate::Gate;
+use kvatlas_http::{Front, Gate};
+use kvatlas_service::Follower;
 use kvatlas_service::shown::Page;
 
 use crate::config::Config;
@@ -24,10 +24,12 @@ pub(crate) struct App {
     pub(crate) fleet: Fleet,
     pub(crate) places: Places,
     pub(crate) counts: Counts,
-    pub(crate) gate: Gate,
+    /// What the HTTP server has.
+    pub(crate) front: Front,
+    pub(crate) gate: Arc<Gate>,
     pub(crate) prompts: Prompts,
     /// The service in this process, if there is one.
-    pub(crate) service: Option<Service>,
+    pub(crate) service: Option<Follower>,
     /// Another process that is asked what engines hold, if one is.
     pub(crate) elsewhere: Option<Elsewhere>,
     /// The index in another process, as far as it learns by what engines say.

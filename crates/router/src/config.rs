@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvatlas_service::config::{HttpConfig as Keys, TlsConfig, UntrustedPolicy};
+use kvatlas_http::{Secret, TlsConfig};
 use kvatlas_service::log::LogConfig;
-use kvatlas_service::secret::Secret;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -109,6 +108,8 @@ pub struct HttpConfig {
     pub tls: Option<TlsConfig>,
     /// Bytes of a request's body at most.
     pub max_body: usize,
+    /// Bytes of the bodies of all requests together; none for four times `max_body`, and 64 MiB at least.
+    pub body_memory: Option<usize>,
     /// Bytes of a request's head at most.
     pub max_head: usize,
     /// Lines of a request's head at most.
@@ -121,7 +122,7 @@ pub struct HttpConfig {
     /// Without a request, until a connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of an answer that is there.
+    /// Within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
     #[serde(with = "seconds")]
     pub write_timeout: Duration,
     /// Whether each request is logged.
@@ -212,13 +213,14 @@ pub struct UpstreamConfig {
     /// Until a connection must be there.
     #[serde(with = "seconds")]
     pub connect_timeout: Duration,
-    /// From the request's last byte to the answer's first.
+    /// From when a request is sent to the answer's first byte.
     #[serde(with = "seconds")]
     pub first_byte_timeout: Duration,
     /// Between two bytes of an answer.
     #[serde(with = "seconds")]
     pub stall_timeout: Duration,
-    /// How often a request is tried again, on another engine where there is one, as long as nothing was answered.
+    /// How often a request is tried again, on another engine where there is one, as long as nothing was answered: once at
+    /// most if an engine may have worked on it.
     pub retries: u32,
     /// Connections kept open for the next request, an engine and thread.
     pub idle_connections: usize,
@@ -243,7 +245,7 @@ pub struct HealthConfig {
     /// Within which it must be answered.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// Failures in a row, of questions or requests, after which an engine is left out.
+    /// Failures in a row after which an engine is left out: questions, connections, requests that another one answered.
     pub failures: u32,
     /// How long it is left out at first; doubles with each failure after that.
     #[serde(with = "seconds")]
@@ -323,6 +325,7 @@ impl Default for HttpConfig {
             hosts: Vec::new(),
             tls: None,
             max_body: 64 << 20,
+            body_memory: None,
             max_head: 64 << 10,
             max_headers: 128,
             max_connections: 65_536,
@@ -371,9 +374,9 @@ impl Default for RoutingConfig {
 }
 
 impl HttpConfig {
-    /// What the service's checks of keys and certificates read.
-    pub(crate) fn trust(&self) -> Keys {
-        Keys {
+    /// What the HTTP server is told.
+    pub(crate) fn front(&self) -> kvatlas_http::Config {
+        kvatlas_http::Config {
             bind: self.bind,
             admin_bind: self.admin_bind,
             threads: self.threads,
@@ -384,11 +387,13 @@ impl HttpConfig {
             hosts: self.hosts.clone(),
             tls: self.tls.clone(),
             max_body: self.max_body,
+            body_memory: self.body_memory,
+            max_head: self.max_head,
+            max_headers: self.max_headers,
             max_connections: self.max_connections,
             request_timeout: self.request_timeout,
             idle_timeout: self.idle_timeout,
-            access_log: self.access_log,
-            untrusted: UntrustedPolicy::LeaveOut,
+            write_timeout: self.write_timeout,
         }
     }
 }

@@ -16,6 +16,9 @@ const MAX_ANSWER: usize = 16 << 20;
 /// How often engines are looked at.
 const TICK: Duration = Duration::from_millis(250);
 
+/// The least time between two questions to an engine, however often requests fail there.
+const LEAST_PAUSE: Duration = Duration::from_millis(50);
+
 /// Looks after the engines for as long as the router lives.
 pub(crate) async fn run(app: Arc<App>) {
     let mut minders: std::collections::HashMap<usize, tokio::task::JoinHandle<()>> = std::collections::HashMap::new();
@@ -128,7 +131,10 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         // An engine that is starting is asked more often, so that it is used as soon as it can be.
         let pause = if health.interval.is_zero() { Duration::from_secs(5) } else { health.interval };
         let soon = !well || (engine.config.models.is_empty() && !knows_models);
-        tokio::time::sleep(if soon { pause.min(Duration::from_secs(1)) } else { pause }).await;
+        let pause = if soon { pause.min(Duration::from_secs(1)) } else { pause };
+        let least = pause.min(LEAST_PAUSE);
+        tokio::time::sleep(least).await;
+        let _ = tokio::time::timeout(pause - least, engine.health.doubted()).await;
     }
 }
 
@@ -158,9 +164,8 @@ pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) 
         engine.address.authority,
         body.len()
     );
-    connection.send(head.as_bytes(), body).await.map_err(|error| error.to_string())?;
     let method = hyper::Method::from_bytes(method.as_bytes()).map_err(|error| error.to_string())?;
-    let answer = connection.head(&method).await.map_err(|fault| fault.to_string())?;
+    let answer = connection.ask(head.as_bytes(), body, &method).await.map_err(|fault| fault.to_string())?;
     let (_, body) = whole(connection, answer.framing).await?;
     Ok((answer.status.as_u16(), body))
 }

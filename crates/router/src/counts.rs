@@ -43,15 +43,14 @@ impl<const N: usize> Histogram<N> {
 /// What is counted of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Connections of clients that came, and that are over.
-    pub(crate) connections_begun: AtomicU64,
-    pub(crate) connections_ended: AtomicU64,
     /// Requests that came, forwarded or not.
     pub(crate) all_requests: AtomicU64,
     /// Requests that the router refused itself, by the first digit of the status, from 4 on.
     pub(crate) refused: [AtomicU64; 2],
     /// Requests sent again, by why the one before failed.
     pub(crate) retries: [AtomicU64; crate::engine::FAULTS.len()],
+    /// Requests that got no answer and were not sent again, by [`GIVEN_UP`](crate::proxy::GIVEN_UP).
+    pub(crate) given_up: [AtomicU64; crate::proxy::GIVEN_UP.len()],
     /// Requests that were taken apart, by what prefill came to.
     pub(crate) handovers: [AtomicU64; 3],
     /// From a request's arrival to the first piece of its answer's body.
@@ -63,19 +62,12 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Open connections of clients.
-    pub(crate) fn connections(&self) -> u64 {
-        let ended = self.connections_ended.load(Relaxed);
-        self.connections_begun.load(Relaxed).saturating_sub(ended)
-    }
-
     pub(crate) fn new() -> Self {
         Self {
-            connections_begun: AtomicU64::new(0),
-            connections_ended: AtomicU64::new(0),
             all_requests: AtomicU64::new(0),
             refused: Default::default(),
             retries: Default::default(),
+            given_up: Default::default(),
             handovers: Default::default(),
             first_byte: Histogram::new(&SECONDS),
             decision: Histogram::new(&DECISION_SECONDS),

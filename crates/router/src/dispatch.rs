@@ -7,11 +7,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use hyper::body::Incoming;
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
+use kvatlas_http::{Access, Call, Door, Incoming};
 use kvatlas_prompt::Endpoint;
-use kvatlas_service::gate::Wants;
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
@@ -22,15 +21,6 @@ use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
 use crate::state;
 use crate::ui;
-
-/// By which listener a request came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Door {
-    /// That of everybody.
-    Main,
-    /// That of administrators: a few routes, without a key.
-    Admin,
-}
 
 /// What `GET /` says.
 const WELCOME: &str = "\
@@ -76,20 +66,14 @@ const FORWARDED: [&str; 17] = [
     "/responses",
 ];
 
-/// Answers a request that came by `door` on the thread with the number `shard`; its body must be here by `until`.
-pub(crate) async fn answer(
-    app: Arc<App>,
-    shard: usize,
-    door: Door,
-    request: Request<Incoming>,
-    until: Instant,
-) -> Response<Answer> {
+/// Answers a request.
+pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>) -> Response<Answer> {
     let arrived = Instant::now();
     app.counts.all_requests.fetch_add(1, Relaxed);
     let id = request.headers().get(REQUEST_ID).cloned();
     let is_http1 = request.version() <= Version::HTTP_11;
     let logged = app.config.http.access_log.then(|| (request.method().clone(), request.uri().path().to_owned()));
-    let mut answering = pin!(dispatch(&app, shard, door, request, until, arrived));
+    let mut answering = pin!(dispatch(&app, &call, request, arrived));
     // A panic is a bug, and costs the request that met it.
     let answered = std::future::poll_fn(|context| {
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| answering.as_mut().poll(context)));
@@ -130,12 +114,11 @@ pub(crate) async fn answer(
 
 async fn dispatch(
     app: &Arc<App>,
-    shard: usize,
-    door: Door,
+    call: &Call,
     request: Request<Incoming>,
-    until: Instant,
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
+    let (shard, door, until) = (call.thread, call.door, call.until);
     let path = request.uri().path();
     let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
     // Open to everybody, at both doors.
@@ -162,7 +145,9 @@ async fn dispatch(
     }
     let changes = (path.starts_with("/engines") || path == peers::PATH) && !is_get;
     let gives = path == "/snapshot" && is_get;
-    app.gate.check(&request, if changes || gives { Wants::ToChange } else { Wants::ToAsk })?;
+    if app.gate.check(&request, if changes || gives { Access::Admin } else { Access::Ask })? {
+        call.place.is_known();
+    }
     if gives {
         return admin::snapshot(app, request).await;
     }

@@ -124,8 +124,7 @@ pub(crate) async fn post(
         "POST {base}{path} HTTP/1.1\r\nhost: {authority}\r\n{key}content-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
     );
     let mut connection = at.connection(shard).await.map_err(|fault| fault.to_string())?;
-    connection.send(head.as_bytes(), body).await.map_err(|error| error.to_string())?;
-    let answer = connection.head(&Method::POST).await.map_err(|fault| fault.to_string())?;
+    let answer = connection.ask(head.as_bytes(), body, &Method::POST).await.map_err(|fault| fault.to_string())?;
     let (keep, status) = (answer.keep, answer.status);
     let (connection, body) = whole(connection, answer.framing).await?;
     if keep && connection.is_clean() {

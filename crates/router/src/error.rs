@@ -55,6 +55,12 @@ impl From<kvatlas_routing::Error> for Error {
     }
 }
 
+impl From<kvatlas_http::Error> for Error {
+    fn from(error: kvatlas_http::Error) -> Self {
+        Self::start(error.0)
+    }
+}
+
 impl From<kvatlas_service::Error> for Error {
     fn from(error: kvatlas_service::Error) -> Self {
         match error {

@@ -22,7 +22,7 @@ use crate::global;
 use crate::observed;
 use crate::peers;
 use crate::place::{OFF_BY, OFF_WHY};
-use crate::proxy::{PREPARED, RESULTS};
+use crate::proxy::{GIVEN_UP, PREPARED, RESULTS};
 use crate::stored::FOUND;
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
@@ -79,6 +79,11 @@ impl Scrape {
         for (reason, count) in FAULTS.iter().zip(&counts.retries) {
             one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
         }
+        let help = "Requests that no engine answered, by the reason why they were not sent again";
+        let mut family = describe(encoder, "unanswered_requests", help, MetricType::Counter)?;
+        for (reason, count) in GIVEN_UP.iter().zip(&counts.given_up) {
+            one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+        }
         let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, at the same time, or not at all";
         let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
         for (how, count) in PREPARED.iter().zip(&counts.handovers) {
@@ -116,7 +121,18 @@ impl Scrape {
             "Requests that met an internal error. This is a bug; the log has the details",
             counts.panics.load(Relaxed),
         )?;
-        gauge(encoder, "connections", "Open connections of clients", counts.connections())?;
+        let front = &self.0.front;
+        gauge(encoder, "connections", "Open connections of clients", front.connections())?;
+        let help = "Connections that were closed before they sent a key, to make room for others";
+        counter(encoder, "connections_evicted", help, front.evicted())?;
+        let help = "HTTP/2 streams that were reset because the client did not take the answer";
+        counter(encoder, "stalled_streams", help, front.stalled_streams())?;
+        gauge(encoder, "body_bytes", "Memory of the bodies of all requests", front.memory.used() as u64)?;
+        let help = "Requests refused because the memory for bodies was full, by reason";
+        let mut family = describe(encoder, "bodies_refused", help, MetricType::Counter)?;
+        for (reason, count) in front.memory.refused() {
+            one(&mut family, &[("reason", reason)], count)?;
+        }
         let help = "Seconds from a request's arrival to the first piece of its streamed answer";
         histogram(encoder, "first_byte_seconds", help, &counts.first_byte)?;
         histogram(

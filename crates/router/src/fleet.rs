@@ -73,7 +73,9 @@ impl Fleet {
     /// Whether a request could be sent anywhere, and it is known for which models.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
-        let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && engine.health.standing() == Standing::Up;
+        // Silence may be a few requests' doing: one client must not take the whole router out of service.
+        let is_well = |standing| matches!(standing, Standing::Up | Standing::Silent);
+        let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && is_well(engine.health.standing());
         self.engines.load().iter().any(is_up)
     }
 

@@ -86,6 +86,11 @@ impl Observer {
         }
     }
 
+    /// True if an answer of this type cannot be empty.
+    pub(crate) fn expects_some(&self) -> bool {
+        !matches!(self, Self::Blind)
+    }
+
     /// What was held back, at the end of an answer that is whole.
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {

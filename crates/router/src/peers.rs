@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Limited};
-use hyper::body::Incoming;
 use hyper::{Request, Response, StatusCode};
+use kvatlas_http::Incoming;
 use kvatlas_routing::Work;
 use serde::{Deserialize, Serialize};
 

@@ -9,7 +9,7 @@ use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
     Endpoint, Options, Prompter, Recalled, Request, TOKENIZE_PATH, Turns, WhyNot, tokenize_answer, tokenize_body,
 };
-use kvatlas_service::Service;
+use kvatlas_service::Follower;
 use kvatlas_service::state::Keyspace;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -139,7 +139,7 @@ impl Prompts {
     /// What a body says. Of one that cannot be read nothing is known, and the engine says what is wrong with it.
     pub(crate) fn read(
         &self,
-        service: Option<&Service>,
+        service: Option<&Follower>,
         endpoint: Endpoint,
         body: &[u8],
         recalled: &Recalled,

@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use hyper::header::{CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
-use kvatlas_service::gate::Denied;
+use kvatlas_http::{BodyFault, Denied};
 
 use crate::answer::{Answer, json};
+
+/// When memory for a body may be free.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// What was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +43,26 @@ impl Refusal {
     /// The same, and worth to be tried again after a while.
     pub(crate) fn again_after(self, pause: Duration) -> Self {
         Self { retry_after: Some(pause), ..self }
+    }
+
+    /// A body that could not be read, of which so many bytes would have been fine.
+    pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
+        let refusal = match fault {
+            BodyFault::TooLarge => {
+                let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+            }
+            BodyFault::CutOff(why) => Self::bad("incomplete_body", format!("the body cannot be read: {why}")),
+            BodyFault::TooSlow => {
+                let message = "the body did not arrive within the time limit (http.request_timeout)";
+                Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+            }
+            BodyFault::NoRoom => {
+                let message = "the memory for the bodies of all requests is full (http.body_memory)";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "body_memory", message).again_after(AGAIN)
+            }
+        };
+        refusal.closing()
     }
 
     pub(crate) fn response(&self) -> Response<Answer> {

@@ -3,12 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
-use std::thread::available_parallelism;
 use std::time::Duration;
 
+use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::Policy;
-use kvatlas_service::Service;
-use kvatlas_service::gate::Gate;
+use kvatlas_service::Follower;
 use kvatlas_service::log;
 use kvatlas_service::shown::Page;
 use serde_json::Value;
@@ -29,7 +28,6 @@ use crate::peers::{self, Peers};
 use crate::place::Places;
 use crate::prompts::Prompts;
 use crate::proxy::Tokens;
-use crate::server::Server;
 use crate::state;
 use crate::stored::Stored;
 use crate::ui;
@@ -70,17 +68,17 @@ impl Router {
     pub fn start_with(config: Config, policy: Option<Box<dyn Policy>>) -> Result<Self, Error> {
         log::start(config.log);
         let config = Arc::new(config);
-        let threads = match config.http.threads {
-            0 => available_parallelism().map_or(1, Into::into),
-            threads => threads,
-        };
-        let gate = Gate::new(&config.http.trust(), &["h2", "http/1.1"])?;
+        let front = Front::new(config.http.front(), true)?;
+        let (threads, gate) = (front.threads(), front.gate.clone());
         let fleet = Fleet::new(config.clone(), threads)?;
         let places = Places::new(&config, policy)?;
         let elsewhere = Elsewhere::new(&config, threads, fleet.tls())?;
         let observed = if places.wants().hashes { Observed::new(&config, fleet.tls())? } else { None };
         let service = match &config.service {
-            Some(service) => Some(Service::start(kvatlas_service::Config::from_json(&service.to_string())?)?),
+            Some(service) => {
+                let config = kvatlas_service::Config::from_json(&service.to_string())?;
+                Some(Follower::start(config, gate.asks_for_key_to_change())?)
+            }
             None => None,
         };
         let app = Arc::new(App {
@@ -91,6 +89,7 @@ impl Router {
             elsewhere,
             observed,
             counts: Counts::new(),
+            front,
             gate,
             tokens: Tokens::default(),
             stored: Stored::default(),
@@ -108,7 +107,7 @@ impl Router {
             .enable_all()
             .build()
             .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
-        let server = Server::start(&app, threads)?;
+        let server = Server::start(&app, Threads::Own(threads))?;
         control.spawn(control::run(app.clone()));
         let binding = app.clone();
         control.spawn(async move { binding.places.bind(&binding).await });
@@ -136,7 +135,7 @@ impl Router {
 
     /// The service in this process, which follows the engines' events; none if there is none.
     #[must_use]
-    pub fn service(&self) -> Option<&Service> {
+    pub fn service(&self) -> Option<&Follower> {
         self.app.service.as_ref()
     }
 
@@ -217,7 +216,7 @@ impl Router {
         control.shutdown_timeout(END);
         if let Some(service) = &self.app.service {
             // Who closes at once is not in a hurry to lose what it knows, but may be followed by kill -9.
-            service.drain(if timeout.is_zero() { END } else { LAST_SNAPSHOT }, Duration::ZERO);
+            service.drain(if timeout.is_zero() { END } else { LAST_SNAPSHOT });
         }
         tracing::info!(in_time, "stopped");
         in_time

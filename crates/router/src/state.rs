@@ -46,7 +46,7 @@ pub(crate) fn router(app: &App) -> Value {
         "in_flight": places.in_flight,
         "queued": places.waiting,
         "requests": counts.all_requests.load(Relaxed),
-        "connections": counts.connections(),
+        "connections": app.front.connections(),
         "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
         "expected_cached_tokens": places.counts.expected_cached,
         "reported_cached_tokens": places.counts.reported_cached,

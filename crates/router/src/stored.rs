@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use memchr::memmem;
 use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::lock;
 
@@ -95,14 +96,27 @@ pub(crate) fn of_path(path: &str) -> Option<&str> {
     (!id.is_empty() && id.len() <= LONGEST).then_some(id)
 }
 
-/// The answer that a body goes on from.
-pub(crate) fn previous(body: &[u8]) -> Option<Cow<'_, str>> {
-    #[derive(Deserialize)]
-    struct Asked<'a> {
-        #[serde(borrow, default)]
-        previous_response_id: Option<Cow<'a, str>>,
+/// What a body asks for, apart from its prompt.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Asked<'a> {
+    /// The answer that it goes on from.
+    #[serde(borrow)]
+    pub(crate) previous_response_id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    background: Option<&'a RawValue>,
+}
+
+impl<'a> Asked<'a> {
+    /// What this body asks for; nothing if it cannot be read.
+    pub(crate) fn of(body: &'a [u8]) -> Self {
+        serde_json::from_slice(body).unwrap_or_default()
     }
-    serde_json::from_slice::<Asked<'_>>(body).ok()?.previous_response_id
+
+    /// True if the engine works on after its answer, which only says that it has begun.
+    pub(crate) fn runs_in_background(&self) -> bool {
+        self.background.is_some_and(|background| background.get() == "true")
+    }
 }
 
 /// Looks for an answer's name at its beginning, as it passes.
@@ -165,9 +179,12 @@ mod tests {
         assert_eq!(of_path("/v1/responses/resp_1/cancel"), Some("resp_1"));
         assert_eq!(of_path("/v1/responses"), None);
         assert_eq!(of_path("/v1/responses/"), None);
-        assert_eq!(previous(br#"{"input": "x", "previous_response_id": "resp_1"}"#).as_deref(), Some("resp_1"));
+        let asked = Asked::of(br#"{"input": "x", "previous_response_id": "resp_1", "background": true}"#);
+        assert_eq!(asked.previous_response_id.as_deref(), Some("resp_1"));
+        assert!(asked.runs_in_background());
         for none in [&br#"{"previous_response_id": null}"#[..], b"{}", b"[", br#"{"previous_response_id": 5}"#] {
-            assert_eq!(previous(none), None);
+            let asked = Asked::of(none);
+            assert!(asked.previous_response_id.is_none() && !asked.runs_in_background());
         }
     }
 

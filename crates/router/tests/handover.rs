@@ -67,3 +67,28 @@ fn sglang_engines_meet_in_a_room() {
     assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("engine_failed")));
     assert!(answer.text().contains("the prefill engine failed"), "{}", answer.text());
 }
+
+#[test]
+fn a_prompt_that_kills_engines_goes_to_two_of_them() {
+    let (prefills, decodes) = ([(); 3].map(|()| Engine::start("m")), [(); 2].map(|()| Engine::start("m")));
+    let told = |role: &'static str| move |(at, engine): (usize, &Engine)| json!({ "name": format!("{role}{at}"), "url": engine.url(), "role": role });
+    let engines: Vec<_> = prefills
+        .iter()
+        .enumerate()
+        .map(told("prefill"))
+        .chain(decodes.iter().enumerate().map(told("decode")))
+        .collect();
+    let router = router(&[], json!({ "engines": engines, "decode_alone": 0, "upstream": { "retries": 4 } }));
+    let mut client = Client::to(&router);
+    let all = || prefills.iter().chain(&decodes);
+    let sent = || all().map(Engine::count).sum::<usize>();
+    all().for_each(|engine| engine.set(Manner::Dies));
+    let answer = client.post("/v1/completions", &completion(json!({})));
+    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("engine_failed")));
+    assert_eq!((sent(), decodes.iter().map(Engine::count).sum::<usize>()), (2, 0));
+    // Where prefill survives, decode is the second.
+    prefills.iter().for_each(|engine| engine.set(Manner::Well));
+    assert_eq!(client.post("/v1/completions", &completion(json!({ "x": 1 }))).status, 502);
+    assert_eq!(decodes.each_ref().map(Engine::count), [1, 1]);
+    assert!(router.workers().as_array().is_some_and(|all| all.iter().all(|engine| engine["standing"] == "up")));
+}

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_adopt::Scheme;
+use kvatlas_http::{Secret, TlsConfig};
 use kvatlas_wire::Identity;
 use serde::Deserialize;
 
@@ -16,7 +17,6 @@ use crate::error::Error;
 use crate::limits::{LimitsConfig, Shared};
 use crate::log::LogConfig;
 use crate::relay::{Relay, RelayConfig};
-use crate::secret::Secret;
 use crate::sites::SitesConfig;
 use crate::snapshot::{SnapshotConfig, Snapshots};
 
@@ -68,6 +68,8 @@ pub struct HttpConfig {
     pub tls: Option<TlsConfig>,
     /// Bytes of a request's body at most.
     pub max_body: usize,
+    /// Bytes of the bodies of all requests together; none for four times `max_body`, and 64 MiB at least.
+    pub body_memory: Option<usize>,
     /// Connections at most; more wait to be accepted.
     pub max_connections: usize,
     /// From the first byte of a request's head to its last byte, and from there to the answer.
@@ -90,19 +92,6 @@ pub struct AdoptConfig {
     pub share: f64,
     /// What engines were started with as `PYTHONHASHSEED`.
     pub hash_seeds: Vec<String>,
-}
-
-/// Files in PEM.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct TlsConfig {
-    /// The chain, the server's own certificate first.
-    pub cert: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-    /// Authorities one of which must have signed the certificate of a client; none if clients need no certificate.
-    #[serde(default)]
-    pub client_ca: Option<PathBuf>,
 }
 
 /// What answers do with workers whose holdings may not be what the engine holds.
@@ -181,6 +170,35 @@ pub struct StreamConfig {
     pub relay: Arc<Relay>,
 }
 
+/// Bytes and lines of a request's head at most.
+const MAX_HEAD: (usize, usize) = (64 << 10, 100);
+
+impl HttpConfig {
+    /// What the HTTP server is told.
+    pub(crate) fn front(&self) -> kvatlas_http::Config {
+        let (max_head, max_headers) = MAX_HEAD;
+        kvatlas_http::Config {
+            bind: self.bind,
+            admin_bind: self.admin_bind,
+            threads: self.threads,
+            key: self.key.clone(),
+            key_file: self.key_file.clone(),
+            admin_key: self.admin_key.clone(),
+            admin_key_file: self.admin_key_file.clone(),
+            hosts: self.hosts.clone(),
+            tls: self.tls.clone(),
+            max_body: self.max_body,
+            body_memory: self.body_memory,
+            max_head,
+            max_headers,
+            max_connections: self.max_connections,
+            request_timeout: self.request_timeout,
+            idle_timeout: self.idle_timeout,
+            write_timeout: self.request_timeout,
+        }
+    }
+}
+
 impl Default for HttpConfig {
     fn default() -> Self {
         Self {
@@ -194,6 +212,7 @@ impl Default for HttpConfig {
             hosts: Vec::new(),
             tls: None,
             max_body: 8 << 20,
+            body_memory: None,
             max_connections: 4096,
             request_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),

@@ -64,6 +64,12 @@ pub enum Error {
     },
 }
 
+impl From<kvatlas_http::Error> for Error {
+    fn from(error: kvatlas_http::Error) -> Self {
+        Self::Start { message: error.0 }
+    }
+}
+
 impl Error {
     /// A name that stays the same in every release, for programs to test.
     #[must_use]

@@ -10,6 +10,7 @@
 //! * `stream`: a task for each engine rank: subscribes, replays, fills gaps, notices restarts and silence. In it:
 //!   sockets ▶ transport ▶ task ▶ machine (decides) and holdings (apply).
 //! * [`fleet`]: who is registered: starts and ends streams. Every registration goes through it.
+//! * `follower`: all of that started and stopped in order, for a router in the same process or for `service`.
 //! * `http`: queries, registration, health, metrics. Reads the index without a lock.
 //!
 //! * `adopt`: learns from prompts and answers what streams have not announced.
@@ -19,8 +20,8 @@
 //! * [`sites`]: digests for a service above many sites, and that service's knowledge.
 //! * [`snapshot`]: what is kept over a restart, or taken over from another service.
 //!
-//! Imports go one way: `service` ▶ `http` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `zmtp` ▶ `config`, `endpoint`, `error`, `limits`,
-//! `log`, `secret`. Streams
+//! Imports go one way: `service` ▶ `http` ▶ `follower` ▶ `shown` ▶ `adopt`, `sites` ▶ `reader` ▶ `fleet` ▶ `stream` ▶ `state` ▶ `relay` ▶ `zmtp` ▶ `config`, `endpoint`, `error`, `limits`,
+//! `log`. Streams
 //! and queries have threads of their own, so that neither waits for the other.
 
 #![forbid(unsafe_code)]
@@ -31,14 +32,13 @@ pub mod config;
 pub mod endpoint;
 pub mod error;
 pub mod fleet;
-pub mod gate;
+mod follower;
 mod http;
 pub mod limits;
 pub mod log;
 pub mod lookup;
 mod reader;
 mod relay;
-pub mod secret;
 mod service;
 pub mod shown;
 pub mod sites;
@@ -50,6 +50,7 @@ mod zmtp;
 pub use adopt::Desk;
 pub use config::Config;
 pub use error::Error;
+pub use follower::Follower;
 pub use http::write_process_metrics;
 pub use relay::{Relay, RelayConfig};
 pub use service::Service;

@@ -21,8 +21,8 @@ fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspac
     let engine = json!({
         "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
     });
-    service.register(&engine.to_string(), None).expect("registered");
-    service.fleet().keyspace("m", "default").expect("made by the registration")
+    service.follower().register(&engine.to_string(), None).expect("registered");
+    service.follower().fleet().keyspace("m", "default").expect("made by the registration")
 }
 
 /// Waits until it holds, within a time in which it must.
@@ -288,7 +288,7 @@ fn an_engine_that_is_registered_later_takes_nothing_from_readiness() {
     let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
     let register = |name: &str, endpoint: &str| {
         let engine = json!({ "instance_id": name, "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
-        service.register(&engine.to_string(), None).expect("registered");
+        service.follower().register(&engine.to_string(), None).expect("registered");
     };
     register("first", &endpoint);
     until(|| get(&service, "/ready").0 == 200);
@@ -296,12 +296,12 @@ fn an_engine_that_is_registered_later_takes_nothing_from_readiness() {
     let (status, body) = get(&service, "/ready");
     assert_eq!((status, &body["ready"]), (200, &json!(true)));
     assert_eq!(body["waiting"]["streams"][0]["instance_id"], "later");
-    assert!(service.waiting().is_some());
+    assert!(service.follower().waiting().is_some());
     let (status, body) = get(&service, "/ready?strict=1");
     assert_eq!((status, &body["ready"]), (503, &json!(false)));
     assert_eq!(body["waiting"]["streams"][0]["instance_id"], "later");
     assert_eq!(get(&service, "/ready?strict=0").0, 200);
-    service.fleet().drain();
+    service.follower().fleet().drain();
     let (status, body) = get(&service, "/ready");
     assert_eq!((status, &body["waiting"]["draining"]), (503, &json!(true)));
 }
@@ -323,7 +323,7 @@ fn answers_say_of_whom_something_is_missing() {
     publisher.bind("tcp://127.0.0.1:*").expect("a free port");
     let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
     let engine = json!({ "instance_id": "late", "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
-    service.register(&engine.to_string(), None).expect("registered");
+    service.follower().register(&engine.to_string(), None).expect("registered");
     for (path, query) in &queries {
         let partial = || post(&service, path, query).get("partial").cloned();
         until(|| partial().is_some());

@@ -94,7 +94,9 @@ class RouterHttpConfig(HttpConfig):
     write_timeout: float = field(
         default=60.0,
         metadata=about(
-            _ABOVE_0, "--write-timeout", "Time after which a client that does not read its answer is disconnected."
+            _ABOVE_0,
+            "--write-timeout",
+            "Time within which a client must read the next 16 KiB of its answer, or the rest of it.",
         ),
     )
 
@@ -370,7 +372,8 @@ class UpstreamConfig(Section):
         metadata=about(
             Integer(0, 100),
             "--retries",
-            "Number of times that a failed request is tried again, before any of its answer was sent.",
+            "Number of times that a failed request is tried again, before any of its answer was sent. Once at most if "
+            "an engine may have worked on it.",
         ),
     )
     idle_connections: int = field(
@@ -411,7 +414,8 @@ class HealthConfig(Section):
         metadata=about(
             Integer(1, 1000),
             "--health-failures",
-            "Failures in a row, of health checks or requests, after which an engine is left out.",
+            "Failures in a row after which an engine is left out: health checks, connections, and requests that "
+            "another engine then answered.",
         ),
     )
     open: float = field(
@@ -521,7 +525,6 @@ class RouterConfig(Config):
         own, http = self.router, service.pop("http")
         del http["untrusted"]
         http |= {name: getattr(self.http, name) for name in ("max_head", "max_headers", "write_timeout")}
-        service["http"] = {"bind": "127.0.0.1:0"}
         upstream = dataclasses.asdict(self.upstream) | {
             "ca": None if self.upstream.ca is None else str(self.upstream.ca),
             "key": self.discovery.bearer(),

@@ -45,10 +45,22 @@ pub(crate) struct Connection {
     stream: Stream,
     /// What was read and not yet used.
     rest: BytesMut,
+    /// What of the request had not been sent when the head of the answer came.
+    unsent: Unsent,
     /// Since when nothing runs on it.
     pub(crate) idle_since: Instant,
     /// Requests that ran on it.
     pub(crate) served: u32,
+}
+
+/// The end of a request that an engine answered before it had all of it.
+enum Unsent {
+    /// There is none: the engine has the whole request.
+    Nothing,
+    /// It is sent while the answer is read.
+    Rest(Bytes),
+    /// It is not sent any more, so that nothing can follow on the connection.
+    Given,
 }
 
 /// The beginning of an answer.
@@ -97,7 +109,7 @@ impl Connection {
             Ok(Err(error)) => return Err(Fault::Connect(error.to_string())),
             Err(_) => return Err(Fault::Connect("it took too long".to_owned())),
         };
-        Ok(Self { stream, rest: BytesMut::new(), idle_since: Instant::now(), served: 0 })
+        Ok(Self { stream, rest: BytesMut::new(), unsent: Unsent::Nothing, idle_since: Instant::now(), served: 0 })
     }
 
     /// Whether a connection on which nothing runs can take a request: nothing came, and it is not closed.
@@ -111,26 +123,67 @@ impl Connection {
         self.poll_read(context, &mut buffer).is_pending()
     }
 
-    /// Writes a request.
-    pub(crate) async fn send(&mut self, head: &[u8], body: &[u8]) -> io::Result<()> {
-        let (mut head, mut body) = (head, body);
-        while !head.is_empty() || !body.is_empty() {
-            let written = std::future::poll_fn(|context| self.poll_write(context, [head, body])).await?;
-            if written == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
+    /// Sends a request with this method, and reads the head of its answer meanwhile: an engine may answer before it has
+    /// read all, and read no more.
+    pub(crate) async fn ask(&mut self, head: &[u8], body: &[u8], method: &Method) -> Result<Head, Fault> {
+        let (mut sent, mut sends) = (0, true);
+        std::future::poll_fn(|context| {
+            if sends {
+                // One that is not written to any more may still have said why.
+                sends = self.poll_send(context, [head, body], &mut sent).is_pending();
             }
-            let of_head = written.min(head.len());
-            head = &head[of_head..];
-            body = &body[written - of_head..];
-        }
-        if let Stream::Tls(stream) = &mut self.stream {
-            std::future::poll_fn(|context| Pin::new(&mut *stream).poll_flush(context)).await?;
-        }
-        Ok(())
+            let answer = ready!(self.poll_head(context, method))
+                // Nothing was sent that an engine could have acted on.
+                .map_err(|fault| if sent == 0 && fault == Fault::Stale { Fault::Unsent } else { fault })?;
+            self.unsent = match sent.checked_sub(head.len()).and_then(|sent| body.get(sent..)) {
+                Some([]) if !sends => Unsent::Nothing,
+                // An engine that wants to close wants no more of what it refuses (RFC 9112, 9.3).
+                Some(rest) if sends && (answer.keep || answer.status.as_u16() < 400) => {
+                    Unsent::Rest(Bytes::copy_from_slice(rest))
+                }
+                _ => Unsent::Given,
+            };
+            self.served += 1;
+            Poll::Ready(Ok(answer))
+        })
+        .await
     }
 
-    /// Reads the head of the answer to a request with this method.
-    pub(crate) async fn head(&mut self, method: &Method) -> Result<Head, Fault> {
+    /// Sends what is not sent of a request's `pieces`.
+    fn poll_send(
+        &mut self,
+        context: &mut Context<'_>,
+        [head, body]: [&[u8]; 2],
+        sent: &mut usize,
+    ) -> Poll<io::Result<()>> {
+        while *sent < head.len() + body.len() {
+            let head_left = head.get(*sent..).unwrap_or_default();
+            let body_left = &body[sent.saturating_sub(head.len())..];
+            let written = ready!(self.poll_write(context, [head_left, body_left]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            *sent += written;
+        }
+        match &mut self.stream {
+            Stream::Plain(_) => Poll::Ready(Ok(())),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    /// Sends the rest of a request whose answer is being read.
+    fn poll_rest(&mut self, context: &mut Context<'_>) {
+        let Unsent::Rest(rest) = &self.unsent else { return };
+        let (mut sent, rest) = (0, rest.clone());
+        self.unsent = match self.poll_send(context, [&rest, &[]], &mut sent) {
+            Poll::Pending => Unsent::Rest(rest.slice(sent..)),
+            Poll::Ready(Ok(())) => Unsent::Nothing,
+            Poll::Ready(Err(_)) => Unsent::Given,
+        };
+    }
+
+    /// The head of the answer to a request with this method.
+    fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<Head, Fault>> {
         loop {
             if !self.rest.is_empty()
                 && let Some((head, is_interim)) = parse(&mut self.rest, method)?
@@ -138,19 +191,17 @@ impl Connection {
                 if is_interim {
                     continue;
                 }
-                self.served += 1;
-                return Ok(head);
+                return Poll::Ready(Ok(head));
             }
             if self.rest.len() > MAX_HEAD {
-                return Err(Fault::Malformed("its head is too long"));
+                return Poll::Ready(Err(Fault::Malformed("its head is too long")));
             }
-            match std::future::poll_fn(|context| self.poll_more(context)).await {
-                Ok(0) if self.rest.is_empty() => return Err(self.ended()),
-                Ok(0) => return Err(Fault::Malformed("its head ends too early")),
-                Ok(_) => {}
-                Err(_) if self.rest.is_empty() => return Err(self.ended()),
-                Err(error) => return Err(Fault::Broken(error.to_string())),
-            }
+            return Poll::Ready(Err(match ready!(self.poll_more(context)) {
+                Ok(0) | Err(_) if self.rest.is_empty() => self.ended(),
+                Ok(0) => Fault::Malformed("its head ends too early"),
+                Ok(_) => continue,
+                Err(error) => Fault::Broken(error.to_string()),
+            }));
         }
     }
 
@@ -169,6 +220,7 @@ impl Connection {
                 *framing = Framing::Done;
                 return Poll::Ready(None);
             }
+            self.poll_rest(context);
             if !self.rest.is_empty() {
                 match take(framing, &mut self.rest) {
                     Ok(data) if data.is_empty() => continue,
@@ -192,14 +244,19 @@ impl Connection {
                     _ => Some(Err(Fault::Broken("it was closed before the end of the answer".to_owned()))),
                 },
                 Ok(Err(why)) => Some(Err(Fault::Malformed(why))),
+                // Closing resets the connection where an engine has not read all of the request (RFC 9112, 9.6).
+                Err(_) if matches!(framing, Framing::UntilClose) && !matches!(self.unsent, Unsent::Nothing) => {
+                    *framing = Framing::Done;
+                    None
+                }
                 Err(error) => Some(Err(Fault::Broken(error.to_string()))),
             });
         }
     }
 
-    /// Whether all that came was used.
+    /// True if nothing is left of the last request and its answer.
     pub(crate) fn is_clean(&self) -> bool {
-        self.rest.is_empty()
+        self.rest.is_empty() && matches!(self.unsent, Unsent::Nothing)
     }
 
     fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {

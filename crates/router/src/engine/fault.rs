@@ -11,6 +11,8 @@ pub(crate) enum Fault {
     Closed,
     /// A connection that had been open for a while was closed before the answer began: the engine may be well.
     Stale,
+    /// The same, and nothing of the request had left.
+    Unsent,
     /// The connection broke.
     Broken(String),
     /// What came is no HTTP.
@@ -21,8 +23,11 @@ pub(crate) enum Fault {
     Stalled,
     /// It answered that it cannot take requests now: with this status.
     Busy(u16),
-    /// The engine that should have computed the prompt has failed.
-    Prefill,
+    /// The engine that should have computed the prompt has failed; `sent`: after it had been asked.
+    Prefill {
+        /// The request may have reached it.
+        sent: bool,
+    },
 }
 
 impl Fault {
@@ -31,18 +36,34 @@ impl Fault {
         NAMES[self.number()]
     }
 
+    /// True if the engine may have acted on the request, and nobody knows what came of it.
+    pub(crate) fn may_have_been_sent(&self) -> bool {
+        match self {
+            Self::Connect(_) | Self::Unsent => false,
+            // A gateway in front of an engine says so of one that closed the connection.
+            Self::Busy(status) => matches!(status, 500 | 502 | 504),
+            Self::Prefill { sent } => *sent,
+            Self::Closed | Self::Stale | Self::Broken(_) | Self::Malformed(_) | Self::FirstByte | Self::Stalled => true,
+        }
+    }
+
+    /// True if either the engine or the request may be the cause.
+    pub(crate) fn is_unclear(&self) -> bool {
+        self.may_have_been_sent() && !matches!(self, Self::Stale | Self::Prefill { .. })
+    }
+
     /// Its place among [`NAMES`].
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Connect(_) => 0,
             Self::Closed => 1,
-            Self::Stale => 2,
+            Self::Stale | Self::Unsent => 2,
             Self::Broken(_) => 3,
             Self::Malformed(_) => 4,
             Self::FirstByte => 5,
             Self::Stalled => 6,
             Self::Busy(_) => 7,
-            Self::Prefill => 8,
+            Self::Prefill { .. } => 8,
         }
     }
 }
@@ -64,12 +85,14 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect(why) => write!(f, "no connection to the engine: {why}"),
-            Self::Closed | Self::Stale => f.write_str("the engine closed the connection without an answer"),
+            Self::Closed | Self::Stale | Self::Unsent => {
+                f.write_str("the engine closed the connection without an answer")
+            }
             Self::Broken(why) => write!(f, "the connection to the engine broke: {why}"),
             Self::Malformed(why) => write!(f, "the engine's answer is not HTTP: {why}"),
             Self::FirstByte => f.write_str("the engine did not answer in time"),
             Self::Stalled => f.write_str("the engine stopped sending in the middle of its answer"),
-            Self::Prefill => f.write_str("the prefill engine failed"),
+            Self::Prefill { .. } => f.write_str("the prefill engine failed"),
             Self::Busy(status) => write!(f, "the engine takes no requests at present (status {status})"),
         }
     }

@@ -4,6 +4,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::clock::millis;
 use crate::config::HealthConfig;
 
@@ -45,6 +47,10 @@ pub(crate) struct Health {
     config: HealthConfig,
     /// Requests that failed in a row.
     failures: AtomicU32,
+    /// Requests that got no answer in a row, for which they themselves may be the cause.
+    doubts: AtomicU32,
+    /// Wakes whoever asks it how it is.
+    doubted: Notify,
     /// How often in a row it was left alone.
     opened: AtomicU32,
     /// Until when it is left alone; 0 if it is not.
@@ -64,6 +70,8 @@ impl Health {
         Self {
             config: config.clone(),
             failures: AtomicU32::new(0),
+            doubts: AtomicU32::new(0),
+            doubted: Notify::new(),
             opened: AtomicU32::new(0),
             open_until: AtomicU64::new(0),
             trial: AtomicBool::new(false),
@@ -114,6 +122,9 @@ impl Health {
     /// It has answered a request.
     pub(crate) fn worked(&self) {
         self.silent.store(false, Relaxed);
+        if self.doubts.load(Relaxed) != 0 {
+            self.doubts.store(0, Relaxed);
+        }
         if self.failures.load(Relaxed) != 0 || self.open_until.load(Relaxed) != 0 {
             self.failures.store(0, Relaxed);
             self.opened.store(0, Relaxed);
@@ -130,9 +141,29 @@ impl Health {
             return false;
         }
         let times = self.opened.fetch_add(1, Relaxed).min(16);
-        let pause = self.config.open.saturating_mul(1 << times).min(self.config.open_max);
-        self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
+        self.leave_alone(self.config.open.saturating_mul(1 << times).min(self.config.open_max));
         !was_trial
+    }
+
+    fn leave_alone(&self, pause: Duration) {
+        self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
+    }
+
+    /// A request got no answer there, which may be its own fault: after some of them in a row the engine is asked how it
+    /// is, and that decides.
+    pub(crate) fn doubt(&self) {
+        if self.trial.swap(false, Relaxed) {
+            // No success: that it has failed before is all that is known.
+            self.leave_alone(self.config.open);
+        }
+        if self.doubts.fetch_add(1, Relaxed) + 1 >= self.config.failures {
+            self.doubted.notify_one();
+        }
+    }
+
+    /// Until requests give reason to ask it how it is.
+    pub(crate) async fn doubted(&self) {
+        self.doubted.notified().await;
     }
 
     /// A request has ended before it said anything of the engine.
@@ -144,10 +175,12 @@ impl Health {
     pub(crate) fn asked(&self, well: bool) -> bool {
         if well {
             self.unanswered.store(0, Relaxed);
+            self.doubts.store(0, Relaxed);
             return self.down.swap(false, Relaxed);
         }
         let unanswered = self.unanswered.fetch_add(1, Relaxed) + 1;
-        unanswered >= self.config.failures.min(2) && !self.down.swap(true, Relaxed)
+        let is_doubted = self.doubts.load(Relaxed) >= self.config.failures;
+        (is_doubted || unanswered >= self.config.failures.min(2)) && !self.down.swap(true, Relaxed)
     }
 
     /// Whether it has been silent for too long. True if that is new.
@@ -201,6 +234,32 @@ mod tests {
         health.sent();
         health.unknown();
         assert_eq!(health.standing(), Standing::Up);
+    }
+
+    #[test]
+    fn a_trial_in_doubt_leaves_it_alone_for_longer() {
+        let health = health(1, Duration::from_millis(200));
+        assert!(health.failed());
+        std::thread::sleep(Duration::from_millis(250));
+        health.sent();
+        health.doubt();
+        assert_eq!(health.standing(), Standing::Failing);
+        std::thread::sleep(Duration::from_millis(250));
+        assert_eq!(health.standing(), Standing::Up, "for no longer than the first time");
+    }
+
+    #[test]
+    fn requests_that_may_be_at_fault_are_settled_by_a_question() {
+        let health = health(2, Duration::from_secs(9));
+        health.doubt();
+        health.doubt();
+        assert_eq!(health.standing(), Standing::Up);
+        assert!(!health.asked(true) && !health.asked(false), "one answer missing is none too many");
+        assert!(!health.asked(true));
+        health.doubt();
+        health.doubt();
+        assert!(health.asked(false));
+        assert_eq!(health.standing(), Standing::Down);
     }
 
     #[test]

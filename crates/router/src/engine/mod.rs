@@ -198,6 +198,17 @@ impl Engine {
         }
     }
 
+    /// A request has failed there, and the request is not the cause.
+    pub(crate) fn blame(&self) {
+        if self.health.failed() {
+            self.counts.opened.fetch_add(1, Relaxed);
+            tracing::warn!(
+                engine = &*self.name,
+                "several requests in a row have failed: the engine is left out for a while"
+            );
+        }
+    }
+
     /// Something came from there.
     pub(crate) fn heard(&self) {
         let now = millis();

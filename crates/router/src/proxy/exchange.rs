@@ -5,8 +5,8 @@ use hyper::Method;
 use crate::app::App;
 use crate::engine::{Connection, Engine, Fault, Head};
 
-/// Sends the request, reads the head of the answer. A connection that was closed while it waited is replaced by a new
-/// one, once: that says nothing of the engine.
+/// Sends the request, reads the head of the answer. A kept connection that was closed before anything was sent on it is
+/// replaced by a new one: that says nothing of the engine. `fresh`: only a new one will do.
 pub(crate) async fn exchange(
     app: &App,
     engine: &Engine,
@@ -14,29 +14,29 @@ pub(crate) async fn exchange(
     head: &[u8],
     body: &[u8],
     method: &Method,
+    fresh: bool,
 ) -> Result<(Connection, Head), Fault> {
-    let first_byte = app.config.upstream.first_byte_timeout;
-    let connection = engine.connection(shard).await?;
-    let answered = tokio::time::timeout(first_byte, ask(connection, head, body, method)).await;
-    match answered.unwrap_or(Err(Fault::FirstByte)) {
-        Err(Fault::Stale) => {}
-        answered => return answered,
+    if !fresh {
+        let answered = ask(app, engine.connection(shard).await?, head, body, method).await;
+        if matches!(answered, Err(Fault::Stale | Fault::Unsent)) {
+            // Those that have waited as long are not better.
+            engine.pool.clear_shard(shard);
+        }
+        if !matches!(answered, Err(Fault::Unsent)) {
+            return answered;
+        }
     }
-    engine.pool.clear_shard(shard);
-    let connection = engine.new_connection().await?;
-    let answered = tokio::time::timeout(first_byte, ask(connection, head, body, method)).await;
-    answered.unwrap_or(Err(Fault::FirstByte))
+    ask(app, engine.new_connection().await?, head, body, method).await
 }
 
 async fn ask(
+    app: &App,
     mut connection: Connection,
     head: &[u8],
     body: &[u8],
     method: &Method,
 ) -> Result<(Connection, Head), Fault> {
-    // An engine that refuses a long body may answer and close before it has read all of it.
-    let sent = connection.send(head, body).await;
-    let mut answer = connection.head(method).await?;
-    answer.keep &= sent.is_ok();
+    let asked = tokio::time::timeout(app.config.upstream.first_byte_timeout, connection.ask(head, body, method)).await;
+    let answer = asked.unwrap_or(Err(Fault::FirstByte))?;
     Ok((connection, answer))
 }

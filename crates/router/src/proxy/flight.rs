@@ -101,33 +101,29 @@ impl Flight {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
-            self.blame();
+            self.hold_against(fault);
             self.app.places.fail(&self.placement);
             tracing::warn!(engine = &*self.engine().name, reason = fault.name(), "an answer broke off: {fault}");
         }
     }
 
-    /// There is no answer. `blamed`: whether that speaks against the engine.
-    pub(crate) fn failed(&mut self, fault: &Fault, blamed: bool) {
+    /// There is no answer.
+    pub(crate) fn failed(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
-            if blamed {
-                self.blame();
-            } else {
-                self.engine().health.unknown();
-            }
+            self.hold_against(fault);
             self.app.places.fail(&self.placement);
             tracing::debug!(engine = &*self.engine().name, reason = fault.name(), "a request failed: {fault}");
         }
     }
 
-    fn blame(&self) {
-        if self.engine().health.failed() {
-            self.engine().counts.opened.fetch_add(1, Relaxed);
-            tracing::warn!(
-                engine = &*self.engine().name,
-                "several requests in a row have failed: the engine is left out for a while"
-            );
+    /// What a fault says of the engine.
+    fn hold_against(&self, fault: &Fault) {
+        let engine = self.engine();
+        match fault {
+            Fault::Connect(_) => engine.blame(),
+            fault if fault.is_unclear() => engine.health.doubt(),
+            _ => engine.health.unknown(),
         }
     }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
-use http_body_util::BodyExt as _;
-use hyper::body::{Body as _, Incoming};
+use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
+use kvatlas_http::{BodyLimits, Incoming, body};
 use kvatlas_prompt::Endpoint;
 
+use super::attempts::{Attempts, GivenUp, is_repeatable};
 use super::exchange::exchange;
 use super::flight::Flight;
 use super::handover::{self, Prepared};
@@ -44,7 +44,7 @@ pub(crate) async fn forward(
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let (head, body) = request.into_parts();
-    let body = read(body, app.config.http.max_body, until).await?;
+    let body = read(app, body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     let outgoing = Outgoing {
         method: &head.method,
@@ -60,7 +60,9 @@ pub(crate) async fn forward(
     };
     hints(app, &head.headers, &mut known);
     let is_response = endpoint == Some(Endpoint::Responses);
-    let kept = if is_response { stored::previous(&body) } else { stored::of_path(head.uri.path()).map(Cow::Borrowed) };
+    let of_response = if is_response { stored::Asked::of(&body) } else { stored::Asked::default() };
+    let repeatable = is_repeatable(&head.method, head.uri.path(), endpoint) && !of_response.runs_in_background();
+    let kept = of_response.previous_response_id.or_else(|| stored::of_path(head.uri.path()).map(Cow::Borrowed));
     known.only = kept.and_then(|id| app.stored.engine_of(&id, |name| app.fleet.engine(name).is_some()));
     if let Some(endpoint) = endpoint.filter(|_| app.prompts.asks_engines()) {
         let engine = app.fleet.one_for(known.model.as_deref());
@@ -70,20 +72,27 @@ pub(crate) async fn forward(
     // Only what generates is worth to be taken apart.
     let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
     let forwards_ids = app.config.forward_tokens && endpoint == Some(Endpoint::Completions);
-    let mut tried: Vec<Arc<Engine>> = Vec::new();
+    let mut attempts = Attempts::new(repeatable, if known.only.is_none() { app.config.upstream.retries } else { 0 });
     let mut last: Option<Refusal> = None;
+    let give_up = |why: GivenUp, refusal: Refusal| {
+        why.count(app, new_id.as_ref().or_else(|| head.headers.get(REQUEST_ID)), &refusal);
+        refusal
+    };
     loop {
         let role = if split { Role::Decode } else { Role::Both };
-        let placement = match app.places.choose(app, shard, &known, role, &tried).await {
+        let placement = match app.places.choose(app, shard, &known, role, attempts.tried()).await {
             Ok(placement) => placement,
+            Err(_) if attempts.go_back() => continue,
             // Why the last one failed says more than that there is no other.
-            Err(refusal) => return Err(last.unwrap_or(refusal)),
+            Err(refusal) => {
+                return Err(last.map_or(refusal, |last| give_up(GivenUp::NoOtherEngine, last)));
+            }
         };
         let (engine, rank) = (placement.engine.clone(), placement.rank);
         let mut flight = Flight::new(app.clone(), placement, arrived);
-        let retries_left = (tried.len() as u32) < app.config.upstream.retries && known.only.is_none();
         let prepared = if split && flight.placement().uncached(&known) > app.config.decode_alone {
-            let prepared = handover::prepare(app, shard, &outgoing, &body, &known, &engine, arrived).await;
+            let prepared =
+                handover::prepare(app, shard, &outgoing, &body, &known, &engine, arrived, &mut attempts).await;
             app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
             prepared
         } else {
@@ -98,9 +107,17 @@ pub(crate) async fn forward(
             Prepared::Body(body) => (body, None),
             Prepared::Meanwhile(body, prefill) => (body, Some(prefill)),
         };
+        // What goes wrong at a prefill engine is not the decode engine's fault.
+        let awaited = prefill.as_ref().map(|leg| leg.engine.clone());
         let mut bytes = Vec::new();
         outgoing.write(&engine, rank, asked.len(), &mut bytes);
-        let answered = exchange(app, &engine, shard, &bytes, &asked, &head.method);
+        let fresh = attempts.needs_new_connection();
+        let answered = async {
+            if attempts.is_lost() {
+                return Err(Fault::Prefill { sent: false });
+            }
+            exchange(app, &engine, shard, &bytes, &asked, &head.method, fresh).await
+        };
         let fault = match handover::beside_prefill(answered, &mut prefill).await {
             Ok((connection, answer)) => {
                 flight.answered(answer.status.as_u16());
@@ -108,37 +125,45 @@ pub(crate) async fn forward(
                 if let Some(pause) = pause {
                     engine.health.set_busy(pause);
                 }
-                if is_worth_another(answer.status) && retries_left && has_other(app, &engine, &tried) {
-                    let fault = Fault::Busy(answer.status.as_u16());
-                    flight.failed(&fault, answer.status == StatusCode::BAD_GATEWAY);
-                    fault
+                let busy = Fault::Busy(answer.status.as_u16());
+                if is_worth_another(answer.status)
+                    && attempts.may_go_on_after(&busy)
+                    && has_other(app, &engine, attempts.tried())
+                {
+                    flight.failed(&busy);
+                    busy
                 } else {
-                    let is_kept = is_response && answer.status.is_success();
+                    let status = answer.status;
+                    let is_kept = is_response && status.is_success();
                     let (mut passing, told) = pass(app, shard, connection, answer, flight);
                     if is_kept {
                         passing = passing.kept();
                     }
                     match handover::beside_prefill(passing.begin(), &mut prefill).await {
-                        Ok(()) => return Ok(respond(app, told, passing, new_id, &head.headers)),
+                        Ok(()) => {
+                            if !status.is_server_error() {
+                                attempts.answered();
+                            }
+                            return Ok(respond(app, told, passing, new_id, &head.headers));
+                        }
                         Err(fault) => {
-                            passing.into_flight().failed(&fault, fault != Fault::Prefill);
+                            passing.into_flight().failed(&fault);
                             fault
                         }
                     }
                 }
             }
             Err(fault) => {
-                // What goes wrong at a prefill engine is not the decode engine's fault.
-                flight.failed(&fault, fault != Fault::Prefill);
+                flight.failed(&fault);
                 fault
             }
         };
         let refusal = failed(&engine, &fault);
-        if !retries_left {
-            return Err(refusal);
+        let suspect = awaited.filter(|_| matches!(fault, Fault::Prefill { .. }));
+        if let Some(why) = attempts.failed(&engine, suspect.as_ref().unwrap_or(&engine), &fault) {
+            return Err(give_up(why, refusal));
         }
         last = Some(refusal);
-        tried.push(engine);
         app.counts.retries[fault.number()].fetch_add(1, Relaxed);
     }
 }
@@ -241,45 +266,8 @@ fn failed(engine: &Engine, fault: &Fault) -> Refusal {
 }
 
 /// The whole body.
-async fn read(body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refusal> {
-    let too_long = || {
-        let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
-        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message).closing()
-    };
-    if body.is_end_stream() {
-        return Ok(Bytes::new());
-    }
-    let expected = body.size_hint().exact();
-    if body.size_hint().lower() > most as u64 {
-        return Err(too_long());
-    }
-    let reading = async {
-        let mut body = body;
-        let (mut first, mut all) = (Bytes::new(), BytesMut::new());
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| {
-                Refusal::bad("incomplete_body", format!("the body cannot be read: {error}")).closing()
-            })?;
-            let Ok(data) = frame.into_data() else { continue };
-            if first.is_empty() && all.is_empty() {
-                first = data;
-            } else {
-                if !first.is_empty() {
-                    // What a client says of its length is not believed beyond some.
-                    let room = expected.unwrap_or(0).min(1 << 20) as usize;
-                    all.reserve(room.max(first.len() + data.len()));
-                    all.extend_from_slice(&std::mem::take(&mut first));
-                }
-                all.extend_from_slice(&data);
-            }
-            if first.len() + all.len() > most {
-                return Err(too_long());
-            }
-        }
-        Ok(if all.is_empty() { first } else { all.freeze() })
-    };
-    tokio::time::timeout_at(until.into(), reading).await.unwrap_or_else(|_| {
-        let message = "the body did not arrive within the time limit (http.request_timeout)";
-        Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message).closing())
-    })
+pub(crate) async fn read(app: &App, body: Incoming, until: Instant) -> Result<Bytes, Refusal> {
+    let most = app.config.http.max_body;
+    let limits = BodyLimits { most, thrown_away: 0, until };
+    body::read(body, limits, &app.front.memory).await.map_err(|fault| Refusal::of_body(&fault, most))
 }

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::attempts::Attempts;
 use super::exchange::exchange;
 use super::flight::Flight;
 use super::headers::Outgoing;
@@ -33,11 +34,15 @@ pub(crate) enum Prepared {
 }
 
 /// A prefill engine at work.
-pub(crate) type Leg = tokio::task::JoinHandle<Result<(), Fault>>;
+pub(crate) struct Leg {
+    pub(crate) engine: Arc<Engine>,
+    work: tokio::task::JoinHandle<Result<(), Fault>>,
+}
 
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 /// Has a prompt computed by a prefill engine, as the decode engine wants it.
+#[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what became of it so far")]
 pub(crate) async fn prepare(
     app: &Arc<App>,
     shard: usize,
@@ -46,6 +51,7 @@ pub(crate) async fn prepare(
     known: &Known,
     decode: &Engine,
     arrived: Instant,
+    attempts: &mut Attempts,
 ) -> Prepared {
     let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return Prepared::Alone };
     let mut tried: Vec<Arc<Engine>> = Vec::new();
@@ -62,7 +68,8 @@ pub(crate) async fn prepare(
         match decode.config.handover {
             Handover::Vllm => {
                 let Some(asked) = vllm_prefill(&fields) else { return Prepared::Alone };
-                match first(app, shard, outgoing, &engine, rank, asked, flight).await {
+                let fresh = attempts.needs_new_connection();
+                match first(app, shard, outgoing, asked, flight, fresh).await {
                     Ok(answer) => {
                         let Some(parameters) = answer.get("kv_transfer_params").filter(|it| !it.is_null()) else {
                             tracing::warn!(
@@ -74,7 +81,13 @@ pub(crate) async fn prepare(
                         return with(&fields, [("kv_transfer_params", parameters.clone())])
                             .map_or(Prepared::Alone, Prepared::Body);
                     }
-                    Err(_) => tried.push(engine),
+                    Err(fault) => {
+                        attempts.lose(&engine, &fault);
+                        if attempts.is_lost() {
+                            break;
+                        }
+                        tried.push(engine);
+                    }
                 }
             }
             Handover::Sglang => {
@@ -90,8 +103,9 @@ pub(crate) async fn prepare(
                 let Some(both) = fields else { return Prepared::Alone };
                 let mut head = Vec::new();
                 outgoing.write(&engine, rank, both.len(), &mut head);
-                let leg = beside(app.clone(), shard, engine, head, both.clone(), flight);
-                return Prepared::Meanwhile(both, tokio::spawn(leg));
+                let fresh = attempts.needs_new_connection();
+                let work = beside(app.clone(), shard, head, both.clone(), flight, fresh);
+                return Prepared::Meanwhile(both, Leg { engine, work: tokio::spawn(work) });
             }
         }
     }
@@ -109,14 +123,16 @@ pub(crate) async fn beside_prefill<T>(
             biased;
             answer = answered.as_mut() => {
                 if answer.is_err() {
-                    leg.abort();
+                    leg.work.abort();
                 }
                 return answer;
             }
-            done = &mut *leg => {
+            done = &mut leg.work => {
                 *prefill = None;
-                if !matches!(done, Ok(Ok(()))) {
-                    return Err(Fault::Prefill);
+                match done {
+                    Ok(Ok(())) => {}
+                    Ok(Err(fault)) => return Err(Fault::Prefill { sent: fault.may_have_been_sent() }),
+                    Err(_) => return Err(Fault::Prefill { sent: true }),
                 }
             }
         }
@@ -171,18 +187,17 @@ async fn first(
     app: &App,
     shard: usize,
     outgoing: &Outgoing<'_>,
-    engine: &Engine,
-    rank: Option<u32>,
     body: Bytes,
     mut flight: Flight,
+    fresh: bool,
 ) -> Result<Value, Fault> {
     let mut head = Vec::new();
-    outgoing.write(engine, rank, body.len(), &mut head);
-    let answer = legwork(app, shard, engine, &head, &body, &mut flight).await;
+    outgoing.write(flight.engine(), flight.placement().rank, body.len(), &mut head);
+    let answer = legwork(app, shard, &head, &body, &mut flight, fresh).await;
     let parsed =
         answer.and_then(|body| serde_json::from_slice(&body).map_err(|_| Fault::Malformed("its body is not JSON")));
     if let Err(fault) = &parsed {
-        flight.failed(fault, true);
+        flight.failed(fault);
     }
     parsed
 }
@@ -191,15 +206,15 @@ async fn first(
 async fn beside(
     app: Arc<App>,
     shard: usize,
-    engine: Arc<Engine>,
     head: Vec<u8>,
     body: Bytes,
     mut flight: Flight,
+    fresh: bool,
 ) -> Result<(), Fault> {
-    match legwork(&app, shard, &engine, &head, &body, &mut flight).await {
+    match legwork(&app, shard, &head, &body, &mut flight, fresh).await {
         Ok(_) => Ok(()),
         Err(fault) => {
-            flight.failed(&fault, true);
+            flight.failed(&fault);
             Err(fault)
         }
     }
@@ -208,12 +223,13 @@ async fn beside(
 async fn legwork(
     app: &App,
     shard: usize,
-    engine: &Engine,
     head: &[u8],
     body: &[u8],
     flight: &mut Flight,
+    fresh: bool,
 ) -> Result<Vec<u8>, Fault> {
-    let (connection, answer) = exchange(app, engine, shard, head, body, &hyper::Method::POST).await?;
+    let engine = flight.engine().clone();
+    let (connection, answer) = exchange(app, &engine, shard, head, body, &hyper::Method::POST, fresh).await?;
     flight.answered(answer.status.as_u16());
     let (keep, status) = (answer.keep, answer.status);
     let (connection, body) = whole(connection, answer.framing).await.map_err(Fault::Broken)?;

@@ -5,6 +5,7 @@
 //!                                                     ◀── passing (the answer on its way) ── flight (what is counted)
 //! ```
 
+mod attempts;
 mod exchange;
 mod flight;
 mod forward;
@@ -13,7 +14,8 @@ mod headers;
 mod passing;
 mod tokens;
 
-pub(crate) use self::forward::forward;
+pub(crate) use self::attempts::GIVEN_UP;
+pub(crate) use self::forward::{forward, read};
 pub(crate) use self::handover::PREPARED;
 pub(crate) use self::headers::REQUEST_ID;
 pub(crate) use self::passing::Passing;

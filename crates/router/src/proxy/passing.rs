@@ -34,6 +34,10 @@ pub(crate) struct Passing {
     first: Option<Bytes>,
     /// What has still to go out when the engine's part is over.
     last: Option<Bytes>,
+    /// Whether a byte of it came.
+    has_begun: bool,
+    /// Why it broke off, until what came before has gone out.
+    broken: Option<BodyError>,
 }
 
 impl Passing {
@@ -60,6 +64,8 @@ impl Passing {
             name: None,
             first: None,
             last: None,
+            has_begun: false,
+            broken: None,
         };
         if matches!(passing.framing, Framing::Done | Framing::Length(0)) {
             passing.whole();
@@ -92,7 +98,7 @@ impl Passing {
     }
 
     pub(crate) fn is_over(&self) -> bool {
-        self.connection.is_none() && self.first.is_none() && self.last.is_none()
+        self.connection.is_none() && self.first.is_none() && self.last.is_none() && self.broken.is_none()
     }
 
     pub(crate) fn size_hint(&self) -> SizeHint {
@@ -108,13 +114,19 @@ impl Passing {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
         loop {
             match ready!(self.poll_piece(context)) {
                 None => return Poll::Ready(None),
                 Some(Ok(data)) => return Poll::Ready(Some(Ok(data))),
                 Some(Err(fault)) => {
-                    if let Some(error) = self.broke(&fault) {
-                        return Poll::Ready(Some(Err(error)));
+                    self.broken = self.broke(&fault);
+                    if self.broken.is_some() {
+                        // An error throws away what has not been written yet, the answer's head too: that goes first.
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
                     }
                 }
             }
@@ -130,6 +142,7 @@ impl Passing {
             match connection.poll_data(context, &mut self.framing) {
                 Poll::Ready(Some(Ok(data))) => {
                     self.heard = Instant::now();
+                    self.has_begun = true;
                     if let Some(id) = self.name.as_mut().and_then(|name| name.look(&data)) {
                         self.flight.stored(&id);
                     }
@@ -146,6 +159,10 @@ impl Passing {
                     if !data.is_empty() {
                         return Poll::Ready(Some(Ok(data)));
                     }
+                }
+                // An engine that dies then would look the same.
+                Poll::Ready(None) if !self.has_begun && self.observer.expects_some() => {
+                    return Poll::Ready(Some(Err(Fault::Broken("it was closed before the answer's body".to_owned()))));
                 }
                 Poll::Ready(None) => self.whole(),
                 Poll::Ready(Some(Err(fault))) => return Poll::Ready(Some(Err(fault))),

@@ -87,7 +87,7 @@ impl Gathering for Shown {
             "waiting_here": summary.waiting,
             "errors": counts.refused[1].load(Relaxed),
             "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
-            "connections": counts.connections(),
+            "connections": app.front.connections(),
             "engines": rows,
             "indexes": self.looker.as_ref().map(Looker::indexes),
         })

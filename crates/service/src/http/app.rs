@@ -1,34 +1,30 @@
 //! What every request may need.
 
 use std::sync::Arc;
-use std::thread::available_parallelism;
 
+use kvatlas_http::{Front, Gate};
 use tokio::sync::Semaphore;
 
 use super::counts::Counts;
 use super::health::Pulses;
-use super::places::Places;
-use super::routes::Door;
-use super::trust::Trust;
 use crate::adopt::Desk;
-use crate::allow::Allow;
 use crate::config::HttpConfig;
-use crate::error::Error;
 use crate::fleet::Fleet;
+use crate::follower::Follower;
 use crate::shown::Page;
 use crate::sites::{SitesConfig, Tops};
 
 /// What every request may need.
 pub(crate) struct App {
+    /// Who follows the engines' events.
+    pub(crate) follower: Follower,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) config: HttpConfig,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pulses: Pulses,
-    pub(crate) trust: Arc<Trust>,
-    /// Of the connections that all routes are for.
-    pub(crate) places: Arc<Places>,
-    /// Which endpoints may be registered.
-    pub(crate) allow: Allow,
+    /// What the HTTP server has.
+    pub(crate) front: Front,
+    pub(crate) gate: Arc<Gate>,
     /// Where prompts are left that may tell what was never announced.
     pub(crate) desk: Arc<Desk>,
     /// What is known of many sites.
@@ -40,45 +36,20 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(
-        fleet: Arc<Fleet>,
-        config: HttpConfig,
-        allow: &[String],
-        desk: Arc<Desk>,
-        sites: &SitesConfig,
-    ) -> Result<Arc<Self>, Error> {
-        let (counts, dumps) = (Arc::new(Counts::new()), Arc::new(Semaphore::new(1)));
-        let trust = Arc::new(Trust::new(&config, &["http/1.1"])?);
-        let places = Places::new(config.max_connections);
-        let allow = Allow::new(allow, !trust.keys().asked_for_changes())?;
-        Ok(Arc::new(Self {
+    pub(crate) fn new(follower: Follower, config: HttpConfig, front: Front, sites: &SitesConfig) -> Arc<Self> {
+        let (fleet, desk) = (follower.fleet().clone(), follower.desk.clone());
+        Arc::new(Self {
+            follower,
             fleet,
-            config,
-            counts,
+            counts: Arc::new(Counts::new()),
             pulses: Pulses::new(),
-            trust,
-            places,
-            allow,
+            gate: front.gate.clone(),
+            front,
+            config,
             desk,
             tops: Tops::new(sites.clone()),
             page: Page::default(),
-            dumps,
-        }))
-    }
-
-    /// Whether requests must name this machine: nothing else keeps other people's web pages out.
-    pub(crate) fn checks_hosts(&self, door: Door) -> bool {
-        match door {
-            Door::Main => self.config.bind.ip().is_loopback() && !self.trust.keys().asked_for(),
-            Door::Admin => self.config.admin_bind.is_some_and(|at| at.ip().is_loopback()),
-        }
-    }
-
-    /// How many threads answer.
-    pub(crate) fn threads(&self) -> usize {
-        match self.config.threads {
-            0 => available_parallelism().map_or(1, Into::into),
-            threads => threads,
-        }
+            dumps: Arc::new(Semaphore::new(1)),
+        })
     }
 }

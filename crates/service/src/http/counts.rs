@@ -1,6 +1,6 @@
 //! What the HTTP side counts: plain atomics, since each request pays for them.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::routes::Route;
@@ -27,8 +27,6 @@ pub(crate) struct Requests {
 pub(crate) struct Counts {
     /// In the order of [`Route::ALL`].
     pub(crate) requests: Vec<Requests>,
-    /// Open connections.
-    pub(crate) connections: AtomicI64,
     /// Prompts looked up.
     pub(crate) queries: AtomicU64,
     /// Those that matched.
@@ -41,7 +39,6 @@ impl Counts {
     pub(crate) fn new() -> Self {
         Self {
             requests: Route::ALL.iter().map(|_| Requests::default()).collect(),
-            connections: AtomicI64::new(0),
             queries: AtomicU64::new(0),
             queries_matched: AtomicU64::new(0),
             panics: AtomicU64::new(0),

@@ -5,19 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use hyper::body::Incoming;
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
+use kvatlas_http::{BodyLimits, Call, Door, Incoming, body};
 
-use super::access::check_host;
 use super::answer::{self, Answer, json, json_pieces, typed};
 use super::app::App;
-use super::places::Place;
 use super::query::{Body, Kind};
-use super::refusal::Refusal;
-use super::routes::{Door, Route, WELCOME};
+use super::refusal::{PATIENCE, Refusal};
+use super::routes::{Route, WELCOME};
 use super::trace::Trace;
-use super::{body, dump, exposition, health, observed, page, queries, register, sites, snapshot, workers};
+use super::{dump, exposition, health, observed, page, queries, register, sites, snapshot, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -25,19 +23,12 @@ const OPENAPI: &str = include_str!("openapi.json");
 /// Which version this is.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Answers a request, whose body must be here by `until`. `place`: that of its connection, unless that came by the door
-/// for administrators.
-pub(crate) async fn answer(
-    app: Arc<App>,
-    place: Option<Arc<Place>>,
-    request: Request<Incoming>,
-    until: Instant,
-) -> Response<Answer> {
+/// Answers a request.
+pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
     let trace = Trace::of(&request, app.config.access_log);
-    let mut response =
-        dispatch(&app, place.as_deref(), route, request, until).await.unwrap_or_else(|refusal| refusal.response());
+    let mut response = dispatch(&app, &call, route, request).await.unwrap_or_else(|refusal| refusal.response());
     let took = started.elapsed();
     app.counts.answered(route, response.status().as_u16(), took);
     trace.answered(route, &mut response, took);
@@ -46,19 +37,15 @@ pub(crate) async fn answer(
 
 async fn dispatch(
     app: &Arc<App>,
-    place: Option<&Place>,
+    call: &Call,
     route: Route,
     request: Request<Incoming>,
-    until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let door = if place.is_some() { Door::Main } else { Door::Admin };
-    if app.checks_hosts(door) {
-        check_host(&request, &app.config.hosts)?;
-    }
-    if let Some(place) = place
-        && app.trust.keys().check(&request, route.access())?
-    {
-        place.is_known();
+    let door = call.door;
+    if door == Door::Admin {
+        app.gate.check_admin_host(&request)?;
+    } else if app.gate.check(&request, route.access())? {
+        call.place.is_known();
     }
     if route == Route::Unknown || !route.is_at(door) {
         return Err(Refusal::unknown_path());
@@ -68,7 +55,7 @@ async fn dispatch(
         return Err(Refusal::wrong_method(if route.method() == Method::GET { "GET, HEAD" } else { "POST" }));
     }
     if route.method() == Method::POST {
-        return post(app, route, request, until).await;
+        return post(app, route, request, call.until).await;
     }
     let blank = app.config.request_timeout.min(app.config.idle_timeout) / 3;
     match route {
@@ -115,7 +102,9 @@ async fn post(
 ) -> Result<Response<Answer>, Refusal> {
     let (head, body) = request.into_parts();
     // Read also if it is refused anyway, so that the client reads why before the connection is closed.
-    let body = body::read(body, app.config.max_body, until.into()).await?;
+    let most = app.config.max_body;
+    let limits = BodyLimits { most, thrown_away: (most as u64).saturating_mul(PATIENCE), until };
+    let body = body::read(body, limits, &app.front.memory).await.map_err(|fault| Refusal::of_body(&fault, most))?;
     // A page in somebody's browser can send other types anywhere without asking; these two it cannot.
     let parameters = head.uri.query().unwrap_or_default();
     let sent = match Content::of(&head.headers) {
@@ -196,10 +185,11 @@ mod tests {
 
     #[test]
     fn a_panic_costs_one_answer() {
-        let runtime = tokio::runtime::Runtime::new().expect("threads");
-        let config = crate::config::Config::from_json("{}").expect("a configuration");
-        let fleet = crate::fleet::Fleet::new(config.streams, &[], runtime.handle().clone());
-        let app = App::new(fleet, config.http, &[], Arc::default(), &config.sites).expect("no files");
+        let mut config = crate::config::Config::from_json("{}").expect("a configuration");
+        let (http, sites) = (std::mem::take(&mut config.http), config.sites.clone());
+        let front = kvatlas_http::Front::new(http.front(), false).expect("no files");
+        let follower = crate::follower::Follower::start(config, false).expect("threads");
+        let app = App::new(follower, http, front, &sites);
         let refusal = guarded(&app, || panic!("a bug")).err().expect("refused");
         assert_eq!(app.counts.panics.load(Relaxed), 1);
         assert_eq!((refusal.status, refusal.code), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));

@@ -19,24 +19,25 @@ use super::counts::{CLASSES, SECONDS};
 use super::dispatch::VERSION;
 use super::process::Process;
 use super::routes::Route;
-use crate::fleet::EngineState;
+use crate::adopt::Desk;
+use crate::fleet::{EngineState, Fleet};
 use crate::limits::{LAG_SECONDS, Limit};
-use crate::sites::Top;
+use crate::sites::{SitesConfig, Top, Tops};
 use crate::snapshot::{Outcome, Skip};
 use crate::state::{Counters, State, Stream};
 
 /// The text that Prometheus reads.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut out = String::with_capacity(16 << 10);
-    encode(Scrape { app: app.clone(), is_embedded: false }, &mut out)?;
+    encode(Scrape { fleet: app.fleet.clone(), desk: app.desk.clone(), app: Some(app.clone()) }, &mut out)?;
     process(&mut out)?;
     encode_eof(&mut out)?;
     Ok(out)
 }
 
 /// The same without requests and queries, of which others tell, and without the line that ends it.
-pub(crate) fn embedded(app: &Arc<App>, out: &mut String) -> std::fmt::Result {
-    encode(Scrape { app: app.clone(), is_embedded: true }, out)
+pub(crate) fn embedded(fleet: &Arc<Fleet>, desk: &Arc<Desk>, out: &mut String) -> std::fmt::Result {
+    encode(Scrape { fleet: fleet.clone(), desk: desk.clone(), app: None }, out)
 }
 
 fn encode(scrape: Scrape, out: &mut String) -> std::fmt::Result {
@@ -56,9 +57,10 @@ pub fn process(out: &mut String) -> std::fmt::Result {
 }
 
 struct Scrape {
-    app: Arc<App>,
-    /// Whether somebody else answers the requests.
-    is_embedded: bool,
+    fleet: Arc<Fleet>,
+    desk: Arc<Desk>,
+    /// The HTTP side; none if somebody else answers the requests.
+    app: Option<Arc<App>>,
 }
 
 impl std::fmt::Debug for Scrape {
@@ -71,63 +73,137 @@ type Done = Result<(), std::fmt::Error>;
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
-        if !self.is_embedded {
-            self.requests(&mut encoder)?;
-            self.queries(&mut encoder)?;
+        if let Some(app) = &self.app {
+            requests(app, &mut encoder)?;
+            queries(app, &mut encoder)?;
+        }
+        // Nobody sends digests to an embedded one: its families are there, and empty.
+        match &self.app {
+            Some(app) => sites(&app.tops, &mut encoder)?,
+            None => sites(&Tops::new(SitesConfig::default()), &mut encoder)?,
         }
         self.fleet(&mut encoder)?;
         self.keyspaces(&mut encoder)?;
         self.adoption(&mut encoder)?;
         self.snapshots(&mut encoder)?;
         self.relay(&mut encoder)?;
-        self.sites(&mut encoder)?;
         self.streams(&mut encoder)
     }
 }
 
+fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    let routes = || Route::ALL.iter().map(|route| route.path()).zip(&app.counts.requests);
+    let mut family = describe(
+        encoder,
+        "http_requests",
+        "HTTP requests answered, by route and class of status",
+        MetricType::Counter,
+    )?;
+    for (route, requests) in routes() {
+        for (class, count) in CLASSES.iter().zip(&requests.by_class) {
+            count_of(&mut family, &[("route", route), ("status", *class)], count.load(Relaxed))?;
+        }
+    }
+    let help = "Seconds from the end of a request's headers until its answer is ready";
+    let mut family = describe(encoder, "http_request_duration_seconds", help, MetricType::Histogram)?;
+    for (route, requests) in routes() {
+        let bounds = SECONDS.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(requests.buckets.iter().map(|count| count.load(Relaxed))).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
+        family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+    }
+    let help = "HTTP requests that met an internal error. This is a bug; the log has the details";
+    counter(encoder, "http_panics", help, app.counts.panics.load(Relaxed))?;
+    let open = app.front.connections() as i64;
+    gauge(encoder, "http_connections", "Open HTTP connections", open)?;
+    let help = "HTTP connections that were closed before they sent a key, to make room for others";
+    counter(encoder, "http_connections_evicted", help, app.front.evicted())?;
+    let help = "Memory of the bodies of all requests in bytes";
+    gauge(encoder, "http_body_bytes", help, app.front.memory.used() as i64)?;
+    let help = "HTTP requests refused because the memory for bodies was full, by reason";
+    let mut family = describe(encoder, "http_bodies_refused", help, MetricType::Counter)?;
+    for (reason, count) in app.front.memory.refused() {
+        count_of(&mut family, &[("reason", reason)], count)?;
+    }
+    Ok(())
+}
+
+fn queries(app: &App, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    let help = "Prompts looked up. Each prompt of a batch counts";
+    counter(encoder, "queries", help, app.counts.queries.load(Relaxed))?;
+    let help = "Prompts of which at least one worker held at least one block";
+    counter(encoder, "queries_matched", help, app.counts.queries_matched.load(Relaxed))
+}
+
+fn sites(tops: &Tops, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    let read = |top: Arc<Top>| {
+        let (counts, list) = {
+            let sites = top.read();
+            (sites.counts(), sites.list(tops.now()))
+        };
+        (counts, list, top)
+    };
+    let all: Vec<_> = tops.all().into_iter().map(read).collect();
+    let help = "Sites whose digests are taken in, by how much their word counts";
+    let mut family = describe(encoder, "sites", help, MetricType::Gauge)?;
+    for (_, list, top) in &all {
+        for state in [kvatlas_digest::State::Known, kvatlas_digest::State::Unknown, kvatlas_digest::State::Doubted] {
+            let count = list.iter().filter(|site| site.state == state).count();
+            let state = super::sites::state_name(state);
+            let labels = [("model", &*top.model), ("routing_group", &*top.routing_group), ("state", state)];
+            gauge_of(&mut family, &labels, count as i64)?;
+        }
+    }
+    type Read = fn(&kvatlas_digest::Counts) -> u64;
+    let gauges: [(&str, &str, Read); 2] = [
+        ("sites_marks", "Different marks of all sites", |counts| counts.marks),
+        ("sites_bytes", "Memory of the index of sites in bytes", |counts| counts.bytes),
+    ];
+    for (name, help, read) in gauges {
+        let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+        for (counts, _, top) in &all {
+            let labels = [("model", &*top.model), ("routing_group", &*top.routing_group)];
+            gauge_of(&mut family, &labels, read(counts) as i64)?;
+        }
+    }
+    let help = "Digests of sites, by what became of them";
+    let mut family = describe(encoder, "sites_digests", help, MetricType::Counter)?;
+    for (counts, _, top) in &all {
+        let (changes, of) =
+            (counts.applied - counts.whole, [("model", &*top.model), ("routing_group", &*top.routing_group)]);
+        for (outcome, count) in [
+            ("applied", changes),
+            ("whole", counts.whole),
+            ("repeated", counts.repeated),
+            ("whole_wanted", counts.whole_wanted),
+            ("refused", counts.refused),
+        ] {
+            count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
+        }
+    }
+    let help = "Claims of sites: compared with what there was, short of it, beyond the bounds, and left out of answers as the site was doubted";
+    let mut family = describe(encoder, "sites_claims", help, MetricType::Counter)?;
+    for (counts, _, top) in &all {
+        let of = [("model", &*top.model), ("routing_group", &*top.routing_group)];
+        for (outcome, count) in [
+            ("compared", counts.compared),
+            ("short", counts.short),
+            ("beyond", counts.beyond),
+            ("left_out", counts.left_out),
+            ("probed", counts.probes),
+        ] {
+            count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
+        }
+    }
+    Ok(())
+}
+
 impl Scrape {
-    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let routes = || Route::ALL.iter().map(|route| route.path()).zip(&self.app.counts.requests);
-        let mut family = describe(
-            encoder,
-            "http_requests",
-            "HTTP requests answered, by route and class of status",
-            MetricType::Counter,
-        )?;
-        for (route, requests) in routes() {
-            for (class, count) in CLASSES.iter().zip(&requests.by_class) {
-                count_of(&mut family, &[("route", route), ("status", *class)], count.load(Relaxed))?;
-            }
-        }
-        let help = "Seconds from the end of a request's headers until its answer is ready";
-        let mut family = describe(encoder, "http_request_duration_seconds", help, MetricType::Histogram)?;
-        for (route, requests) in routes() {
-            let bounds = SECONDS.iter().copied().chain([f64::INFINITY]);
-            let buckets: Vec<(f64, u64)> =
-                bounds.zip(requests.buckets.iter().map(|count| count.load(Relaxed))).collect();
-            let count = buckets.iter().map(|(_, count)| count).sum();
-            let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
-            family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
-        }
-        let help = "HTTP requests that met an internal error. This is a bug; the log has the details";
-        counter(encoder, "http_panics", help, self.app.counts.panics.load(Relaxed))?;
-        let open = self.app.counts.connections.load(Relaxed);
-        gauge(encoder, "http_connections", "Open HTTP connections", open)?;
-        let help = "HTTP connections that were closed before they sent a key, to make room for others";
-        counter(encoder, "http_connections_evicted", help, self.app.places.evicted.load(Relaxed))
-    }
-
-    fn queries(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let help = "Prompts looked up. Each prompt of a batch counts";
-        counter(encoder, "queries", help, self.app.counts.queries.load(Relaxed))?;
-        let help = "Prompts of which at least one worker held at least one block";
-        counter(encoder, "queries_matched", help, self.app.counts.queries_matched.load(Relaxed))
-    }
-
     fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let mut family = describe(encoder, "build_info", "Always 1; the version is a label", MetricType::Gauge)?;
         gauge_of(&mut family, &[("version", VERSION)], 1)?;
-        let fleet = &self.app.fleet;
+        let fleet = &self.fleet;
         gauge(encoder, "ready", "1 if the service is ready, else 0", i64::from(fleet.is_ready()))?;
         let unsettled = fleet.waiting().streams.len() as i64;
         let help = "Streams whose first replay is still running";
@@ -160,11 +236,11 @@ impl Scrape {
     }
 
     fn adoption(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        for (name, help, count) in self.app.desk.counts.all() {
+        for (name, help, count) in self.desk.counts.all() {
             counter(encoder, name, help, count)?;
         }
         let mut parents = 0;
-        for keyspace in self.app.fleet.keyspaces() {
+        for keyspace in self.fleet.keyspaces() {
             keyspace.each_late(|_, _, _, late| parents += late.frontier().len() as i64);
         }
         let help = "Blocks proved to be held, with all blocks before them, whose content is not known yet";
@@ -172,7 +248,7 @@ impl Scrape {
     }
 
     fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let counts = &self.app.fleet.snapshots().counts;
+        let counts = &self.fleet.snapshots().counts;
         let help = "Streams of which a snapshot had blocks, by what became of these";
         let mut family = describe(encoder, "snapshot_streams", help, MetricType::Counter)?;
         for outcome in Outcome::ALL {
@@ -213,81 +289,16 @@ impl Scrape {
     }
 
     fn relay(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        for (name, help, count) in self.app.fleet.relay().counts.all() {
+        for (name, help, count) in self.fleet.relay().counts.all() {
             counter(encoder, name, help, count)?;
         }
         let help = "Bytes that wait to be published to the log, or to be acknowledged by it";
-        gauge(encoder, "relay_buffered_bytes", help, self.app.fleet.relay().buffered() as i64)
-    }
-
-    fn sites(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        let tops = &self.app.tops;
-        let read = |top: Arc<Top>| {
-            let (counts, list) = {
-                let sites = top.read();
-                (sites.counts(), sites.list(tops.now()))
-            };
-            (counts, list, top)
-        };
-        let all: Vec<_> = tops.all().into_iter().map(read).collect();
-        let help = "Sites whose digests are taken in, by how much their word counts";
-        let mut family = describe(encoder, "sites", help, MetricType::Gauge)?;
-        for (_, list, top) in &all {
-            for state in [kvatlas_digest::State::Known, kvatlas_digest::State::Unknown, kvatlas_digest::State::Doubted]
-            {
-                let count = list.iter().filter(|site| site.state == state).count();
-                let state = super::sites::state_name(state);
-                let labels = [("model", &*top.model), ("routing_group", &*top.routing_group), ("state", state)];
-                gauge_of(&mut family, &labels, count as i64)?;
-            }
-        }
-        type Read = fn(&kvatlas_digest::Counts) -> u64;
-        let gauges: [(&str, &str, Read); 2] = [
-            ("sites_marks", "Different marks of all sites", |counts| counts.marks),
-            ("sites_bytes", "Memory of the index of sites in bytes", |counts| counts.bytes),
-        ];
-        for (name, help, read) in gauges {
-            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
-            for (counts, _, top) in &all {
-                let labels = [("model", &*top.model), ("routing_group", &*top.routing_group)];
-                gauge_of(&mut family, &labels, read(counts) as i64)?;
-            }
-        }
-        let help = "Digests of sites, by what became of them";
-        let mut family = describe(encoder, "sites_digests", help, MetricType::Counter)?;
-        for (counts, _, top) in &all {
-            let (changes, of) =
-                (counts.applied - counts.whole, [("model", &*top.model), ("routing_group", &*top.routing_group)]);
-            for (outcome, count) in [
-                ("applied", changes),
-                ("whole", counts.whole),
-                ("repeated", counts.repeated),
-                ("whole_wanted", counts.whole_wanted),
-                ("refused", counts.refused),
-            ] {
-                count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
-            }
-        }
-        let help = "Claims of sites: compared with what there was, short of it, beyond the bounds, and left out of answers as the site was doubted";
-        let mut family = describe(encoder, "sites_claims", help, MetricType::Counter)?;
-        for (counts, _, top) in &all {
-            let of = [("model", &*top.model), ("routing_group", &*top.routing_group)];
-            for (outcome, count) in [
-                ("compared", counts.compared),
-                ("short", counts.short),
-                ("beyond", counts.beyond),
-                ("left_out", counts.left_out),
-                ("probed", counts.probes),
-            ] {
-                count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
-            }
-        }
-        Ok(())
+        gauge(encoder, "relay_buffered_bytes", help, self.fleet.relay().buffered() as i64)
     }
 
     fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let all: Vec<_> =
-            self.app.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index().stats(), keyspace)).collect();
+            self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index().stats(), keyspace)).collect();
         type Read = fn(&Stats) -> u64;
         let gauges: [(&str, &str, Read); 5] = [
             ("index_blocks", "Blocks held on all tiers, summed over ranks", |stats| stats.blocks),
@@ -318,7 +329,6 @@ impl Scrape {
 
     fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let streams: Vec<(String, Arc<Stream>)> = self
-            .app
             .fleet
             .workers()
             .into_iter()
@@ -346,7 +356,7 @@ impl Scrape {
 
         let help = "Seconds from the engine's timestamp in a live batch until the batch was visible in answers";
         let mut family = describe(encoder, "event_lag_seconds", help, MetricType::Histogram)?;
-        let (counts, sum) = self.app.fleet.shared().lags();
+        let (counts, sum) = self.fleet.shared().lags();
         let bounds = LAG_SECONDS.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
         family.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)?;
@@ -354,7 +364,7 @@ impl Scrape {
         let help = "How many seconds the stream is behind: the lag of its last live batch, or the silence of an engine that should have answered";
         let mut family = describe(encoder, "stream_lag_seconds", help, MetricType::Gauge)?;
         for (rank, stream) in &streams {
-            if let Some(lag) = self.app.fleet.lag(stream) {
+            if let Some(lag) = self.fleet.lag(stream) {
                 let labels = [("worker", &*stream.worker), ("rank", rank)];
                 family.encode_family(&labels)?.encode_gauge(&lag.as_secs_f64())?;
             }

@@ -1,7 +1,7 @@
 //! `/health`: whether the threads still run. `/ready`: whether answers are whole. `/engines`: who is to be in them.
 
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use hyper::{Response, StatusCode};
@@ -47,17 +47,17 @@ impl Pulse {
 #[derive(Debug)]
 pub(crate) struct Pulses {
     pub(crate) http: Pulse,
-    pub(crate) ingest: Pulse,
+    pub(crate) ingest: Arc<Pulse>,
 }
 
 impl Pulses {
     pub(crate) fn new() -> Self {
-        Self { http: Pulse::new(), ingest: Pulse::new() }
+        Self { http: Pulse::new(), ingest: Arc::new(Pulse::new()) }
     }
 
     /// Names of the runtimes that have not beaten for too long.
     fn stuck_at(&self, now: Duration) -> Vec<&'static str> {
-        let named = [(&self.ingest, "kvatlas-ingest"), (&self.http, "kvatlas-http")];
+        let named = [(&*self.ingest, "kvatlas-ingest"), (&self.http, "kvatlas-http")];
         named.into_iter().filter(|(pulse, _)| pulse.is_stuck_at(now)).map(|(_, name)| name).collect()
     }
 }

@@ -49,7 +49,7 @@ impl Gathering for Shown {
             "waiting": (!waiting.is_over()).then(|| health::described(&waiting)),
             "queries": app.counts.queries.load(Relaxed),
             "queries_matched": app.counts.queries_matched.load(Relaxed),
-            "connections": app.counts.connections.load(Relaxed),
+            "connections": app.front.connections(),
             "engines": rows,
             "indexes": self.looker.indexes(),
         })

@@ -4,9 +4,14 @@ use std::borrow::Cow;
 
 use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
+use kvatlas_http::{BodyFault, Denied};
 
 use super::answer::{Answer, json};
 use crate::error::Error;
+
+/// What is thrown away of a body that is too large, in its limit: a client that sends its whole body before it listens gets
+/// to read why it was refused.
+pub(crate) const PATIENCE: u64 = 8;
 
 /// What was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,22 +48,6 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// No key, or a wrong one.
-    pub(crate) fn unauthorized(admin: bool) -> Self {
-        let message = if admin {
-            "send the service's admin key in the header \"Authorization: Bearer KEY\""
-        } else {
-            "send the service's key in the header \"Authorization: Bearer KEY\""
-        };
-        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
-    }
-
-    /// A key that is right for other requests.
-    pub(crate) fn forbidden() -> Self {
-        let message = "this key allows queries only; send the service's admin key";
-        Self::new(StatusCode::FORBIDDEN, "forbidden", message)
-    }
-
     /// Content hashes, which nobody outside can make or use where blocks are called otherwise.
     pub(crate) fn keyed_identity(instead: &str) -> Self {
         let message = format!(
@@ -66,12 +55,6 @@ impl Refusal {
              content hashes: {instead}"
         );
         Self::new(StatusCode::CONFLICT, "keyed_identity", message)
-    }
-
-    pub(crate) fn wrong_host() -> Self {
-        let message = "the Host header names another machine; a service on loopback without a key answers to localhost \
-                       and loopback addresses only: add the name to http.hosts, or set a key";
-        Self::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
     }
 
     pub(crate) fn unknown_path() -> Self {
@@ -85,22 +68,26 @@ impl Refusal {
         Self { allow: Some(allow), ..refusal }
     }
 
-    pub(crate) fn body_too_large(limit: usize) -> Self {
-        let message = format!("the body is larger than the limit of {limit} bytes (http.max_body)");
-        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
-    }
-
-    pub(crate) fn body_cut_off() -> Self {
-        Self::new(
-            StatusCode::BAD_REQUEST,
-            "body_cut_off",
-            "the body ended early or does not match the framing that the request's headers announce",
-        )
-    }
-
-    pub(crate) fn too_slow() -> Self {
-        let message = "the request did not arrive within the time limit (http.request_timeout)";
-        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    /// A body that could not be read, of which so many bytes would have been fine.
+    pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
+        match fault {
+            BodyFault::TooLarge => {
+                let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+            }
+            BodyFault::CutOff(_) => {
+                let message = "the body ended early or does not match the framing that the request's headers announce";
+                Self::new(StatusCode::BAD_REQUEST, "body_cut_off", message)
+            }
+            BodyFault::TooSlow => {
+                let message = "the request did not arrive within the time limit (http.request_timeout)";
+                Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+            }
+            BodyFault::NoRoom => {
+                let message = "the memory for the bodies of all requests is full (http.body_memory)";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "body_memory", message)
+            }
+        }
     }
 
     pub(crate) fn wrong_content_type() -> Self {
@@ -157,6 +144,18 @@ impl From<Error> for Refusal {
             }
         };
         Self::new(status, error.code(), error.to_string())
+    }
+}
+
+impl From<Denied> for Refusal {
+    fn from(denied: Denied) -> Self {
+        Self::new(denied.status, denied.code, denied.message)
+    }
+}
+
+impl From<Refusal> for Denied {
+    fn from(refusal: Refusal) -> Self {
+        Self { status: refusal.status, code: refusal.code, message: refusal.message }
     }
 }
 

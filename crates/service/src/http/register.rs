@@ -129,7 +129,7 @@ pub(crate) fn check_allowed(allow: &Allow, registration: &Registration, host: Op
 
 pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     let registration = registration(body)?;
-    check_allowed(&app.allow, &registration, None)?;
+    check_allowed(&app.follower.allow, &registration, None)?;
     let status = match app.fleet.register(registration).await? {
         Registering::New => StatusCode::CREATED,
         Registering::Already => StatusCode::OK,

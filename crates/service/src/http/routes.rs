@@ -1,6 +1,7 @@
 //! The routes: their paths, their methods, and who may use them.
 
 use hyper::Method;
+use kvatlas_http::{Access, Door};
 
 /// What `GET /` says.
 pub(crate) const WELCOME: &str = "\
@@ -28,26 +29,6 @@ GET  /metrics          metrics for Prometheus
 GET  /version          the version of the service
 GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 ";
-
-/// By which listener a request came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Door {
-    /// That of everybody: all routes.
-    Main,
-    /// That of administrators: a few routes, without a key.
-    Admin,
-}
-
-/// Which key a route needs, where there are keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// None.
-    Open,
-    /// Either.
-    Ask,
-    /// The one that may change what is registered.
-    Admin,
-}
 
 macro_rules! routes {
     ($($name:ident $path:literal $method:ident $access:ident,)*) => {

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvatlas_http::Secret;
 use serde::Deserialize;
-
-use crate::secret::Secret;
 
 /// How a service publishes to a log, or reads one.
 #[derive(Debug, Clone, Deserialize)]

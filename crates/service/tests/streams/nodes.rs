@@ -103,7 +103,7 @@ impl Node {
                  "block_size": {BLOCK_SIZE} }}"#,
             engine.events, engine.replay
         );
-        self.0.register(&registration, None).expect("it is registered");
+        self.0.follower().register(&registration, None).expect("it is registered");
         self
     }
 
@@ -130,7 +130,7 @@ impl Node {
     }
 
     pub(crate) fn stream(&self) -> Option<Arc<Stream>> {
-        Some(self.0.fleet().workers().first()?.streams.first()?.1.clone())
+        Some(self.0.follower().fleet().workers().first()?.streams.first()?.1.clone())
     }
 
     pub(crate) fn is_trusted(&self) -> bool {
@@ -144,7 +144,7 @@ impl Node {
 
     /// How many blocks of a life are known, if whoever says so is trusted.
     pub(crate) fn depth(&self, life: u32, of: u64) -> Option<u64> {
-        let worker = self.0.fleet().workers().into_iter().next()?;
+        let worker = self.0.follower().fleet().workers().into_iter().next()?;
         let prompt = worker.keyspace.identity().words(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
         worker.keyspace.steady(|untrusted| {
             let found = worker.keyspace.index().find(&prompt).to_owned();

@@ -58,16 +58,16 @@ impl Bench {
                 "block_size": {BLOCK_SIZE} }}"#,
             engine.events, engine.replay
         );
-        self.0.register(&registration, None).expect("registered");
+        self.0.follower().register(&registration, None).expect("registered");
     }
 
     fn stream(&self) -> std::sync::Arc<Stream> {
-        self.0.fleet().workers()[0].streams[0].1.clone()
+        self.0.follower().fleet().workers()[0].streams[0].1.clone()
     }
 
     fn depth(&self, life: u32, of: u64) -> u64 {
         let prompt = hash::content_hashes(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
-        let keyspace = self.0.fleet().keyspace("model", "default").expect("registered");
+        let keyspace = self.0.follower().fleet().keyspace("model", "default").expect("registered");
         let found = keyspace.index().find(&prompt).to_owned();
         found.scores(View::Device).first().map_or(0, |(_, depth)| u64::from(*depth))
     }
@@ -88,8 +88,8 @@ impl Bench {
 
     /// Waits for a snapshot that was begun after this was called.
     fn saved(&self) {
-        let writes = self.0.fleet().snapshots().writes();
-        self.until("written", |bench| bench.0.fleet().snapshots().writes() >= writes + 2);
+        let writes = self.0.follower().fleet().snapshots().writes();
+        self.until("written", |bench| bench.0.follower().fleet().snapshots().writes() >= writes + 2);
     }
 
     fn outcome(&self) -> Option<&'static str> {
@@ -219,7 +219,7 @@ fn what_nobody_comes_for_is_kept_for_a_while_and_through_another_restart() {
     bench.killed();
     let bench = Bench::start(&place, 0.2).expect("it starts");
     let start = Instant::now();
-    while bench.0.fleet().snapshots().outcome(Outcome::NotRegistered) == 0 {
+    while bench.0.follower().fleet().snapshots().outcome(Outcome::NotRegistered) == 0 {
         assert!(start.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -257,12 +257,12 @@ fn a_new_replica_begins_with_what_another_one_has() {
     let fetched = place.0.join("fetched");
     copy(&place.file(), &fetched);
     engine.publish(5);
-    assert_eq!(second.0.load_snapshot(&fetched, "http://first"), Ok(1));
+    assert_eq!(second.0.follower().load_snapshot(&fetched, "http://first"), Ok(1));
     second.whole(1, 55);
     assert_eq!((second.outcome(), second.is_partial()), (Some("kept"), false));
     first.whole(1, 55);
     let words = |bench: &Bench| -> Vec<u64> {
-        let keyspace = bench.0.fleet().keyspace("model", "default").expect("registered");
+        let keyspace = bench.0.follower().fleet().keyspace("model", "default").expect("registered");
         keyspace.index().ranks().iter().map(|rank| rank.fingerprint).collect()
     };
     assert_eq!(words(&first), words(&second));

@@ -126,6 +126,7 @@ class Config(Section):
                 "admin_bind",
                 "threads",
                 "max_body",
+                "body_memory",
                 "max_connections",
                 "request_timeout",
                 "idle_timeout",

@@ -81,6 +81,15 @@ class HttpConfig(Section):
         ),
     )
     max_body: int = field(default=8 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
+    body_memory: int | None = field(
+        default=None,
+        metadata=about(
+            Size(),
+            "--body-memory",
+            "Maximum memory for the bodies of all requests together, at least twice the size of one. By default four times "
+            "that size, and at least 64 MiB.",
+        ),
+    )
     max_connections: int = field(
         default=4096, metadata=about(Integer(1, 1_000_000), "--max-connections", "Maximum number of open connections.")
     )
@@ -115,6 +124,10 @@ class HttpConfig(Section):
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "http.tls_key" if self.tls_key is None else "http.tls_cert"
             raise ConfigError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
+        if self.body_memory is not None and self.body_memory < 2 * self.max_body:
+            raise ConfigError(
+                f"http.body_memory must be at least twice http.max_body, {2 * self.max_body} bytes, got {self.body_memory}"
+            )
         one_key("http.key", self.key, self.key_file)
         one_key("http.admin_key", self.admin_key, self.admin_key_file)
 

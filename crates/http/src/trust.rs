@@ -8,18 +8,16 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio_rustls::TlsAcceptor;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::access::Keys;
-use super::tls;
-use crate::config::HttpConfig;
-use crate::error::Error;
-use crate::state::lock;
+use crate::config::Config;
+use crate::keys::Keys;
+use crate::{Error, lock, tls};
 
 /// How often the files are looked at.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// What connections and requests are let in by.
 pub(crate) struct Trust {
-    config: HttpConfig,
+    config: Config,
     /// The protocols that TLS may agree on.
     alpn: Vec<Vec<u8>>,
     keys: ArcSwap<Keys>,
@@ -29,7 +27,7 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    pub(crate) fn new(config: &HttpConfig, alpn: &[&str]) -> Result<Self, Error> {
+    pub(crate) fn new(config: &Config, alpn: &[&str]) -> Result<Self, Error> {
         let trust = Self {
             config: config.clone(),
             alpn: alpn.iter().map(|protocol| protocol.as_bytes().to_vec()).collect(),
@@ -60,7 +58,7 @@ impl Trust {
         Ok(())
     }
 
-    /// Reads the files again whenever they have changed. To be run for as long as the service lives.
+    /// Reads the files again whenever they have changed. To be run for as long as the server lives.
     pub(crate) async fn watch(self: Arc<Self>) {
         if self.files().next().is_none() {
             return;
@@ -85,7 +83,7 @@ impl Trust {
     }
 
     fn files(&self) -> impl Iterator<Item = &PathBuf> {
-        let HttpConfig { key_file, admin_key_file, tls, .. } = &self.config;
+        let Config { key_file, admin_key_file, tls, .. } = &self.config;
         let tls = tls.iter().flat_map(|tls| [Some(&tls.cert), Some(&tls.key), tls.client_ca.as_ref()]);
         [key_file.as_ref(), admin_key_file.as_ref()].into_iter().chain(tls).flatten()
     }

@@ -2,14 +2,23 @@
 
 use std::net::IpAddr;
 
-use hyper::Request;
 use hyper::header::{AUTHORIZATION, HOST};
+use hyper::{Request, StatusCode};
 
-use super::refusal::Refusal;
-use super::routes::Access;
-use crate::config::HttpConfig;
-use crate::error::Error;
+use crate::config::Config;
 use crate::secret::Secret;
+use crate::{Denied, Error};
+
+/// What a request wants to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// What everybody may.
+    Open,
+    /// To ask, for which the key is needed, if there is one.
+    Ask,
+    /// To change something, for which the admin key is needed, if there is one.
+    Admin,
+}
 
 /// The keys in force.
 #[derive(Debug, Default)]
@@ -20,9 +29,9 @@ pub(crate) struct Keys {
 
 impl Keys {
     /// From the configuration, and from the files that it names.
-    pub(crate) fn read(config: &HttpConfig) -> Result<Self, Error> {
+    pub(crate) fn read(config: &Config) -> Result<Self, Error> {
         let key = |key: &Option<Secret>, file: &Option<std::path::PathBuf>| match file {
-            Some(file) => Secret::read(file).map(Some).map_err(|message| Error::Start { message }),
+            Some(file) => Secret::read(file).map(Some).map_err(Error),
             None => Ok(key.clone()),
         };
         Ok(Self { ask: key(&config.key, &config.key_file)?, admin: key(&config.admin_key, &config.admin_key_file)? })
@@ -39,7 +48,7 @@ impl Keys {
     }
 
     /// Whether a request has the key for what it wants. True if it showed one of the keys.
-    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Refusal> {
+    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denied> {
         let shown = shown(request);
         let is = |key: &Option<Secret>| key.as_ref().zip(shown).map(|(key, shown)| key.is(shown));
         let (ask, admin) = (is(&self.ask), is(&self.admin));
@@ -52,10 +61,31 @@ impl Keys {
         };
         match (may, known) {
             (true, _) => Ok(known),
-            (false, true) => Err(Refusal::forbidden()),
-            (false, false) => Err(Refusal::unauthorized(wanted == Access::Admin && self.admin.is_some())),
+            (false, true) => Err(forbidden()),
+            (false, false) => Err(unauthorized(wanted == Access::Admin && self.admin.is_some())),
         }
     }
+}
+
+/// No key, or a wrong one.
+fn unauthorized(admin: bool) -> Denied {
+    let message = if admin {
+        "send the admin key in the header \"Authorization: Bearer KEY\""
+    } else {
+        "send the key in the header \"Authorization: Bearer KEY\""
+    };
+    Denied::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+}
+
+/// A key that is right for other requests.
+fn forbidden() -> Denied {
+    Denied::new(StatusCode::FORBIDDEN, "forbidden", "this key allows queries only; send the admin key")
+}
+
+fn wrong_host() -> Denied {
+    let message = "the Host header names another machine; a server on loopback without a key answers to localhost and \
+                   loopback addresses only: add the name to http.hosts, or set a key";
+    Denied::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
 }
 
 fn shown<B>(request: &Request<B>) -> Option<&[u8]> {
@@ -65,7 +95,7 @@ fn shown<B>(request: &Request<B>) -> Option<&[u8]> {
 
 /// Whether a request names a host that means this machine. A page in somebody's browser can be made to reach loopback
 /// under a name of its own (DNS rebinding), and would be let in as if that person had asked.
-pub(crate) fn check_host<B>(request: &Request<B>, more: &[String]) -> Result<(), Refusal> {
+pub(crate) fn check_host<B>(request: &Request<B>, more: &[String]) -> Result<(), Denied> {
     let header = request.headers().get(HOST).map(|host| host.as_bytes());
     let Some(named) = request.uri().authority().map(|host| host.as_str().as_bytes()).or(header) else {
         return Ok(()); // HTTP/1.0: no browser.
@@ -82,7 +112,7 @@ pub(crate) fn check_host<B>(request: &Request<B>, more: &[String]) -> Result<(),
         |_| bare.eq_ignore_ascii_case("localhost") || more.iter().any(|host| host.eq_ignore_ascii_case(bare)),
         |address| address.to_canonical().is_loopback() || more.iter().any(|host| host == bare),
     );
-    if is_own { Ok(()) } else { Err(Refusal::wrong_host()) }
+    if is_own { Ok(()) } else { Err(wrong_host()) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep_until};
 
-use crate::state::lock;
+use crate::lock;
 
 /// Everybody has this long to show a key.
 const GRACE: Duration = Duration::from_millis(500);
@@ -17,7 +17,6 @@ const GRACE: Duration = Duration::from_millis(500);
 /// The places of one listener.
 pub(crate) struct Places {
     permits: Arc<Semaphore>,
-    all: u32,
     /// Connections that have shown no key, in the order of their coming.
     strangers: Mutex<BTreeMap<u64, Stranger>>,
     number: AtomicU64,
@@ -31,20 +30,18 @@ struct Stranger {
 }
 
 /// A connection's place.
-pub(crate) struct Place {
+pub struct Place {
     places: Arc<Places>,
     number: u64,
     known: AtomicBool,
     leave: Arc<Notify>,
-    _permit: OwnedSemaphorePermit,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Places {
     pub(crate) fn new(most: usize) -> Arc<Self> {
-        let all = u32::try_from(most.min(Semaphore::MAX_PERMITS)).unwrap_or(u32::MAX);
         Arc::new(Self {
-            permits: Arc::new(Semaphore::new(all as usize)),
-            all,
+            permits: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
             strangers: Mutex::default(),
             number: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
@@ -58,11 +55,19 @@ impl Places {
             Err(_) if give_way => self.make_room().await?,
             Err(_) => self.permits.clone().acquire_owned().await.ok()?,
         };
+        Some(self.place(Some(permit)))
+    }
+
+    /// A place besides all others, for whoever has connected when none is given any more.
+    pub(crate) fn beyond(self: &Arc<Self>) -> Arc<Place> {
+        self.place(None)
+    }
+
+    fn place(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>) -> Arc<Place> {
         let number = self.number.fetch_add(1, Relaxed);
         let leave = Arc::new(Notify::new());
         lock(&self.strangers).insert(number, Stranger { since: Instant::now(), leave: leave.clone() });
-        let known = AtomicBool::new(false);
-        Some(Arc::new(Place { places: self.clone(), number, known, leave, _permit: permit }))
+        Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(false), leave, _permit: permit })
     }
 
     async fn make_room(&self) -> Option<OwnedSemaphorePermit> {
@@ -85,17 +90,13 @@ impl Places {
             }
         }
     }
-
-    /// When all places are free.
-    pub(crate) async fn all_free(&self) {
-        drop(self.permits.acquire_many(self.all).await);
-    }
 }
 
 impl Place {
     /// The connection has shown a key: it keeps its place.
-    pub(crate) fn is_known(&self) {
-        if !self.known.swap(true, Relaxed) {
+    pub fn is_known(&self) {
+        // Of most requests it is known already: the word is then not written.
+        if !self.known.load(Relaxed) && !self.known.swap(true, Relaxed) {
             lock(&self.places.strangers).remove(&self.number);
         }
     }

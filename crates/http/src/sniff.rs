@@ -6,7 +6,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::connection::Protocol;
+use crate::connection::Protocol;
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
@@ -14,8 +14,8 @@ const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 const LOOKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// None if the client said nothing in time, or left, or the router ends first.
-pub(super) async fn protocol(
+/// None if the client said nothing in time, or left, or the server ends first.
+pub(crate) async fn protocol(
     stream: &TcpStream,
     first_byte: Duration,
     mut stop: watch::Receiver<bool>,

@@ -10,14 +10,12 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-use crate::config::TlsConfig;
-use crate::error::Error;
+use crate::{Error, TlsConfig};
 
 /// From the PEM files.
 pub(crate) fn acceptor(config: &TlsConfig, alpn: &[Vec<u8>]) -> Result<TlsAcceptor, Error> {
-    let failed = |what: &str, path: &Path, why: &dyn std::fmt::Display| Error::Start {
-        message: format!("TLS {what} {}: {why}", path.display()),
-    };
+    let failed =
+        |what: &str, path: &Path, why: &dyn std::fmt::Display| Error(format!("TLS {what} {}: {why}", path.display()));
     let certificates = CertificateDer::pem_file_iter(&config.cert)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| failed("certificate", &config.cert, &error))?;

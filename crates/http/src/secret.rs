@@ -19,7 +19,7 @@ impl Secret {
     ///
     /// # Errors
     /// Words for why there is none; the key is not among them.
-    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+    pub fn read(path: &Path) -> Result<Self, String> {
         let failed = |why: &dyn fmt::Display| format!("cannot read the key in {}: {why}", path.display());
         let size = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
         if size > MAX_FILE {

@@ -1,0 +1,70 @@
+//! How clients come in: the settings that both servers have. Durations are in seconds.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::secret::Secret;
+
+/// How clients come in.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where to listen; port 0 lets the system choose.
+    pub bind: SocketAddr,
+    /// Where to listen besides, for health, readiness and metrics only: without TLS and without a key.
+    pub admin_bind: Option<SocketAddr>,
+    /// Threads that serve; 0 for one a core.
+    pub threads: usize,
+    /// The bearer key that clients must show to ask; none for no check.
+    pub key: Option<Secret>,
+    /// A file with that key instead, read again when it changes.
+    pub key_file: Option<PathBuf>,
+    /// The bearer key for changes; none if `key` is enough for that.
+    pub admin_key: Option<Secret>,
+    /// A file with that key instead, read again when it changes.
+    pub admin_key_file: Option<PathBuf>,
+    /// Host names that requests may name, besides this machine's own, where the server listens on loopback and asks
+    /// for no key.
+    pub hosts: Vec<String>,
+    /// Certificate and key of the server; none for plain HTTP.
+    pub tls: Option<TlsConfig>,
+    /// Bytes of a request's body at most.
+    pub max_body: usize,
+    /// Bytes of the bodies of all requests together; none for four times `max_body`, and 64 MiB at least.
+    pub body_memory: Option<usize>,
+    /// Bytes of a request's head at most.
+    pub max_head: usize,
+    /// Lines of a request's head at most.
+    pub max_headers: usize,
+    /// Connections at most; more wait to be accepted.
+    pub max_connections: usize,
+    /// From the first byte of a request to the last of its body.
+    pub request_timeout: Duration,
+    /// Without a request, until a connection is closed.
+    pub idle_timeout: Duration,
+    /// Within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
+    pub write_timeout: Duration,
+}
+
+impl Config {
+    /// Bytes of the bodies of all requests together.
+    #[must_use]
+    pub fn body_memory(&self) -> usize {
+        self.body_memory.unwrap_or_else(|| self.max_body.saturating_mul(4).max(64 << 20))
+    }
+}
+
+/// Files in PEM.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The chain, the server's own certificate first.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Authorities one of which must have signed the certificate of a client; none if clients need no certificate.
+    #[serde(default)]
+    pub client_ca: Option<PathBuf>,
+}

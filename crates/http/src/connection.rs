@@ -1,0 +1,376 @@
+//! One client's connection: hyper speaks HTTP on it, a watchdog ends it when the client takes too long.
+
+use std::cell::RefCell;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::header::{CONNECTION, HeaderValue, TRANSFER_ENCODING};
+use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper::{Request, Response, Version};
+use hyper_util::rt::TokioTimer;
+use tokio::sync::watch;
+
+use crate::Denied;
+use crate::body::Incoming;
+use crate::half_close::{HalfClosed, Tcp};
+use crate::heads::{self, Head};
+use crate::note::{Note, PIECE, Phase};
+use crate::server::Counts;
+use crate::streams::{self, Streams};
+
+/// What a client speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// How long each phase of a connection may take, and how much a head may be.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    pub(crate) idle: Duration,
+    pub(crate) request: Duration,
+    pub(crate) write: Duration,
+    pub(crate) first_byte: Duration,
+    pub(crate) max_head: usize,
+    pub(crate) max_headers: usize,
+    /// Whether a client that ends what it sends in the middle of an answer has left, as clients do. Else it gets the rest.
+    pub(crate) late_end_is_leaving: bool,
+}
+
+/// How long a client has to end its connection after it was told to.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Notes what goes through.
+struct Noted<S> {
+    stream: S,
+    note: Arc<Note>,
+    protocol: Protocol,
+    head: Head,
+    /// Whether something of the answer to the request that is at work was written.
+    is_answering: bool,
+    late_end_is_leaving: bool,
+    /// There once the client has ended what it sends.
+    half_closed: Option<Box<HalfClosed>>,
+}
+
+thread_local! {
+    /// Where what comes is read that has to be looked at.
+    static LOOKED_AT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 64 << 10].into_boxed_slice());
+}
+
+impl<S: Read + Write + Tcp + Unpin> Noted<S> {
+    /// Reads, and lets `look` see what came.
+    fn poll_looked_at(
+        &mut self,
+        context: &mut Context<'_>,
+        mut buffer: ReadBufCursor<'_>,
+        look: impl FnOnce(&mut Self, &[u8]) -> Poll<()>,
+    ) -> Poll<std::io::Result<()>> {
+        LOOKED_AT.with_borrow_mut(|bytes| {
+            let room = buffer.remaining().min(bytes.len());
+            let mut read = ReadBuf::new(&mut bytes[..room]);
+            ready!(Pin::new(&mut self.stream).poll_read(context, read.unfilled()))?;
+            ready!(look(self, read.filled()));
+            buffer.put_slice(read.filled());
+            Poll::Ready(Ok(()))
+        })
+    }
+
+    /// The client sends nothing more.
+    fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        if self.note.phase() != Phase::Busy {
+            return Poll::Ready(Ok(()));
+        }
+        let quiet = !self.is_answering;
+        match &mut self.half_closed {
+            Some(half_closed) => half_closed.poll(&mut self.stream, &self.note, quiet, context).map(Ok),
+            None => Poll::Ready(Ok(())),
+        }
+    }
+
+    fn poll_out(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<()>> {
+        if let Some(half_closed) = &mut self.half_closed {
+            ready!(half_closed.poll_out(&mut self.stream, context))?;
+        }
+        self.is_answering |= !bytes.starts_with(b"HTTP/1.1 100");
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: Read + Write + Tcp + Unpin> Read for Noted<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let phase = self.note.phase();
+        if self.protocol == Protocol::Http2 {
+            let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+            // What comes between two requests does not make the connection less idle.
+            if read.is_ready() && phase == Phase::Fresh {
+                self.note.set(Phase::Idle);
+            }
+            return read;
+        }
+        if self.half_closed.is_some() {
+            return self.poll_half_closed(context);
+        }
+        if phase != Phase::Busy {
+            return self.poll_looked_at(context, buffer, |this, bytes| {
+                if phase != Phase::Head {
+                    this.note.set(Phase::Head);
+                    this.head = Head::default();
+                }
+                this.is_answering = false;
+                if let Some(seen) = this.head.take(bytes) {
+                    this.note.set_head(seen);
+                }
+                Poll::Ready(())
+            });
+        }
+        let read = self.poll_looked_at(context, buffer, |this, bytes| {
+            let goes_on = !bytes.is_empty() || (this.is_answering && this.late_end_is_leaving);
+            if goes_on {
+                return Poll::Ready(());
+            }
+            this.half_closed = Some(Box::new(HalfClosed::new(this.stream.tcp(), &this.note)));
+            Poll::Pending
+        });
+        if self.half_closed.is_some() { self.poll_half_closed(context) } else { read }
+    }
+}
+
+impl<S: Read + Write + Tcp + Unpin> Write for Noted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        ready!(self.poll_out(context, bytes))?;
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.note.wrote(&written);
+        written
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if flushed.is_ready() {
+            self.note.flushed();
+        }
+        flushed
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        ready!(self.poll_out(context, bytes.first().map_or(&[][..], |first| first)))?;
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
+        self.note.wrote(&written);
+        written
+    }
+}
+
+/// A request at work, until the last of its answer is handed over.
+struct AtWork {
+    note: Arc<Note>,
+    protocol: Protocol,
+}
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        // Over HTTP/1.1 the connection is idle as soon as all is written.
+        if self.note.end() && self.protocol == Protocol::Http2 {
+            self.note.set(Phase::Idle);
+        }
+    }
+}
+
+/// An answer's body, at work as long as it is there.
+struct Watched<B> {
+    body: B,
+    /// What came of it, and is still to be handed on in pieces, so that each can have its time.
+    rest: Bytes,
+    work: AtWork,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Watched<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        if self.work.protocol == Protocol::Http1 {
+            return Pin::new(&mut self.body).poll_frame(context);
+        }
+        if self.rest.is_empty() {
+            let polled = Pin::new(&mut self.body).poll_frame(context);
+            streams::asked(polled.is_ready());
+            match ready!(polled) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.rest = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                over => return Poll::Ready(over),
+            }
+        } else {
+            streams::asked(true);
+        }
+        let most = self.rest.len().min(PIECE);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(most)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (rest, body) = (self.rest.len() as u64, self.body.size_hint());
+        let mut hint = SizeHint::new();
+        if let Some(upper) = body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint.set_lower(body.lower() + rest);
+        hint
+    }
+}
+
+/// Answers requests on `stream` until the client leaves, takes too long, or `stop` says to end and what runs is done.
+/// `refuse`: the answer to a request whose head is not as it must be.
+pub(crate) async fn serve<S, F, B>(
+    stream: S,
+    protocol: Protocol,
+    limits: Limits,
+    counts: Arc<Counts>,
+    stop: watch::Receiver<bool>,
+    handle: impl Fn(Request<Incoming>, Instant) -> F,
+    refuse: impl Fn(Denied) -> Response<B>,
+) where
+    S: Read + Write + Tcp + Unpin + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let note = Arc::new(Note::new());
+    let service = service_fn(|request: Request<hyper::body::Incoming>| {
+        let checked = heads::check(&request, note.take_head(), limits.max_head, limits.max_headers);
+        // Where a body with a coding ends is for two parties to agree on: nothing follows it here.
+        let mut closes = request.headers().contains_key(TRANSFER_ENCODING) || checked.is_err();
+        closes &= protocol == Protocol::Http1;
+        note.begin(request.version() == Version::HTTP_11, request.body().is_end_stream());
+        let work = AtWork { note: note.clone(), protocol };
+        let answer = match checked {
+            Ok(()) => {
+                let request = request.map(|body| Incoming::new(body, note.clone()));
+                Ok(handle(request, Instant::now() + limits.request))
+            }
+            Err(denied) => Err(refuse(denied)),
+        };
+        async move {
+            let mut answer = match answer {
+                Ok(answer) => answer.await,
+                Err(refused) => refused,
+            };
+            if closes {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            Ok::<_, std::convert::Infallible>(answer.map(|body| Watched { body, rest: Bytes::new(), work }))
+        }
+    });
+    let stream = Noted {
+        stream,
+        note: note.clone(),
+        protocol,
+        head: Head::default(),
+        is_answering: false,
+        late_end_is_leaving: limits.late_end_is_leaving,
+        half_closed: None,
+    };
+    match protocol {
+        Protocol::Http1 => {
+            let mut http = http1::Builder::new();
+            // The end of what a client sends comes here only once it means that the client has left.
+            http.header_read_timeout(None).half_close(false).max_headers(limits.max_headers);
+            http.max_buf_size(limits.max_head.max(8192));
+            let connection = http.serve_connection(stream, service);
+            watch(pin!(connection), http1::Connection::graceful_shutdown, &note, limits, stop).await;
+        }
+        // In a place of its own: every connection that speaks HTTP/1.1 would be as large.
+        Protocol::Http2 => {
+            Box::pin(async {
+                let mut http = http2::Builder::new(Streams { write: limits.write, counts });
+                http.timer(TokioTimer::new())
+                    .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
+                    // What a client may send before anybody reads it.
+                    .initial_stream_window_size(512 << 10)
+                    .initial_connection_window_size(1 << 20)
+                    .max_concurrent_streams(1000)
+                    .keep_alive_interval(limits.idle.min(Duration::from_secs(30)))
+                    .keep_alive_timeout(Duration::from_secs(20));
+                let connection = http.serve_connection(stream, service);
+                watch(pin!(connection), http2::Connection::graceful_shutdown, &note, limits, stop).await;
+            })
+            .await
+        }
+    }
+}
+
+async fn watch<C: Future>(
+    mut connection: Pin<&mut C>,
+    end: impl Fn(Pin<&mut C>),
+    note: &Note,
+    limits: Limits,
+    mut stop: watch::Receiver<bool>,
+) {
+    let look = limits.request.min(limits.write).min(limits.idle);
+    let mut timer = pin!(tokio::time::sleep(note.left(&limits, look)));
+    let mut ending = *stop.borrow();
+    let mut goodbye = false;
+    if ending {
+        // What it asks is here already: it is answered, and nothing after it.
+        let done = std::future::poll_fn(|context| Poll::Ready(connection.as_mut().poll(context).is_ready())).await;
+        if done {
+            return;
+        }
+        end(connection.as_mut());
+    }
+    loop {
+        tokio::select! {
+            biased;
+            // Errors are the client's: it left, or spoke no HTTP, which hyper has told it.
+            _ = connection.as_mut() => return,
+            changed = stop.changed(), if !ending => {
+                ending = changed.is_err() || *stop.borrow();
+                if ending {
+                    end(connection.as_mut());
+                }
+            }
+            () = timer.as_mut() => {
+                let mut left = note.left(&limits, look);
+                if left.is_zero() {
+                    // A client of HTTP/2 is told which of its requests were taken.
+                    if goodbye || note.phase() != Phase::Idle {
+                        return;
+                    }
+                    (goodbye, left) = (true, GOODBYE);
+                    end(connection.as_mut());
+                }
+                timer.as_mut().reset(tokio::time::Instant::now() + left);
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Checks of clients: keys, certificates, and names of hosts.
+
+use std::sync::Arc;
+
+use hyper::Request;
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::Config;
+use crate::keys::{Access, check_host};
+use crate::trust::Trust;
+use crate::{Denied, Error};
+
+/// Lets clients in, or not, as a configuration says.
+pub struct Gate {
+    trust: Arc<Trust>,
+    config: Config,
+}
+
+impl Gate {
+    /// Reads keys and certificates. `alpn`: the protocols that TLS may agree on, the preferred one first.
+    ///
+    /// # Errors
+    /// If a file cannot be used.
+    pub fn new(config: &Config, alpn: &[&str]) -> Result<Self, Error> {
+        Ok(Self { trust: Arc::new(Trust::new(config, alpn)?), config: config.clone() })
+    }
+
+    /// Whether clients need a key.
+    #[must_use]
+    pub fn asks_for_key(&self) -> bool {
+        self.trust.keys().asked_for()
+    }
+
+    /// Whether changes need a key.
+    #[must_use]
+    pub fn asks_for_key_to_change(&self) -> bool {
+        self.trust.keys().asked_for_changes()
+    }
+
+    /// Whether a request may do what it wants. True if it showed a key. A server on loopback without a key lets in
+    /// only requests that name this machine.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn check<B>(&self, request: &Request<B>, wants: Access) -> Result<bool, Denied> {
+        if self.config.bind.ip().is_loopback() && !self.asks_for_key() {
+            check_host(request, &self.config.hosts)?;
+        }
+        self.trust.keys().check(request, wants)
+    }
+
+    /// Refuses a request that names another machine, where nothing else keeps other people's web pages out.
+    ///
+    /// # Errors
+    /// It does.
+    pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denied> {
+        let is_loopback = self.config.admin_bind.is_some_and(|at| at.ip().is_loopback());
+        if is_loopback { check_host(request, &self.config.hosts) } else { Ok(()) }
+    }
+
+    /// What speaks TLS, if the configuration has a certificate.
+    #[must_use]
+    pub fn tls(&self) -> Option<Arc<TlsAcceptor>> {
+        self.trust.tls()
+    }
+
+    /// Reads keys and certificates again.
+    ///
+    /// # Errors
+    /// If one cannot be used: all stays as it was.
+    pub fn reload(&self) -> Result<(), Error> {
+        self.trust.reload()
+    }
+
+    /// Reads the files again whenever they have changed. To be run for as long as the server lives.
+    pub async fn watch(&self) {
+        self.trust.clone().watch().await;
+    }
+}

@@ -1,0 +1,117 @@
+//! Clients that have said all they will say, and those that are gone: both end what they send in the same way.
+//!
+//! The end of what a client sends is kept from hyper, which would give the request up, until the answer is there. While
+//! there is no answer, the client gets an interim one now and then: a socket that nobody reads any more answers that with
+//! a reset, and the request is given up. docs/design/2026-11-25-half-close.md has the reasons.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::rt::Write;
+use hyper_util::rt::TokioIo;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep};
+use tokio_rustls::server::TlsStream;
+
+use crate::note::Note;
+
+/// What a client gets that may be gone. Every client of HTTP/1.1 skips it (RFC 9110, 15.2).
+const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// After which a body that has not come to its end is known to be cut off.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// How often it is looked whether the client has reset the connection.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// Until the first interim answer; each later one comes after twice the time, and at most [`MOST`].
+const FIRST: Duration = Duration::from_secs(2);
+const MOST: Duration = Duration::from_secs(16);
+
+/// Between what the system sends to a client that may be gone and takes no interim answers.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+
+/// A stream over a TCP socket.
+pub(crate) trait Tcp {
+    /// The socket.
+    fn tcp(&self) -> &TcpStream;
+}
+
+impl Tcp for TokioIo<TcpStream> {
+    fn tcp(&self) -> &TcpStream {
+        self.inner()
+    }
+}
+
+impl Tcp for TokioIo<TlsStream<TcpStream>> {
+    fn tcp(&self) -> &TcpStream {
+        self.inner().get_ref().0
+    }
+}
+
+/// A client that sends nothing more, and waits for an answer or is gone.
+pub(crate) struct HalfClosed {
+    timer: Pin<Box<Sleep>>,
+    next: Instant,
+    pause: Duration,
+    /// Of an interim answer that has begun, what is to be written yet.
+    rest: &'static [u8],
+}
+
+impl HalfClosed {
+    pub(crate) fn new(socket: &TcpStream, note: &Note) -> Self {
+        if !note.takes_interim() {
+            let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
+            let _ = SockRef::from(socket).set_tcp_keepalive(&keepalive);
+        }
+        let wait = if note.is_whole() { LOOK } else { SETTLE };
+        Self { timer: Box::pin(sleep(wait)), next: Instant::now() + FIRST, pause: FIRST, rest: b"" }
+    }
+
+    /// Ready if the request is to be given up: the client is gone, or the body cut off. `quiet`: whether nothing of an
+    /// answer has been written.
+    pub(crate) fn poll<S: Write + Tcp + Unpin>(
+        &mut self,
+        stream: &mut S,
+        note: &Note,
+        quiet: bool,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        while self.timer.as_mut().poll(context).is_ready() {
+            let is_gone = !matches!(stream.tcp().take_error(), Ok(None));
+            if is_gone || !note.is_whole() {
+                return Poll::Ready(());
+            }
+            if quiet && self.rest.is_empty() && note.takes_interim() && self.next <= Instant::now() {
+                self.rest = INTERIM;
+                self.pause = (self.pause * 2).min(MOST);
+                self.next = Instant::now() + self.pause;
+            }
+            while !self.rest.is_empty() {
+                match Pin::new(&mut *stream).poll_write(context, self.rest) {
+                    Poll::Ready(Ok(written)) if written > 0 => self.rest = &self.rest[written..],
+                    Poll::Ready(_) => return Poll::Ready(()),
+                    Poll::Pending => break,
+                }
+            }
+            let _ = Pin::new(&mut *stream).poll_flush(context);
+            self.timer.set(sleep(LOOK));
+        }
+        Poll::Pending
+    }
+
+    /// Until an interim answer is out that has begun, nothing else may be written.
+    pub(crate) fn poll_out<S: Write + Unpin>(
+        &mut self,
+        stream: &mut S,
+        context: &mut Context<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        while !self.rest.is_empty() {
+            let written = std::task::ready!(Pin::new(&mut *stream).poll_write(context, self.rest))?;
+            self.rest = &self.rest[written..];
+        }
+        Poll::Ready(Ok(()))
+    }
+}

@@ -1,0 +1,166 @@
+//! The head of a request as it comes over HTTP/1.1: its length, and whether it says twice how long the body is.
+//!
+//! hyper goes by the chunks and drops the length, as it may (RFC 9112, 6.3). Whoever sends both has nothing good in mind,
+//! or a broken proxy before it: the request is refused.
+
+use hyper::header::{HOST, TRANSFER_ENCODING};
+use hyper::{Request, StatusCode, Version};
+
+use crate::Denied;
+
+/// Names that are looked for, with their colons.
+const LENGTH: &[u8] = b"content-length:";
+const CODING: &[u8] = b"transfer-encoding:";
+
+/// A head that comes in pieces, however they are cut.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Head {
+    bytes: usize,
+    /// Bytes of the line that is coming.
+    line: usize,
+    /// Whether the line may still turn out to be one of these.
+    length: bool,
+    coding: bool,
+    has_length: bool,
+    has_coding: bool,
+    is_whole: bool,
+}
+
+/// A head that was seen from its first byte to its last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// Its length in bytes.
+    pub(crate) bytes: usize,
+    /// True if it has both Content-Length and Transfer-Encoding.
+    pub(crate) is_ambiguous: bool,
+}
+
+impl Head {
+    /// Takes more of it. Returns the whole, once, as soon as its last byte is here.
+    pub(crate) fn take(&mut self, piece: &[u8]) -> Option<Seen> {
+        if self.is_whole {
+            return None;
+        }
+        for line in piece.split_inclusive(|byte| *byte == b'\n') {
+            let is_over = line.last() == Some(&b'\n');
+            if self.line == 0 {
+                (self.length, self.coding) = (true, true);
+                // Empty lines before a request are nothing.
+                if is_over && matches!(line, b"\n" | b"\r\n") && self.bytes > 0 {
+                    return Some(self.end(line.len()));
+                }
+            } else if is_over && line == b"\n" && self.line == 1 && !self.length && !self.coding && self.bytes > 1 {
+                // The carriage return was the end of the last piece.
+                return Some(self.end(1));
+            }
+            self.length = self.length && goes_on(line, self.line, LENGTH);
+            self.coding = self.coding && goes_on(line, self.line, CODING);
+            self.line += line.len();
+            self.bytes += line.len();
+            self.has_length |= self.length && self.line >= LENGTH.len();
+            self.has_coding |= self.coding && self.line >= CODING.len();
+            if is_over {
+                if self.bytes <= 2 && self.line == self.bytes && line.iter().all(|byte| matches!(byte, b'\r' | b'\n')) {
+                    self.bytes = 0;
+                }
+                self.line = 0;
+            }
+        }
+        None
+    }
+
+    fn end(&mut self, last: usize) -> Seen {
+        self.is_whole = true;
+        self.bytes += last;
+        Seen { bytes: self.bytes, is_ambiguous: self.has_length && self.has_coding }
+    }
+}
+
+/// True if a line of which `there` bytes were seen before goes on like this name.
+fn goes_on(piece: &[u8], there: usize, name: &[u8]) -> bool {
+    let Some(rest) = name.get(there..) else { return true };
+    let most = rest.len().min(piece.len());
+    piece[..most].eq_ignore_ascii_case(&rest[..most])
+}
+
+/// Refuses a request whose head is not as HTTP has it, or larger than it may be. `seen`: its head, if that was seen.
+pub(crate) fn check<B>(
+    request: &Request<B>,
+    seen: Option<Seen>,
+    max_head: usize,
+    max_headers: usize,
+) -> Result<(), Denied> {
+    let headers = request.headers();
+    let is_http2 = request.version() == Version::HTTP_2;
+    // What came with the end of another request was not looked at on its way: of its framing nothing is known.
+    let is_ambiguous = seen.map_or(!is_http2 && headers.contains_key(TRANSFER_ENCODING), |seen| seen.is_ambiguous);
+    if is_ambiguous {
+        let message = "a request may have Content-Length or Transfer-Encoding, not both, and one with Transfer-Encoding \
+                       must begin after the answer to the one before";
+        return Err(Denied::new(StatusCode::BAD_REQUEST, "ambiguous_framing", message));
+    }
+    let bytes = || {
+        let lines = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+        lines.sum::<usize>() + request.uri().path_and_query().map_or(1, |path| path.as_str().len()) + 16
+    };
+    let too_long = seen.map_or_else(|| !is_http2 && bytes() > max_head, |seen| seen.bytes > max_head);
+    if too_long || headers.len() > max_headers {
+        let message = format!(
+            "the request's head has more than {max_head} bytes (http.max_head) or {max_headers} lines (http.max_headers)"
+        );
+        return Err(Denied::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message));
+    }
+    let mut hosts = headers.get_all(HOST).iter();
+    let host = hosts.next();
+    let is_missing = host.is_none() && request.version() == Version::HTTP_11;
+    if is_missing || hosts.next().is_some() || host.is_some_and(|host| !is_host(host.as_bytes())) {
+        let message = "a request must have one Host header, with the name and port that it was sent to";
+        return Err(Denied::new(StatusCode::BAD_REQUEST, "bad_host", message));
+    }
+    Ok(())
+}
+
+/// True if a text can be the value of a Host header: no list, no user, no path.
+fn is_host(text: &[u8]) -> bool {
+    text.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b',' | b'/' | b'@' | b'?' | b'#' | b'\\'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOTH: &str = "POST / HTTP/1.1\r\nContent-Length: 5\r\nTRANSFER-encoding: chunked\r\n\r\n";
+
+    #[test]
+    fn heads_are_seen_however_they_are_cut() {
+        for (text, is_ambiguous) in [
+            (BOTH, true),
+            ("GET / HTTP/1.1\r\nhost: a\r\n\r\n", false),
+            ("POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", false),
+            ("POST / HTTP/1.1\r\nx-content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", false),
+            ("POST / HTTP/1.1\ncontent-length: 5\ntransfer-encoding: chunked\n\n", true),
+        ] {
+            let seen = Some(Seen { bytes: text.len(), is_ambiguous });
+            assert_eq!(Head::default().take(text.as_bytes()), seen, "{text:?}");
+            let more = format!("{text}transfer-encoding: x\r\n\r\n");
+            assert_eq!(Head::default().take(more.as_bytes()), seen, "{text:?}, and a body");
+            for cut in 1..text.len() {
+                let (first, last) = text.as_bytes().split_at(cut);
+                let mut head = Head::default();
+                assert_eq!(head.take(first).or_else(|| head.take(last)), seen, "{text:?} cut at {cut}");
+            }
+            let mut head = Head::default();
+            assert_eq!(text.bytes().find_map(|byte| head.take(&[byte])), seen, "{text:?} byte by byte");
+        }
+    }
+
+    #[test]
+    fn hosts() {
+        for good in ["", "a", "a.b:80", "[::1]:80", "a_b"] {
+            assert!(is_host(good.as_bytes()), "{good}");
+        }
+        for bad in ["a, b", "a b", "a/b", "u@a", "a\tb"] {
+            assert!(!is_host(bad.as_bytes()), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! The HTTP server that the service and the router stand on. It knows nothing of either.
+//!
+//! ```text
+//! server ──▶ places ──▶ connection (watch, half_close, heads, streams) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
+//! ```
+//!
+//! * [`server`]: listening, accepting, and the threads that serve.
+//! * `places`: room for connections; those without a key give way.
+//! * `connection`: one client's connection: hyper speaks HTTP on it, and time limits are kept.
+//! * [`gate`]: keys, certificates, and the hosts that a request may name.
+//! * [`body`]: a request's body, read into memory that all bodies share.
+
+#![forbid(unsafe_code)]
+
+pub mod body;
+pub mod config;
+mod connection;
+pub mod gate;
+mod half_close;
+mod heads;
+mod keys;
+mod memory;
+mod note;
+mod places;
+pub mod secret;
+pub mod server;
+mod sniff;
+mod streams;
+mod tls;
+mod trust;
+
+use std::borrow::Cow;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hyper::StatusCode;
+
+pub use body::{BodyFault, BodyLimits, Incoming};
+pub use config::{Config, TlsConfig};
+pub use gate::Gate;
+pub use keys::Access;
+pub use memory::Memory;
+pub use places::Place;
+pub use secret::Secret;
+pub use server::{Call, Door, Front, Handler, Server, Threads};
+
+/// A server could not be started, or a file of its configuration cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Error(pub String);
+
+/// A request that is refused before anybody has looked at what it asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Denied {
+    /// The status of the answer.
+    pub status: StatusCode,
+    /// A name for the reason that stays.
+    pub code: &'static str,
+    /// Words for what was wrong and what would be right.
+    pub message: Cow<'static, str>,
+}
+
+impl Denied {
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, message: message.into() }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,243 @@
+//! Memory for the bodies of requests: one budget for all of them, from the first byte that has to be kept until the body
+//! is not needed any more, at an engine for instance.
+//!
+//! A body that finds no room is not read further until there is some. Whoever has sent nothing for a while, or very little,
+//! gives way to those who wait; who has waited long is refused. A part is kept for short bodies, so that long ones that
+//! stop hold up none of them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::lock;
+use crate::note::millis;
+
+/// A body up to this length may use all of the memory; longer ones leave a quarter of it to those.
+const SHORT: usize = 64 << 10;
+
+/// How long a body waits for room.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often those who wait look for somebody who must give way.
+const LOOK: Duration = Duration::from_millis(250);
+
+/// How long a body may be without a byte, or have been slower than [`SLOW`] since its beginning, while others wait.
+const GRACE: u64 = 2000;
+
+/// Bytes a second.
+const SLOW: u64 = 64 << 10;
+
+/// The memory for the bodies of all requests of a server.
+#[derive(Debug)]
+pub struct Memory {
+    limit: usize,
+    used: AtomicUsize,
+    freed: Notify,
+    /// Bodies that are coming, in the order of their beginning.
+    coming: Mutex<BTreeMap<u64, Arc<Coming>>>,
+    number: AtomicU64,
+    refused: AtomicU64,
+    gave_way: AtomicU64,
+}
+
+/// A body that is coming.
+#[derive(Debug)]
+struct Coming {
+    since: u64,
+    last: AtomicU64,
+    bytes: AtomicUsize,
+    /// Whether it is us for whom it waits.
+    waits: AtomicBool,
+    leave: Notify,
+}
+
+/// There is no room for a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct NoRoom;
+
+/// Memory that a body has, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    memory: Arc<Memory>,
+    bytes: usize,
+}
+
+/// A body's place among those that are coming, until this is dropped.
+pub(crate) struct Reading {
+    memory: Arc<Memory>,
+    number: u64,
+    coming: Arc<Coming>,
+}
+
+impl Memory {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            used: AtomicUsize::new(0),
+            freed: Notify::new(),
+            coming: Mutex::default(),
+            number: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            gave_way: AtomicU64::new(0),
+        })
+    }
+
+    /// Bytes that bodies have now.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used.load(Relaxed)
+    }
+
+    /// Bodies that found no room, and those that gave way to others.
+    #[must_use]
+    pub fn refused(&self) -> [(&'static str, u64); 2] {
+        [("no_room", self.refused.load(Relaxed)), ("gave_way", self.gave_way.load(Relaxed))]
+    }
+
+    fn try_take(&self, more: usize, whole: usize) -> bool {
+        let most = if whole <= SHORT { self.limit } else { self.limit - self.limit / 4 };
+        let taken = |used: usize| used.checked_add(more).filter(|sum| *sum <= most);
+        self.used.fetch_update(Relaxed, Relaxed, taken).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        if bytes > 0 {
+            self.used.fetch_sub(bytes, Relaxed);
+            self.freed.notify_waiters();
+        }
+    }
+
+    /// Has one body give way, if one is due: the one that was without a byte for the longest, else the slowest.
+    fn make_room(&self) {
+        let now = millis();
+        let rate = |it: &Coming| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
+        let silent = |it: &Coming| now.saturating_sub(it.last.load(Relaxed));
+        let coming = lock(&self.coming);
+        let others = || coming.values().filter(|it| !it.waits.load(Relaxed) && now.saturating_sub(it.since) >= GRACE);
+        let longest = others().filter(|it| silent(it) >= GRACE).max_by_key(|it| silent(it));
+        let victim = longest.or_else(|| others().filter(|it| rate(it) < SLOW).min_by_key(|it| rate(it)));
+        if let Some(victim) = victim {
+            // Once is enough, until it has gone.
+            victim.waits.store(true, Relaxed);
+            victim.leave.notify_one();
+            self.gave_way.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Reading {
+    pub(crate) fn new(memory: &Arc<Memory>) -> Self {
+        let number = memory.number.fetch_add(1, Relaxed);
+        let coming = Arc::new(Coming {
+            since: millis(),
+            last: AtomicU64::new(millis()),
+            bytes: AtomicUsize::new(0),
+            waits: AtomicBool::new(false),
+            leave: Notify::new(),
+        });
+        lock(&memory.coming).insert(number, coming.clone());
+        Self { memory: memory.clone(), number, coming }
+    }
+
+    /// More has come.
+    pub(crate) fn came(&self, bytes: usize) {
+        self.coming.bytes.fetch_add(bytes, Relaxed);
+        self.coming.last.store(millis(), Relaxed);
+    }
+
+    /// When the body has to give way.
+    pub(crate) async fn must_leave(&self) {
+        self.coming.leave.notified().await;
+    }
+
+    /// Memory for `bytes`, with what the body has already.
+    pub(crate) async fn grow(&self, lease: &mut Lease, bytes: usize) -> Result<(), NoRoom> {
+        let more = bytes.saturating_sub(lease.bytes);
+        let memory = &self.memory;
+        if !memory.try_take(more, bytes) {
+            self.coming.waits.store(true, Relaxed);
+            let until = Instant::now() + PATIENCE;
+            loop {
+                let freed = memory.freed.notified();
+                if memory.try_take(more, bytes) {
+                    break;
+                }
+                if until <= Instant::now() {
+                    memory.refused.fetch_add(1, Relaxed);
+                    return Err(NoRoom);
+                }
+                if timeout_at(until.min(Instant::now() + LOOK), freed).await.is_err() {
+                    memory.make_room();
+                }
+            }
+            self.coming.waits.store(false, Relaxed);
+            self.came(0);
+        }
+        lease.bytes += more;
+        Ok(())
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        lock(&self.memory.coming).remove(&self.number);
+    }
+}
+
+impl Lease {
+    pub(crate) fn new(memory: &Arc<Memory>) -> Self {
+        Self { memory: memory.clone(), bytes: 0 }
+    }
+
+    /// Gives back all but this.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let less = self.bytes.saturating_sub(bytes);
+        self.bytes -= less;
+        self.memory.give_back(less);
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.memory.give_back(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[tokio::test]
+    async fn short_bodies_find_room_beside_long_ones() {
+        let memory = Memory::new(4 * MIB);
+        let (long, mut held) = (Reading::new(&memory), Lease::new(&memory));
+        assert_eq!(long.grow(&mut held, 3 * MIB).await, Ok(()));
+        let (short, mut lease) = (Reading::new(&memory), Lease::new(&memory));
+        assert_eq!(short.grow(&mut lease, SHORT).await, Ok(()));
+        drop(lease);
+        held.shrink(MIB);
+        assert_eq!(memory.used(), MIB);
+        drop(held);
+        assert_eq!(memory.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_has_stopped_gives_way() {
+        let memory = Memory::new(4 * MIB);
+        let (stopped, mut held) = (Reading::new(&memory), Lease::new(&memory));
+        assert_eq!(stopped.grow(&mut held, 3 * MIB).await, Ok(()));
+        let leaves = async move {
+            stopped.must_leave().await;
+            drop(held);
+        };
+        let (next, mut lease) = (Reading::new(&memory), Lease::new(&memory));
+        let (grown, ()) = tokio::join!(next.grow(&mut lease, 2 * MIB), leaves);
+        assert_eq!((grown, memory.refused()), (Ok(()), [("no_room", 0), ("gave_way", 1)]));
+    }
+}

@@ -1,0 +1,209 @@
+//! What happens on a connection, and since when.
+//!
+//! A timer for every request would cost more than many another part of it. So what happens only notes the time, and one
+//! timer a connection looks at the note when the earliest possible deadline is over.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use crate::connection::Limits;
+use crate::heads::Seen;
+
+/// Bytes that a client must take within the write limit, or all that is there for it.
+pub(crate) const PIECE: usize = 16 << 10;
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Milliseconds since the first call.
+pub(crate) fn millis() -> u64 {
+    START.elapsed().as_millis() as u64
+}
+
+/// A connection's phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No request has begun since the last one.
+    Idle,
+    /// The head of a request is coming.
+    Head,
+    /// A request is at work: whoever does it keeps its limits.
+    Busy,
+    /// Nothing has come yet.
+    Fresh,
+}
+
+const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
+
+/// The phase, since when, how many requests are at work, and what is known of the client.
+#[derive(Debug)]
+pub(crate) struct Note {
+    phase: AtomicU64,
+    /// Since when the socket takes nothing more, in milliseconds and one; 0 if it does.
+    stuck: AtomicU64,
+    /// Bytes that it has taken since then.
+    taken: AtomicUsize,
+    requests: AtomicU64,
+    /// The head of the request that has just come, if it was seen: its length, and whether it is ambiguous.
+    head: AtomicU64,
+    /// Whether all of the request that is at work has come (HTTP/1.1).
+    whole: AtomicBool,
+    /// Whether the client understands interim answers: HTTP/1.1.
+    takes_interim: AtomicBool,
+}
+
+impl Note {
+    pub(crate) fn new() -> Self {
+        let note = Self {
+            phase: AtomicU64::new(0),
+            stuck: AtomicU64::new(0),
+            taken: AtomicUsize::new(0),
+            requests: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            whole: AtomicBool::new(false),
+            takes_interim: AtomicBool::new(false),
+        };
+        note.set(Phase::Fresh);
+        note
+    }
+
+    pub(crate) fn set(&self, phase: Phase) {
+        self.phase.store(millis() << 2 | phase as u64, Relaxed);
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.get().0
+    }
+
+    fn get(&self) -> (Phase, u64) {
+        let word = self.phase.load(Relaxed);
+        (PHASES[(word & 3) as usize], word >> 2)
+    }
+
+    /// How much time is left, at most `look`: another phase may begin meanwhile and end sooner.
+    pub(crate) fn left(&self, limits: &Limits, look: Duration) -> Duration {
+        let now = millis();
+        let left = |since: u64, limit: Duration| limit.saturating_sub(Duration::from_millis(now.saturating_sub(since)));
+        let (phase, since) = self.get();
+        let of_phase = match phase {
+            Phase::Idle => left(since, limits.idle),
+            Phase::Fresh => left(since, limits.first_byte),
+            Phase::Head => left(since, limits.request),
+            Phase::Busy => look,
+        };
+        let of_socket = match self.stuck.load(Relaxed) {
+            0 => look,
+            since => left(since - 1, limits.write),
+        };
+        of_phase.min(of_socket).min(look)
+    }
+
+    /// Something was to be written.
+    pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
+        let is_stuck = self.stuck.load(Relaxed) > 0;
+        match written {
+            Poll::Pending if !is_stuck => {
+                self.taken.store(0, Relaxed);
+                self.stuck.store(millis() + 1, Relaxed);
+            }
+            // A client that takes a byte now and then has not begun to read.
+            Poll::Ready(Ok(bytes)) if is_stuck => {
+                let taken = self.taken.load(Relaxed) + bytes;
+                self.taken.store(taken, Relaxed);
+                if taken >= PIECE {
+                    self.stuck.store(0, Relaxed);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// All was written that is there.
+    pub(crate) fn flushed(&self) {
+        if self.stuck.load(Relaxed) > 0 {
+            self.stuck.store(0, Relaxed);
+        }
+        if self.phase() == Phase::Busy && self.requests.load(Relaxed) == 0 {
+            self.set(Phase::Idle);
+        }
+    }
+
+    /// A request begins.
+    pub(crate) fn begin(&self, takes_interim: bool, is_whole: bool) {
+        self.requests.fetch_add(1, Relaxed);
+        self.takes_interim.store(takes_interim, Relaxed);
+        self.whole.store(is_whole, Relaxed);
+        self.set(Phase::Busy);
+    }
+
+    /// A request is over. True if there are no others.
+    pub(crate) fn end(&self) -> bool {
+        self.requests.fetch_sub(1, Relaxed) == 1
+    }
+
+    pub(crate) fn set_whole(&self) {
+        self.whole.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_whole(&self) -> bool {
+        self.whole.load(Relaxed)
+    }
+
+    pub(crate) fn takes_interim(&self) -> bool {
+        self.takes_interim.load(Relaxed)
+    }
+
+    pub(crate) fn set_head(&self, seen: Seen) {
+        self.head.store((seen.bytes as u64) << 1 | u64::from(seen.is_ambiguous), Relaxed);
+    }
+
+    /// The head of the request that has just come, if it was seen.
+    pub(crate) fn take_head(&self) -> Option<Seen> {
+        match self.head.swap(0, Relaxed) {
+            0 => None,
+            word => Some(Seen { bytes: (word >> 1) as usize, is_ambiguous: word & 1 == 1 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> Limits {
+        let second = Duration::from_secs(1);
+        Limits {
+            idle: 75 * second,
+            request: 10 * second,
+            write: 20 * second,
+            first_byte: 5 * second,
+            max_head: 1,
+            max_headers: 1,
+            late_end_is_leaving: true,
+        }
+    }
+
+    #[test]
+    fn each_phase_has_its_limit() {
+        let (second, limits, note) = (Duration::from_secs(1), limits(), Note::new());
+        let about = |seconds: u32| {
+            let left = note.left(&limits, 99 * second);
+            assert!(left <= second * seconds && left + second > second * seconds, "{seconds}: {left:?}");
+        };
+        for (phase, seconds) in [(Phase::Fresh, 5), (Phase::Idle, 75), (Phase::Head, 10), (Phase::Busy, 99)] {
+            note.set(phase);
+            assert_eq!(note.phase(), phase);
+            about(seconds);
+        }
+        note.wrote(&Poll::Pending);
+        about(20);
+        note.wrote(&Poll::Ready(Ok(PIECE - 1)));
+        about(20);
+        note.wrote(&Poll::Ready(Ok(1)));
+        about(99);
+        note.wrote(&Poll::Pending);
+        note.flushed();
+        about(75);
+    }
+}

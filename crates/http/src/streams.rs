@@ -1,0 +1,94 @@
+//! Streams of HTTP/2: one whose client does not take its answer is reset, and the others of its connection live on.
+//!
+//! hyper hands an answer on piece by piece, as the windows of stream and connection allow, and waits for them without a
+//! limit. It runs each stream by an executor that it is given: this one looks, whenever a stream is left waiting, whether
+//! it waits for the client, and drops it when that takes too long, which resets the stream and frees all that it held.
+
+use std::cell::Cell;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::rt::Executor;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::server::Counts;
+
+thread_local! {
+    /// How many pieces the stream that is being polled has got of its answer, and whether it waits for the next.
+    static PIECES: Cell<(u32, bool)> = const { Cell::new((0, true)) };
+}
+
+/// The stream that is being polled has asked for the next piece of its answer.
+pub(crate) fn asked(has_got: bool) {
+    PIECES.set(match PIECES.get() {
+        (pieces, _) if has_got => (pieces.wrapping_add(1), false),
+        (pieces, _) => (pieces, true),
+    });
+}
+
+/// Runs streams, each for as long as its client takes what is there for it.
+#[derive(Clone)]
+pub(crate) struct Streams {
+    /// Within which a piece must be taken.
+    pub(crate) write: Duration,
+    pub(crate) counts: Arc<Counts>,
+}
+
+impl<S: Future<Output = ()> + Send + 'static> Executor<S> for Streams {
+    fn execute(&self, stream: S) {
+        let Self { write, counts } = self.clone();
+        drop(tokio::spawn(async move {
+            let mut stream = pin!(stream);
+            let mut waiting = Waiting { write, pieces: (0, true), since: Instant::now(), timer: None };
+            let taken = std::future::poll_fn(|context| {
+                let before = PIECES.replace(waiting.pieces);
+                let done = stream.as_mut().poll(context);
+                let pieces = PIECES.replace(before);
+                match done {
+                    Poll::Ready(()) => Poll::Ready(true),
+                    Poll::Pending => waiting.look(pieces, context).map(|()| false),
+                }
+            });
+            if !taken.await {
+                counts.stalled_streams.fetch_add(1, Relaxed);
+                tracing::debug!("a stream was reset: its client did not take the answer in time");
+            }
+        }));
+    }
+}
+
+/// A stream that may be waiting for its client.
+struct Waiting {
+    write: Duration,
+    pieces: (u32, bool),
+    since: Instant,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Waiting {
+    /// Ready when the client has taken too long for a piece.
+    fn look(&mut self, pieces: (u32, bool), context: &mut Context<'_>) -> Poll<()> {
+        if pieces != self.pieces {
+            (self.pieces, self.since) = (pieces, Instant::now());
+        }
+        if self.pieces.1 {
+            return Poll::Pending;
+        }
+        let until = self.since + self.write;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if timer.is_elapsed() && timer.deadline() < until {
+            timer.as_mut().reset(until);
+        }
+        // One that was set for an earlier piece is over sooner: it is set again then.
+        while timer.as_mut().poll(context).is_ready() {
+            if until <= Instant::now() {
+                return Poll::Ready(());
+            }
+            timer.as_mut().reset(until);
+        }
+        Poll::Pending
+    }
+}

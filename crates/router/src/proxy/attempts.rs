@@ -1,0 +1,220 @@
+//! How often a request is sent, and what its failures say of engines.
+//!
+//! An engine that closes a connection without an answer may have done what was asked, and may have died of it. So a request
+//! that changes something is not sent again once it has been sent, and one that only generates goes to one more engine.
+//! Which of the two is to blame is seen there: if the next engine answers, the first one has failed, and if not, the
+//! request is the likelier cause.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use hyper::Method;
+use hyper::header::HeaderValue;
+use kvatlas_prompt::Endpoint;
+
+use crate::app::App;
+use crate::engine::{Engine, Fault};
+use crate::refusal::Refusal;
+
+/// How often a request is sent where it may have been acted on without an answer.
+const SENDS: u32 = 2;
+
+/// Paths of engines, without `/v1`, whose answer is the only effect of a request.
+const GENERATE: [&str; 18] = [
+    "/tokenize",
+    "/detokenize",
+    "/score",
+    "/rerank",
+    "/pooling",
+    "/classify",
+    "/generate",
+    "/encode",
+    "/v2/embed",
+    "/v2/rerank",
+    "/inference/v1/generate",
+    "/moderations",
+    "/messages/count_tokens",
+    "/audio/speech",
+    "/audio/transcriptions",
+    "/audio/translations",
+    "/images/generations",
+    "/images/edits",
+];
+
+/// True if a request has no effect but its answer, so that it may be sent twice.
+pub(crate) fn is_repeatable(method: &Method, path: &str, endpoint: Option<Endpoint>) -> bool {
+    let generates = || {
+        let path = path.strip_suffix('/').unwrap_or(path);
+        GENERATE.contains(&path.strip_prefix("/v1").unwrap_or(path))
+    };
+    match *method {
+        Method::GET | Method::HEAD | Method::OPTIONS => true,
+        Method::POST => endpoint.is_some() || generates(),
+        _ => false,
+    }
+}
+
+/// Why a request is not sent again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GivenUp {
+    /// It may have been acted on, and would be twice.
+    NotRepeatable,
+    /// It was sent twice in vain.
+    SentTwice,
+    /// The setting allows no more.
+    NoRetriesLeft,
+    /// Nobody else could take it.
+    NoOtherEngine,
+}
+
+/// All of [`GivenUp`], in order.
+pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retries_left", "no_other_engine"];
+
+impl GivenUp {
+    /// Counts and logs a request that gets no answer from an engine. `id`: its name.
+    pub(crate) fn count(self, app: &App, id: Option<&HeaderValue>, why: &Refusal) {
+        app.counts.given_up[self as usize].fetch_add(1, Relaxed);
+        let id = id.and_then(|id| id.to_str().ok());
+        let reason = GIVEN_UP[self as usize];
+        tracing::warn!(
+            request_id = id,
+            reason,
+            "no engine answered a request, and it is not sent again: {}",
+            why.message
+        );
+    }
+}
+
+/// A request's attempts to be answered.
+pub(crate) struct Attempts {
+    repeatable: bool,
+    /// How often it may still be tried, whatever happens.
+    left: u32,
+    /// How often it was sent and not answered.
+    lost: u32,
+    /// Engines that were asked in vain.
+    tried: Vec<Arc<Engine>>,
+    /// Engines that have failed if another one answers.
+    suspects: Vec<Arc<Engine>>,
+    /// The engine that closed a kept connection the last time: it may be well.
+    stale: Option<Arc<Engine>>,
+}
+
+impl Attempts {
+    /// `retries`: how often it may be tried after the first time.
+    pub(crate) fn new(repeatable: bool, retries: u32) -> Self {
+        Self { repeatable, left: retries, lost: 0, tried: Vec::new(), suspects: Vec::new(), stale: None }
+    }
+
+    /// Engines that are not asked again.
+    pub(crate) fn tried(&self) -> &[Arc<Engine>] {
+        &self.tried
+    }
+
+    /// True if it may be tried again after this. Another engine is better, if there is one.
+    pub(crate) fn may_go_on_after(&self, fault: &Fault) -> bool {
+        self.why_not(fault, self.lost + u32::from(fault.may_have_been_sent())).is_none()
+    }
+
+    /// True if only a new connection will do: whether an engine got what was sent on a kept one cannot be known.
+    pub(crate) fn needs_new_connection(&self) -> bool {
+        !self.repeatable || self.lost > 0
+    }
+
+    /// It failed at `engine`, perhaps because of `suspect`, which is the same one or works for that. None: it may be tried
+    /// again.
+    pub(crate) fn failed(&mut self, engine: &Arc<Engine>, suspect: &Arc<Engine>, fault: &Fault) -> Option<GivenUp> {
+        self.lose(suspect, fault);
+        let why_not = self.why_not(fault, self.lost);
+        self.stale = (*fault == Fault::Stale).then(|| engine.clone());
+        // One that is sent again because a connection was old is no retry.
+        self.left = self.left.saturating_sub(u32::from(self.stale.is_none()));
+        self.tried.push(engine.clone());
+        why_not
+    }
+
+    /// It failed at an engine.
+    pub(crate) fn lose(&mut self, engine: &Arc<Engine>, fault: &Fault) {
+        if fault.may_have_been_sent() {
+            self.lost += 1;
+            if *fault != Fault::Stale {
+                self.suspects.push(engine.clone());
+            }
+        }
+    }
+
+    /// True if it was sent as often as it may be.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost >= SENDS
+    }
+
+    /// Nobody else can take it. True if the engine that closed a kept connection can be asked once more.
+    pub(crate) fn go_back(&mut self) -> bool {
+        let Some(stale) = self.stale.take() else { return false };
+        self.tried.retain(|engine| !Arc::ptr_eq(engine, &stale));
+        true
+    }
+
+    /// An engine has answered it: those that did not have failed.
+    pub(crate) fn answered(&mut self) {
+        self.suspects.drain(..).for_each(|engine| engine.blame());
+    }
+
+    fn why_not(&self, fault: &Fault, lost: u32) -> Option<GivenUp> {
+        match () {
+            () if !self.repeatable && !matches!(fault, Fault::Connect(_)) => Some(GivenUp::NotRepeatable),
+            () if lost >= SENDS => Some(GivenUp::SentTwice),
+            () if self.left == 0 && *fault != Fault::Stale => Some(GivenUp::NoRetriesLeft),
+            () => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, EngineConfig};
+
+    fn engine() -> Arc<Engine> {
+        Arc::new(Engine::new(EngineConfig::at("http://a:1"), &Config::default(), 1, None).expect("one"))
+    }
+
+    #[test]
+    fn what_may_be_sent_twice() {
+        let is = |method, path| is_repeatable(&method, path, Endpoint::of_path(path));
+        for path in ["/v1/chat/completions", "/v1/responses", "/rerank", "/v1/rerank/", "/v2/rerank", "/generate"] {
+            assert!(is(Method::POST, path), "{path}");
+        }
+        for path in ["/v1/fine_tuning/jobs", "/v1/files", "/v1/responses/r/cancel", "/v1/messages/batches", "/x"] {
+            assert!(!is(Method::POST, path) && is(Method::GET, path), "{path}");
+        }
+        for method in [Method::DELETE, Method::PUT, Method::PATCH] {
+            assert!(!is(method, "/v1/chat/completions"));
+        }
+    }
+
+    #[test]
+    fn how_often_it_is_sent() {
+        let (engine, refused) = (engine(), Fault::Connect(String::new()));
+        let mut attempts = Attempts::new(true, 2);
+        assert_eq!(attempts.failed(&engine, &engine, &refused), None);
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::Closed), None);
+        assert!(attempts.needs_new_connection() && !attempts.is_lost());
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::FirstByte), Some(GivenUp::SentTwice));
+        let mut attempts = Attempts::new(true, 0);
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::Stale), None, "that was the connection's age");
+        assert!(attempts.go_back() && attempts.tried().is_empty() && !attempts.go_back());
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::Stale), Some(GivenUp::SentTwice));
+        let mut attempts = Attempts::new(true, 0);
+        assert_eq!(attempts.failed(&engine, &engine, &refused), Some(GivenUp::NoRetriesLeft));
+    }
+
+    #[test]
+    fn what_is_not_repeatable_is_sent_once() {
+        let engine = engine();
+        let mut attempts = Attempts::new(false, 2);
+        assert!(attempts.needs_new_connection() && !attempts.may_go_on_after(&Fault::Busy(503)));
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::Connect(String::new())), None);
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::Closed), Some(GivenUp::NotRepeatable));
+    }
+}

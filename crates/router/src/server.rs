@@ -1,0 +1,38 @@
+//! The router's side of the HTTP server.
+
+use std::sync::Arc;
+
+use hyper::{Request, Response};
+use kvatlas_http::{Call, Denied, Front, Handler, Incoming};
+
+use crate::answer::Answer;
+use crate::app::App;
+use crate::dispatch;
+use crate::refusal::Refusal;
+
+impl Handler for App {
+    type Body = Answer;
+
+    const HTTP2: bool = true;
+
+    /// An engine's time is dear.
+    const LATE_END_IS_LEAVING: bool = true;
+
+    fn front(&self) -> &Front {
+        &self.front
+    }
+
+    fn answer(
+        app: Arc<Self>,
+        call: Call,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<Answer>> + Send + 'static {
+        // In a place of its own: it is large, and gone when the head of the answer is here, while hyper keeps its place for
+        // as long as the connection is open.
+        Box::pin(dispatch::answer(app, call, request))
+    }
+
+    fn refuse(denied: Denied) -> Response<Answer> {
+        Refusal::from(denied).response()
+    }
+}
