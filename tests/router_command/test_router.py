@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.service.test_access import SERVER, make, needs_openssl
+from tests.certificates import SERVER, make, needs_openssl
 
 from kvatlas.cli.top import top
 from kvatlas.errors import ConfigError, PolicyError, ServiceError

@@ -78,8 +78,9 @@ pub(crate) fn learn_names(names: &Mutex<Vec<(String, u32)>>, workers: &serde_jso
     let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
     for worker in workers.as_array().into_iter().flatten() {
         let name = worker["name"].as_str().unwrap_or_default();
-        for (rank, row) in worker["ranks"].as_array().into_iter().flatten().enumerate() {
-            let (Some(number), Ok(rank)) = (row["number"].as_u64(), u32::try_from(rank)) else { continue };
+        for row in worker["ranks"].as_array().into_iter().flatten() {
+            let rank = row["rank"].as_u64().and_then(|rank| u32::try_from(rank).ok());
+            let (Some(number), Some(rank)) = (row["number"].as_u64(), rank) else { continue };
             let at = usize::try_from(number).unwrap_or(usize::MAX);
             if at < 1 << 20 {
                 if names.len() <= at {

@@ -34,6 +34,7 @@ mod peers;
 mod place;
 mod prompts;
 mod proxy;
+mod ranks;
 pub mod record;
 mod refusal;
 mod remote;

@@ -148,7 +148,8 @@ class Discovery:
     def _add(self, name: Name, entry: Entry) -> None:
         follower: Follower
         if isinstance(entry, Engine):
-            prober = Prober(self._asker, entry, self._config, self._native.check_allowed)
+            check, routes = self._native.check_allowed, self.watcher is not None
+            prober = Prober(self._asker, entry, self._config, check, names_ranks=routes)
             if self.watcher is not None:
                 self.watcher.listed(entry)
             follower = EngineFollower(self._native, self._config, prober, entry, self.pace, self.watcher)
