@@ -33,6 +33,7 @@ def test_a_message_is_read() -> None:
         "upper_bound": False,
         "no_salts": True,
         "late": False,
+        "unverified": False,
     }
     assert message["frames"][5] == {"type": "batch", "rank": 200, "changes": []}
 

@@ -78,12 +78,12 @@ def delta(text: str, finish: str | None = None) -> dict[str, Any]:
     return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": MODEL, "choices": [choice]}
 
 
-def reply(status: str, body: Any, *fields: str) -> Behaviour:
+def reply(status: str, body: Any, *fields: str, kind: str = "application/json") -> Behaviour:
     """An answer as a whole."""
 
     async def act(talk: Talk) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        await talk.send(head(status, *fields, f"content-length: {len(data)}") + data)
+        await talk.send(head(status, *fields, f"content-length: {len(data)}", kind=kind) + data)
 
     return act
 

@@ -74,7 +74,7 @@ def test_the_window_of_a_connection_has_its_limit_too(engine: Engine) -> None:
     flags = (*PLAIN, "--write-timeout", "1s")
     with Router(engine, flags=flags) as router, http2.Connection(router.port, 1 << 20) as made:
         streams = [made.ask("POST", "/v1/chat/completions", STREAMED, JSON) for _ in range(3)]
-        reset = set()
+        reset: set[int] = set()
         while len(reset) < 3:
             got = made.read()
             assert got is not None
@@ -112,6 +112,29 @@ def test_a_slow_client_that_takes_its_answer_gets_all_of_it(engine: Engine) -> N
             if of == number and flags & http2.END_STREAM:
                 break
         assert data.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_client_of_http1_that_reads_by_the_byte_is_dropped(engine: Engine) -> None:
+    engine.behaviour = stream(500_000)
+    with Router(engine, flags=(*PLAIN, "--write-timeout", "1s")) as router, socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect(("127.0.0.1", router.port))
+        made.sendall(head(len(STREAMED)) + STREAMED)
+        wait_until(lambda: engine.asked() == 1, "the engine has it")
+        over = threading.Event()
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while not over.wait(0.01) and made.recv(1):
+                    pass
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            wait_until(lambda: router.in_flight() == 0, "the engine is free")
+        finally:
+            over.set()
+            reader.join()
 
 
 # HTTP/1.1: ends of what a client sends
@@ -213,7 +236,9 @@ def test_bodies_that_stop_share_one_memory_and_hold_up_nobody(engine: Engine) ->
         assert router.ask(whole).status == 200
         refused = router.metric("kvatlas_router_bodies_refused_total")
         assert refused > 0
-        answers = [read_rest(made) for made in sockets if made.settimeout(0.5) is None]
+        for made in sockets:
+            made.settimeout(0.5)
+        answers = [read_rest(made) for made in sockets]
         told = [answer for answer in answers if answer.startswith(b"HTTP/1.1 503 ")]
         assert told
         assert all(b"retry-after: " in answer.lower() and b'"body_memory"' in answer for answer in told)

@@ -146,7 +146,7 @@ def test_a_router_without_an_index_says_so(tmp_path: Path) -> None:
         with pytest.raises(ServiceError, match=r"status 404, this router follows no events itself"):
             fetch(router.url, None, DEADLINE, out)
         assert httpx.get(f"{router.url}/ready", timeout=DEADLINE).json()["index_ready"] is None
-        assert httpx.post(f"{router.url}/snapshot", timeout=DEADLINE).status_code == 404
+        assert httpx.post(f"{router.url}/snapshot", timeout=DEADLINE).status_code == 405
 
 
 def test_who_knows_no_more_is_not_asked(start: Callable[..., Router]) -> None:

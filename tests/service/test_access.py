@@ -262,6 +262,32 @@ def test_other_peoples_web_pages_are_kept_out() -> None:
     with running(bind="0.0.0.0:0") as service:
         port = service.address.rpartition(":")[2]
         assert ask(f"127.0.0.1:{port}", "GET", "/health", headers={"Host": "any.example"}).status == 200
+    with running(bind="0.0.0.0:0", hosts=["index.internal"]) as service:
+        port = service.address.rpartition(":")[2]
+        # An address is no name that a page could have.
+        for host, wanted in (("index.internal:1", 200), ("10.0.0.1:1", 200), ("evil.example", 421)):
+            assert ask(f"127.0.0.1:{port}", "GET", "/workers", headers={"Host": host}).status == wanted, host
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [{"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=str,
+)
+def test_web_pages_of_others_neither_ask_nor_change(foreign: dict[str, str]) -> None:
+    with running(admin_key="a") as service:
+        for method, path in [*ASKS, *CHANGES]:
+            body: dict[str, str] | None = {} if method == "POST" else None
+            key = {"Authorization": "Bearer a"} if (method, path) in CHANGES else {}
+            answer = ask(service.address, method, path, body, headers=foreign | key)
+            is_refused = method == "POST" or (method, path) in CHANGES
+            assert (answer.status == 403) == is_refused, path
+            assert not is_refused or answer.code == "foreign_origin"
+        own = {"Origin": "http://localhost", "Sec-Fetch-Site": "same-origin"}
+        assert ask(service.address, "POST", "/query", {}, headers=own).status == 422
+        # With the key it is no page that knows nothing.
+        asked = ask(service.address, "POST", "/query", {}, headers=foreign | {"Authorization": "Bearer a"})
+        assert asked.status == 422
 
 
 # Endpoints

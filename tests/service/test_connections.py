@@ -93,3 +93,27 @@ def test_a_service_that_stops_is_not_ready_before_it_is_gone() -> None:
         process.communicate(timeout=DEADLINE)
         assert process.returncode == 0
         assert time.monotonic() - start >= 5
+
+
+def test_bodies_that_stop_share_one_memory() -> None:
+    mib = 1 << 20
+    with (
+        running(max_body=4 * mib, body_memory=16 * mib, request_timeout=60.0) as service,
+        contextlib.ExitStack() as stack,
+    ):
+        begun = (
+            b"POST /query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
+        stopped = [stack.enter_context(Connection(service.address)) for _ in range(8)]
+        for made in stopped:
+            made.send(begun % (4 * mib) + b" " * (3 * mib))
+
+        def metric(name: str) -> int:
+            metrics = ask(service.address, "GET", "/metrics").body.decode()
+            return sum(int(value) for value in re.findall(rf"^{name}(?:{{.*}})? (\d+)$", metrics, re.MULTILINE))
+
+        until(lambda: metric("kvatlas_http_body_bytes") > 8 * mib)
+        assert metric("kvatlas_http_body_bytes") <= 16 * mib
+        query = b'{"model_name": "m", "token_ids": [1]}' + b" " * 100_000
+        assert ask(service.address, "POST", "/query", query).status == 404, "it is read, and nobody has that model"
+        until(lambda: metric("kvatlas_http_bodies_refused_total") > 0)

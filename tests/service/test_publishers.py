@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 import msgspec
+import pytest
 import zmq
 
 from kvatlas._native import Service
+from kvatlas.client import Client
 from kvatlas.sim.server.ports import free_block
 
-from .dialect.tools import BLOCK_SIZE, DEADLINE, MODEL, Answer, ask, running, stored, until
+from .dialect.tools import BLOCK_SIZE, DEADLINE, MODEL, Answer, Connection, ask, running, stored, until
 
 FAST: dict[str, Any] = {"reconnect_min": 0.02, "probe_interval": 0.2, "reorder_grace": 0.02, "settle_timeout": 0.5}
 
@@ -212,6 +214,128 @@ def test_two_publishers_with_one_topic_are_not_trusted() -> None:
 
             until(conflict)
             assert scores(service, one.tokens) == {} == scores(service, other.tokens)
+
+
+@pytest.mark.parametrize("behind", [-2, -1, 0, 1])
+def test_a_second_publisher_is_not_taken_for_the_engine(behind: int) -> None:
+    """Whichever number it goes on with, the engine is read, and nobody is trusted until the other one has left."""
+    with bound() as (service, port):
+        assert register(service, "a", port, "kv").status == 201
+        with Engine(port, "kv", chain(1)) as engine:
+            engine.connected()
+            for _ in range(4):
+                engine.publish()
+            until(lambda: scores(service, engine.tokens) == {"a": {"0": 4 * BLOCK_SIZE}})
+            with Engine(port, "kv", chain(9000)) as other:
+                other.batches = [*engine.batches, engine.batches[-1]][: 4 + behind]
+                other.connected()
+                other.publish()
+                until(lambda: stream(service, "a")["counters"]["rivals"] >= 1)
+                found = stream(service, "a")
+                assert (found["state"], found["trusted"]) == ("conflict", False)
+                assert "two publishers" in found["last_error"]
+                assert metric(service, 'kvatlas_stream_rivals_total{worker="a",rank="0"}') >= 1
+                engine.publish()
+                until(lambda: stream(service, "a")["seq"] == 4)
+                assert scores(service, engine.tokens) == {} == scores(service, other.tokens)
+            until(lambda: scores(service, engine.tokens) == {"a": {"0": 5 * BLOCK_SIZE}})
+            assert scores(service, other.tokens) == {}
+            assert "last_error" not in stream(service, "a")
+
+
+def test_the_replay_socket_shows_which_publisher_is_the_engine() -> None:
+    with bound() as (service, port), Engine(port, "kv", chain(1), replay=True) as engine:
+        assert register(service, "a", port, "kv", replay_endpoint=engine.replay_endpoint).status == 201
+        engine.connected()
+        for _ in range(4):
+            engine.publish()
+        until(lambda: scores(service, engine.tokens) == {"a": {"0": 4 * BLOCK_SIZE}})
+        with Engine(port, "kv", chain(9000)) as other:
+            other.batches = list(engine.batches)
+            other.connected()
+            other.publish()
+            until(lambda: stream(service, "a")["counters"]["rivals"] == 1)
+            assert scores(service, engine.tokens) == {}
+            engine.publish()
+            until(lambda: scores(service, engine.tokens) == {"a": {"0": 5 * BLOCK_SIZE}})
+            other.publish()
+            engine.publish()
+            until(lambda: scores(service, engine.tokens) == {"a": {"0": 6 * BLOCK_SIZE}})
+            assert scores(service, other.tokens) == {}
+            assert stream(service, "a")["epoch"] == 0
+
+
+def greeting() -> bytes:
+    """What a publisher says before its messages."""
+    ready = b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"
+    return b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL".ljust(64, b"\0") + bytes([4, len(ready)]) + ready
+
+
+def test_a_connection_that_nobody_has_any_more_gives_way() -> None:
+    with bound() as (service, port), Engine(port, "kv", chain(1)) as engine:
+        assert register(service, "a", port, "kv").status == 201
+        with socket.create_connection(("127.0.0.1", port), DEADLINE) as lost:
+            # The engine's, before the network failed: it answers nothing any more, and does not end.
+            engine.publish(live=False)
+            frames = engine.batches[0]
+            sent = b"".join(bytes([int(at < 2), len(frame)]) + frame for at, frame in enumerate(frames))
+            lost.sendall(greeting() + sent)
+            until(lambda: scores(service, engine.tokens) == {"a": {"0": BLOCK_SIZE}})
+            engine.publish()
+            until(lambda: stream(service, "a")["counters"]["rivals"] == 1)
+            assert not stream(service, "a")["trusted"]
+            until(lambda: scores(service, engine.tokens) == {"a": {"0": 2 * BLOCK_SIZE}})
+            assert stream(service, "a")["unverified"]
+
+
+def test_what_a_number_alone_says_is_marked_and_left_out_if_asked_for() -> None:
+    with bound() as (service, port):
+        assert register(service, "a", port, "kv").status == 201
+        assert register(service, "b", port, "kv-b").status == 201
+        with Engine(port, "kv-b", chain(1)) as other:
+            other.connected()
+            other.publish()
+            with Engine(port, "kv", chain(1)) as engine:
+                engine.connected()
+                for _ in range(10):
+                    engine.publish()
+                until(lambda: scores(service, engine.tokens).get("a") == {"0": 10 * BLOCK_SIZE})
+                assert "unverified" not in asked(service, engine.tokens)
+            until(lambda: "a" not in scores(service, engine.tokens))
+            with Engine(port, "kv", chain(9000)) as restarted:
+                # It holds nothing of what is known, and counts on: nobody can tell.
+                restarted.batches = list(engine.batches)
+                restarted.connected()
+                restarted.publish()
+                until(lambda: "a" in scores(service, engine.tokens))
+                marked = asked(service, engine.tokens)
+                assert marked["unverified"] == [{"instance_id": "a", "dp_rank": 0}]
+                assert marked["scores"]["a"] == {"0": 10 * BLOCK_SIZE}
+                strict = asked(service, engine.tokens, strict=True)
+                assert (strict["scores"], strict["unverified"]) == ({"b": {"0": BLOCK_SIZE}}, marked["unverified"])
+                batch = {"model_name": MODEL, "queries": [{"token_ids": engine.tokens}], "strict": True}
+                answer = ask(service.address, "POST", "/query_batch", batch).json
+                assert answer["workers"] == [{"instance_id": "b", "dp_rank": 0}]
+                assert answer["unverified"] == marked["unverified"]
+                with Client(f"http://{service.address}") as client:
+                    for kept, strictly in (({"a", "b"}, False), ({"b"}, True)):
+                        found = client.query(tokens=engine.tokens, model=MODEL, strict=strictly)
+                        assert {depth.worker for depth in found.workers} == kept
+                        assert found.unverified == (("a", 0),)
+                        several = client.query_batch([engine.tokens], model=MODEL, strict=strictly)
+                        assert set(several.answers[0].token_scores()) == kept
+                        assert several.unverified == (("a", 0),)
+                body = struct.pack(f"<{len(engine.tokens)}I", *engine.tokens)
+                path = f"/query?model_name={MODEL}&strict=1"
+                octets = {"Content-Type": "application/octet-stream"}
+                with Connection(service.address) as connection:
+                    assert set(connection.ask("POST", path, body, headers=octets).json["scores"]) == {"b"}
+
+
+def asked(service: Service, tokens: list[int], **more: Any) -> dict[str, Any]:
+    answer = ask(service.address, "POST", "/query", {"model_name": MODEL, "token_ids": tokens} | more)
+    assert answer.status == 200, answer
+    return dict(answer.json)
 
 
 def test_addresses_that_are_not_allowed_are_refused() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
@@ -144,3 +147,76 @@ def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> No
         until(lambda: reader.is_right(engines, prompts), "right after a restart")
         prompts = load(40)
         until(lambda: reader.is_right(engines, prompts), "right to the end")
+
+
+class HostileRelay(threading.Thread):
+    """Follows the protocol of a relay, and sends what it is given as the messages of one stream."""
+
+    def __init__(self, frames: list[bytes]) -> None:
+        super().__init__()
+        self.asked = 0
+        self._frames = frames
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self.url = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            if not self._socket.poll(20):
+                continue
+            reader, _, said = self._socket.recv_multipart()
+            if said[:1] == b"K":
+                behind, first = struct.pack(">Q", 100 + len(self._frames)), struct.pack(">Q", 100)
+                self._socket.send_multipart([reader, b"", b"", behind, first + said[1:]])
+            elif said[:1] == b"F":
+                for number, frames in enumerate(self._frames):
+                    head = b"\xc1\x01" + struct.pack("<Q", 7) + bytes([number, BLOCK, 0]) + bytes(8)
+                    place = struct.pack(">Q", 100 + number)
+                    self._socket.send_multipart([reader, b"", b"kvatlas.default.m.w.0", place, head + frames])
+            else:
+                self.asked += 1
+        self._socket.close()
+        self._context.term()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+# Of 2**24 blocks, in one run: removed, or stored on another tier; and one block stored 2**16 times, again and again.
+RUN = b"\x80\x80\x80\x08\x01\xfc\xff\xff\x0f"
+COPIES = b"\x40\x80\x80\x04\x01\x00" + bytes(8)
+
+
+@pytest.mark.parametrize("changes", [b"\x02" + RUN, b"\x01" + RUN, COPIES * 5], ids=["removed", "known", "copies"])
+def test_few_bytes_of_a_relay_do_not_become_much(changes: bytes) -> None:
+    trusted = b"\x07\x01"
+    batch = b"\x01\x00" + bytes([len(changes)]) + changes
+    assert len(changes) < 100
+    with ExitStack() as stack:
+        relay = HostileRelay([b"\x02" + trusted, trusted, b"\x01\x00\x01\x03" + batch + trusted])
+        relay.start()
+        stack.callback(relay.end)
+        node = Node("serve", "--from", relay.url)
+        stack.callback(node.end)
+
+        def stream() -> dict[str, Any]:
+            (worker,) = node.ask("GET", "/workers")[1]
+            return dict(worker["streams"]["0"])
+
+        def is_registered() -> bool:
+            try:
+                return bool(node.ask("GET", "/workers")[1])
+            except OSError:
+                return False
+
+        until(is_registered, "registered")
+        until(lambda: stream()["counters"]["undecodable_batches"] == 1, "refused")
+        until(lambda: relay.asked, "asked for all that it holds")
+        found = stream()
+        assert "more blocks" in found["last_error"]
+        assert not found["trusted"]
+        status = Path(f"/proc/{node.process.pid}/status").read_text()
+        assert int(status.partition("VmHWM:")[2].split()[0]) >> 10 < 200, "MiB"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +211,85 @@ def test_a_peer_that_cannot_be_used_is_given_up() -> None:
             service.wait_ready(DEADLINE)
             metrics = httpx.get(f"{service.url}/metrics", timeout=DEADLINE).text
             assert "kvatlas_snapshots_refused_total 1\n" in metrics
+
+
+def bomb(size: int) -> bytes:
+    """So many zeros, as a frame of zstd: a block of four bytes for each 128 KiB of them."""
+    blocks = size >> 17
+    last = [1 if at == blocks - 1 else 0 for at in range(blocks)]
+    return b"\x28\xb5\x2f\xfd\x00\x38" + b"".join(
+        (is_last | 1 << 1 | 1 << 20).to_bytes(3, "little") + b"\0" for is_last in last
+    )
+
+
+class Endless:
+    """Serves a snapshot without an end, as an answer that does not say how long it is, or as parts of very much."""
+
+    def __init__(self, *, in_parts: bool) -> None:
+        self.sent = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(206 if in_parts else 200)
+                if in_parts:
+                    self.send_header("Content-Range", f"bytes 0-{(8 << 20) - 1}/{1 << 50}")
+                    self.send_header("ETag", '"1"')
+                self.end_headers()
+                with suppress(OSError):
+                    while True:
+                        self.wfile.write(bytes(1 << 16))
+                        outer.sent += 1 << 16
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,)).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("what", ["bomb", "endless", "parts"])
+def test_a_snapshot_of_a_peer_has_bounds(what: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        engines = {"w0": stack.enter_context(ReplayingEngine(8, keeps=1_000))}
+        engines["w0"].start()
+        if what == "bomb":
+            sent = bomb(1 << 30)
+            assert len(sent) < 40_000
+            url = stack.enter_context(FakeEngine({"/snapshot": sent})).url
+        else:
+            endless = Endless(in_parts=what == "parts")
+            stack.callback(endless.close)
+            url = endless.url
+        process = Process("--peer-snapshot", url, "--snapshot-max-bytes", "32MiB", *flags(engines))
+        stack.callback(process.kill)
+        until(lambda: process.metric("kvatlas_snapshots_refused_total") == 1, "refused")
+        until(lambda: workers(process.address)["w0"]["trusted"], "read from the engine")
+        if what != "bomb":
+            assert endless.sent < 64 << 20
+        status = Path(f"/proc/{process.process.pid}/status").read_text()
+        peak = int(status.partition("VmHWM:")[2].split()[0]) >> 10
+        assert peak < 500, f"{peak} MiB"
+
+
+def test_snapshots_are_nobody_elses(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        engines = {"w0": stack.enter_context(ReplayingEngine(12, keeps=10_000))}
+        engines["w0"].start()
+        before = os.umask(0o022)
+        stack.callback(os.umask, before)
+        directory = tmp_path / "made" / "here"
+        process = Process("--snapshot-dir", str(directory), "--snapshot-every", "0.05s", *flags(engines))
+        stack.callback(process.kill)
+        process.saved()
+        modes = {path.name: path.stat().st_mode & 0o777 for path in (directory, *directory.iterdir())}
+        assert modes.pop("here") == 0o700
+        assert set(modes.values()) == {0o600}, modes
 
 
 def test_the_parts_are_of_one_snapshot() -> None:

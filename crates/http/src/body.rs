@@ -37,13 +37,10 @@ impl Body for Incoming {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        let is_whole = match &frame {
-            Poll::Ready(None) => true,
-            Poll::Ready(Some(Ok(_))) => self.body.is_end_stream(),
-            _ => false,
-        };
-        if is_whole {
-            self.note.set_whole();
+        match &frame {
+            Poll::Pending => self.note.body_is_wanted(),
+            Poll::Ready(Some(Ok(_))) => self.note.body_came(self.body.is_end_stream()),
+            Poll::Ready(_) => self.note.body_came(true),
         }
         frame
     }

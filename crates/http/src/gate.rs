@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use hyper::Request;
+use hyper::{Method, Request};
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::Config;
-use crate::keys::{Access, check_host};
+use crate::keys::{Access, Hosts};
+use crate::origin::check_origin;
 use crate::trust::Trust;
 use crate::{Denied, Error};
 
@@ -37,16 +38,27 @@ impl Gate {
         self.trust.keys().asked_for_changes()
     }
 
-    /// Whether a request may do what it wants. True if it showed a key. A server on loopback without a key lets in
-    /// only requests that name this machine.
+    /// True if one of the words of a header is one of the keys.
+    #[must_use]
+    pub fn has_key_in(&self, value: &[u8]) -> bool {
+        self.trust.keys().are_in(value)
+    }
+
+    /// Checks that a request may do what it wants. True if it showed a key. Hosts are checked where they could be others
+    /// than this machine's: on loopback without a key, and where the configuration names some. A request that changes
+    /// something must not come from a page of an origin other than `origins`, nor must one with a body that shows no key.
     ///
     /// # Errors
     /// Why it may not.
-    pub fn check<B>(&self, request: &Request<B>, wants: Access) -> Result<bool, Denied> {
-        if self.config.bind.ip().is_loopback() && !self.asks_for_key() {
-            check_host(request, &self.config.hosts)?;
+    pub fn check<B>(&self, request: &Request<B>, wants: Access, origins: &[String]) -> Result<bool, Denied> {
+        let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
+        hosts.check(request, &self.config.hosts)?;
+        let is_known = self.trust.keys().check(request, wants)?;
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        if wants == Access::Admin || (!is_known && !reads) {
+            check_origin(request, origins)?;
         }
-        self.trust.keys().check(request, wants)
+        Ok(is_known)
     }
 
     /// Refuses a request that names another machine, where nothing else keeps other people's web pages out.
@@ -55,7 +67,8 @@ impl Gate {
     /// It does.
     pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denied> {
         let is_loopback = self.config.admin_bind.is_some_and(|at| at.ip().is_loopback());
-        if is_loopback { check_host(request, &self.config.hosts) } else { Ok(()) }
+        let hosts = if is_loopback { Hosts::Own } else { Hosts::Any };
+        hosts.check(request, &self.config.hosts)
     }
 
     /// What speaks TLS, if the configuration has a certificate.

@@ -81,7 +81,8 @@ impl HalfClosed {
     ) -> Poll<()> {
         while self.timer.as_mut().poll(context).is_ready() {
             let is_gone = !matches!(stream.tcp().take_error(), Ok(None));
-            if is_gone || !note.is_whole() {
+            // A body that has come and not been read yet is no reason to give up.
+            if is_gone || note.wants_body() {
                 return Poll::Ready(());
             }
             if quiet && self.rest.is_empty() && note.takes_interim() && self.next <= Instant::now() {

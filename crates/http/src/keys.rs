@@ -1,6 +1,6 @@
 //! Who may do what: the two keys, and the hosts that a request may name.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use hyper::header::{AUTHORIZATION, HOST};
 use hyper::{Request, StatusCode};
@@ -47,6 +47,12 @@ impl Keys {
         self.ask.is_some() || self.admin.is_some()
     }
 
+    /// True if one of the words of a header is one of the keys.
+    pub(crate) fn are_in(&self, value: &[u8]) -> bool {
+        let mut words = value.split(|byte| b" \t,;=\"".contains(byte));
+        words.any(|word| self.ask.iter().chain(&self.admin).any(|key| key.is(word)))
+    }
+
     /// Whether a request has the key for what it wants. True if it showed one of the keys.
     pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denied> {
         let shown = shown(request);
@@ -83,8 +89,8 @@ fn forbidden() -> Denied {
 }
 
 fn wrong_host() -> Denied {
-    let message = "the Host header names another machine; a server on loopback without a key answers to localhost and \
-                   loopback addresses only: add the name to http.hosts, or set a key";
+    let message = "the Host header names another machine: the names that are answered are localhost, loopback addresses and \
+                   those in http.hosts";
     Denied::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
 }
 
@@ -93,26 +99,59 @@ fn shown<B>(request: &Request<B>) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| shown.trim_ascii())
 }
 
-/// Whether a request names a host that means this machine. A page in somebody's browser can be made to reach loopback
-/// under a name of its own (DNS rebinding), and would be let in as if that person had asked.
-pub(crate) fn check_host<B>(request: &Request<B>, more: &[String]) -> Result<(), Denied> {
+/// Which hosts a request may name.
+///
+/// A page in somebody's browser can be made to reach a server under a name of its own (DNS rebinding), and would be let in
+/// as if that person had asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hosts {
+    /// All.
+    Any,
+    /// This machine, and the names that the configuration lists.
+    Own,
+    /// The same, and all addresses: no page can have one that is not its server's.
+    Addresses,
+}
+
+impl Hosts {
+    /// At an address to listen at. `names`: those that the configuration lists.
+    pub(crate) fn at(bind: SocketAddr, asks_for_key: bool, names: &[String]) -> Self {
+        match bind.ip().is_loopback() && !asks_for_key {
+            true => Self::Own,
+            false if names.is_empty() => Self::Any,
+            false => Self::Addresses,
+        }
+    }
+
+    /// Checks what a request names. `names`: those that the configuration lists.
+    pub(crate) fn check<B>(self, request: &Request<B>, names: &[String]) -> Result<(), Denied> {
+        if self == Self::Any {
+            return Ok(());
+        }
+        // HTTP/1.0: no browser.
+        let Some(named) = named_host(request) else { return Ok(()) };
+        let named = std::str::from_utf8(named).unwrap_or_default();
+        let bare = match named.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or_default(),
+            None => match named.rsplit_once(':') {
+                Some((host, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => host,
+                _ => named,
+            },
+        };
+        let is_listed = names.iter().any(|host| host.eq_ignore_ascii_case(bare));
+        let is_own = is_listed
+            || bare.parse::<IpAddr>().map_or_else(
+                |_| bare.eq_ignore_ascii_case("localhost"),
+                |address| self == Self::Addresses || address.to_canonical().is_loopback(),
+            );
+        if is_own { Ok(()) } else { Err(wrong_host()) }
+    }
+}
+
+/// The host that a request names, with a port if it has one.
+pub(crate) fn named_host<B>(request: &Request<B>) -> Option<&[u8]> {
     let header = request.headers().get(HOST).map(|host| host.as_bytes());
-    let Some(named) = request.uri().authority().map(|host| host.as_str().as_bytes()).or(header) else {
-        return Ok(()); // HTTP/1.0: no browser.
-    };
-    let named = std::str::from_utf8(named).unwrap_or_default();
-    let bare = match named.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or_default(),
-        None => match named.rsplit_once(':') {
-            Some((host, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => host,
-            _ => named,
-        },
-    };
-    let is_own = bare.parse::<IpAddr>().map_or_else(
-        |_| bare.eq_ignore_ascii_case("localhost") || more.iter().any(|host| host.eq_ignore_ascii_case(bare)),
-        |address| address.to_canonical().is_loopback() || more.iter().any(|host| host == bare),
-    );
-    if is_own { Ok(()) } else { Err(wrong_host()) }
+    request.uri().authority().map(|host| host.as_str().as_bytes()).or(header)
 }
 
 #[cfg(test)]
@@ -167,7 +206,14 @@ mod tests {
         let check = |host: &str| {
             let mut request = request(None);
             request.headers_mut().insert(HOST, host.parse().expect("a header"));
-            check_host(&request, &["index.internal".to_owned(), "10.0.0.7".to_owned()]).is_ok()
+            let [own, addresses] = [Hosts::Own, Hosts::Addresses]
+                .map(|hosts| hosts.check(&request, &["index.internal".to_owned(), "10.0.0.7".to_owned()]).is_ok());
+            assert!(Hosts::Any.check(&request, &[]).is_ok());
+            // An address is no name that a page can give away.
+            let is_address =
+                host.starts_with('[') || host.split(':').next().is_some_and(|it| it.parse::<IpAddr>().is_ok());
+            assert_eq!(addresses, own || is_address, "{host}");
+            own
         };
         for own in [
             "localhost",
@@ -196,6 +242,23 @@ mod tests {
         ] {
             assert!(!check(other), "{other}");
         }
-        assert!(check_host(&request(None), &[]).is_ok(), "HTTP/1.0");
+        assert!(Hosts::Own.check(&request(None), &[]).is_ok(), "HTTP/1.0");
+        let at = |bind: &str, key, names: &[String]| Hosts::at(bind.parse().expect("an address"), key, names);
+        let names = ["index.internal".to_owned()];
+        assert_eq!(at("127.0.0.1:1", false, &[]), Hosts::Own);
+        assert_eq!(at("127.0.0.1:1", true, &[]), Hosts::Any);
+        assert_eq!(at("0.0.0.0:1", false, &[]), Hosts::Any);
+        assert_eq!(at("0.0.0.0:1", false, &names), Hosts::Addresses);
+    }
+
+    #[test]
+    fn keys_among_the_words_of_a_header() {
+        let keys = keys(Some("asks"), Some("adm1n"));
+        for value in ["adm1n", "Bearer adm1n", "bearer  asks ", "Token token=\"adm1n\"", "x, Bearer asks"] {
+            assert!(keys.are_in(value.as_bytes()), "{value}");
+        }
+        for value in ["", "adm1", "adm1nx", "Bearer", "Basic YWRtMW4="] {
+            assert!(!keys.are_in(value.as_bytes()), "{value}");
+        }
     }
 }

@@ -15,12 +15,14 @@
 pub mod body;
 pub mod config;
 mod connection;
+mod content;
 pub mod gate;
 mod half_close;
 mod heads;
 mod keys;
 mod memory;
 mod note;
+mod origin;
 mod places;
 pub mod secret;
 pub mod server;
@@ -36,6 +38,7 @@ use hyper::StatusCode;
 
 pub use body::{BodyFault, BodyLimits, Incoming};
 pub use config::{Config, TlsConfig};
+pub use content::Content;
 pub use gate::Gate;
 pub use keys::Access;
 pub use memory::Memory;

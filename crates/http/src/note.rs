@@ -4,7 +4,7 @@
 //! timer a connection looks at the note when the earliest possible deadline is over.
 
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,10 @@ pub(crate) enum Phase {
 
 const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
 
+const COMING: u8 = 0;
+const WANTED: u8 = 1;
+const WHOLE: u8 = 2;
+
 /// The phase, since when, how many requests are at work, and what is known of the client.
 #[derive(Debug)]
 pub(crate) struct Note {
@@ -47,8 +51,8 @@ pub(crate) struct Note {
     requests: AtomicU64,
     /// The head of the request that has just come, if it was seen: its length, and whether it is ambiguous.
     head: AtomicU64,
-    /// Whether all of the request that is at work has come (HTTP/1.1).
-    whole: AtomicBool,
+    /// How far the body is of the request that is at work (HTTP/1.1): one of these.
+    body: AtomicU8,
     /// Whether the client understands interim answers: HTTP/1.1.
     takes_interim: AtomicBool,
 }
@@ -61,7 +65,7 @@ impl Note {
             taken: AtomicUsize::new(0),
             requests: AtomicU64::new(0),
             head: AtomicU64::new(0),
-            whole: AtomicBool::new(false),
+            body: AtomicU8::new(COMING),
             takes_interim: AtomicBool::new(false),
         };
         note.set(Phase::Fresh);
@@ -133,7 +137,7 @@ impl Note {
     pub(crate) fn begin(&self, takes_interim: bool, is_whole: bool) {
         self.requests.fetch_add(1, Relaxed);
         self.takes_interim.store(takes_interim, Relaxed);
-        self.whole.store(is_whole, Relaxed);
+        self.body.store(if is_whole { WHOLE } else { COMING }, Relaxed);
         self.set(Phase::Busy);
     }
 
@@ -142,12 +146,24 @@ impl Note {
         self.requests.fetch_sub(1, Relaxed) == 1
     }
 
-    pub(crate) fn set_whole(&self) {
-        self.whole.store(true, Relaxed);
+    /// A piece of the body has come, the last one if so.
+    pub(crate) fn body_came(&self, is_whole: bool) {
+        self.body.store(if is_whole { WHOLE } else { COMING }, Relaxed);
     }
 
+    /// Whoever is at work waits for more of the body.
+    pub(crate) fn body_is_wanted(&self) {
+        self.body.store(WANTED, Relaxed);
+    }
+
+    /// True if the request that is at work waits for more of its body.
+    pub(crate) fn wants_body(&self) -> bool {
+        self.body.load(Relaxed) == WANTED
+    }
+
+    /// True if all of the request has come.
     pub(crate) fn is_whole(&self) -> bool {
-        self.whole.load(Relaxed)
+        self.body.load(Relaxed) == WHOLE
     }
 
     pub(crate) fn takes_interim(&self) -> bool {

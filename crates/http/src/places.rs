@@ -2,8 +2,10 @@
 //! cannot keep the others out.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
@@ -55,19 +57,22 @@ impl Places {
             Err(_) if give_way => self.make_room().await?,
             Err(_) => self.permits.clone().acquire_owned().await.ok()?,
         };
-        Some(self.place(Some(permit)))
+        Some(self.place(Some(permit), !give_way))
     }
 
     /// A place besides all others, for whoever has connected when none is given any more.
     pub(crate) fn beyond(self: &Arc<Self>) -> Arc<Place> {
-        self.place(None)
+        self.place(None, true)
     }
 
-    fn place(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>) -> Arc<Place> {
+    /// `known`: whether it need never give way.
+    fn place(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>, known: bool) -> Arc<Place> {
         let number = self.number.fetch_add(1, Relaxed);
         let leave = Arc::new(Notify::new());
-        lock(&self.strangers).insert(number, Stranger { since: Instant::now(), leave: leave.clone() });
-        Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(false), leave, _permit: permit })
+        if !known {
+            lock(&self.strangers).insert(number, Stranger { since: Instant::now(), leave: leave.clone() });
+        }
+        Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(known), leave, _permit: permit })
     }
 
     async fn make_room(&self) -> Option<OwnedSemaphorePermit> {
@@ -101,9 +106,14 @@ impl Place {
         }
     }
 
-    /// When the connection has to give way.
+    /// When the connection has to give way. For one that is known this costs no lock each time that it is looked at.
     pub(crate) async fn must_leave(&self) {
-        self.leave.notified().await;
+        let mut told = pin!(self.leave.notified());
+        let look = |context: &mut Context<'_>| match self.known.load(Relaxed) {
+            true => Poll::Pending,
+            false => told.as_mut().poll(context),
+        };
+        std::future::poll_fn(look).await;
     }
 }
 

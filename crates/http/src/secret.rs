@@ -39,8 +39,9 @@ impl Secret {
         &self.0
     }
 
-    /// Whether this is what a client shows, in a time that does not depend on how much of it is right.
-    pub(crate) fn is(&self, shown: &[u8]) -> bool {
+    /// True if a client shows this secret; the time that takes does not depend on how much of it is right.
+    #[must_use]
+    pub fn is(&self, shown: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(shown).into()
     }
 }

@@ -1,8 +1,9 @@
 //! Files that are there whole or not at all.
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +16,7 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     let mut aside = OsString::from(path);
     aside.push(format!(".{}-{}.part", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
     let written = (|| {
-        let mut file = File::create_new(&aside)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&aside)?;
         file.write_all(contents)?;
         file.sync_all()?;
         std::fs::rename(&aside, path)

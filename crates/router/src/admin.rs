@@ -4,22 +4,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use http_body_util::{BodyExt as _, Limited};
+use bytes::Bytes;
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_http::Incoming;
 use kvatlas_prompt::Endpoint;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as answer};
 use crate::app::App;
 use crate::config::EngineConfig;
 use crate::dispatch::{READY_AGAIN, unknown_path};
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::fleet::Adds;
 use crate::proxy::read;
+use crate::reading::{aside, aside_if_long, look_at};
 use crate::refusal::Refusal;
+use crate::routes::ModelAt;
 use crate::state;
 
 /// Bytes of a change's body at most.
 const MAX_CHANGE: usize = 64 << 10;
+
+/// Decisions beyond which their text is made aside.
+const MANY_DECISIONS: usize = 1024;
 
 /// Whether requests should come here: from when an engine can take one until the router shuts down. They need not wait
 /// for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
@@ -66,10 +76,14 @@ pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> 
 }
 
 /// The last decisions, the newest first.
-pub(crate) fn decisions(app: &App, query: Option<&str>) -> String {
+pub(crate) async fn decisions(app: &Arc<App>, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
     let limit = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
     let last = app.places.decisions.last(limit.unwrap_or(50));
-    Value::Array(last.iter().map(|record| record.to_json()).collect()).to_string()
+    let is_short = last.len() <= MANY_DECISIONS;
+    let write = move || Value::Array(last.iter().map(|record| record.to_json()).collect()).to_string();
+    // A router can keep a million of them.
+    let text = if is_short { write() } else { aside(app, &Bytes::new(), move |_, _| write()).await? };
+    Ok(answer(StatusCode::OK, text))
 }
 
 /// How the candidates look for a prompt, which is not sent.
@@ -79,16 +93,20 @@ pub(crate) async fn explain(
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let body = read(app, request.into_body(), until).await?;
-    let fields: serde_json::Map<String, Value> =
-        serde_json::from_slice(&body).map_err(|_| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let endpoint = match (fields.contains_key("messages"), fields.contains_key("input")) {
-        (true, _) => Endpoint::Chat,
-        (_, true) => Endpoint::Responses,
-        _ => Endpoint::Completions,
+    #[derive(Deserialize)]
+    struct Asked {
+        messages: Option<IgnoredAny>,
+        input: Option<IgnoredAny>,
+    }
+    let body = read(app, request.into_body(), app.config.http.max_body, until).await?;
+    let asked = aside_if_long(app, &body, |_, body| serde_json::from_slice::<Asked>(body)).await?;
+    let endpoint = match asked {
+        Ok(Asked { messages: Some(_), .. }) => Endpoint::Chat,
+        Ok(Asked { input: Some(_), .. }) => Endpoint::Responses,
+        Ok(_) => Endpoint::Completions,
+        Err(_) => return Err(Refusal::bad("malformed_json", "the body must be a JSON object")),
     };
-    let recalled = app.prompts.recall(endpoint, &body);
-    let known = app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
+    let known = look_at(app, Some(endpoint), ModelAt::Json, &body).await?;
     let (explained, bounds) = app.places.explain(app, shard, &known).await?;
     let mut said = json!({
         "policy": app.places.policy(),
@@ -99,35 +117,51 @@ pub(crate) async fn explain(
         "terms": explained.term_names(),
         "candidates": explained.to_json(),
     });
+    let engines = app.fleet.engines();
+    let unverified = engines.iter().filter(|engine| engine.is_unverified.load(Relaxed));
+    let unverified: Vec<&str> = unverified.map(|engine| &*engine.name).collect();
+    if !unverified.is_empty() {
+        said["unverified"] = unverified.into();
+    }
     if let Some(bounds) = bounds {
         said["bounds"] = bounds.to_json(app.fleet.engines().iter().map(|engine| &*engine.name));
     }
     Ok(answer(StatusCode::OK, said.to_string()))
 }
 
-/// Changes the fleet: `POST /engines`, `DELETE /engines/NAME`, `POST /engines/NAME/drain` and `…/undrain`.
-pub(crate) async fn change(
-    app: &Arc<App>,
+/// `POST /engines`, by a client that has shown a key, or not.
+pub(crate) async fn add_engine(
+    app: &App,
     request: Request<Incoming>,
+    is_known: bool,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let (head, body) = request.into_parts();
-    let reading = Limited::new(body, MAX_CHANGE).collect();
-    let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
-    let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
-    let rest = head.uri.path().strip_prefix("/engines").unwrap_or_default();
-    let done = match (head.method, rest.trim_start_matches('/').rsplit_once('/')) {
-        (Method::POST, None) if rest.trim_matches('/').is_empty() => {
-            let config: EngineConfig = serde_json::from_slice(&body)
-                .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
-            let engine = app.set_engine(config).map_err(|error| Refusal::bad("invalid_engine", error.to_string()))?;
-            return Ok(answer(StatusCode::CREATED, state::worker(app, &engine).to_string()));
-        }
-        (Method::POST, Some((name, "drain"))) => app.drain_engine(&decoded(name), true),
-        (Method::POST, Some((name, "undrain"))) => app.drain_engine(&decoded(name), false),
-        (Method::DELETE, _) => app.remove_engine(&decoded(rest.trim_start_matches('/'))),
-        _ => return Err(unknown_path()),
-    };
+    let body = read(app, request.into_body(), MAX_CHANGE, until).await?;
+    let config: EngineConfig = serde_json::from_slice(&body)
+        .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
+    if config.use_key == Some(true) && !is_known {
+        let message = "use_key shows the engine the key of all engines: only a client that shows the admin key may ask \
+                       for that (http.admin_key_file); give the engine's own key instead";
+        return Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", message));
+    }
+    let engine = app.set_engine(config, Adds::Client).map_err(|error| match error {
+        Error::Taken { .. } | Error::Full { .. } => Refusal::new(StatusCode::CONFLICT, error.code(), error.to_string()),
+        _ => Refusal::bad("invalid_engine", error.to_string()),
+    })?;
+    Ok(answer(StatusCode::CREATED, state::worker(app, &engine).to_string()))
+}
+
+/// `DELETE /engines/NAME`.
+pub(crate) fn remove_engine(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
+    changed(app, app.remove_engine(&decoded(name)))
+}
+
+/// `POST /engines/NAME/drain` and `…/undrain`.
+pub(crate) fn drain_engine(app: &App, name: &str, drain: bool) -> Result<Response<Answer>, Refusal> {
+    changed(app, app.drain_engine(&decoded(name), drain))
+}
+
+fn changed(app: &App, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {
     let engine = done.map_err(|error| Refusal::new(StatusCode::NOT_FOUND, "unknown_engine", error.to_string()))?;
     Ok(answer(StatusCode::OK, state::worker(app, &engine).to_string()))
 }

@@ -80,6 +80,8 @@ pub struct Config {
     pub decisions: usize,
     /// Paths besides the known ones that are forwarded: a path, or a beginning that ends in `*`.
     pub forward: Vec<String>,
+    /// Ranks of all engines up to which clients may add some.
+    pub max_ranks: usize,
     /// How much is logged. The first of a process decides.
     pub log: LogConfig,
 }
@@ -102,9 +104,11 @@ pub struct HttpConfig {
     pub admin_key: Option<Secret>,
     /// A file with that key instead, read again when it changes.
     pub admin_key_file: Option<PathBuf>,
-    /// Host names that requests may name, besides this machine's own, where the router listens on loopback and asks
-    /// for no key.
+    /// Host names that requests may name, besides this machine's own and addresses. If there are none, they are checked
+    /// only where the router listens on loopback and asks for no key.
     pub hosts: Vec<String>,
+    /// Origins, besides the router's own, whose web pages may send requests and read answers.
+    pub origins: Vec<String>,
     /// Certificate and key of the router; none for plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Bytes of a request's body at most.
@@ -161,6 +165,9 @@ pub struct EngineConfig {
     /// The bearer key that it wants.
     #[serde(default)]
     pub key: Option<Secret>,
+    /// Whether it is shown the key of all engines, if it has none of its own: as a rule, unless a client adds it.
+    #[serde(default)]
+    pub use_key: Option<bool>,
     /// Blocks that its cache has room for; asked for at `/metrics` if not given.
     #[serde(default)]
     pub capacity_blocks: Option<u64>,
@@ -312,6 +319,7 @@ impl Default for Config {
             record: None,
             decisions: 256,
             forward: Vec::new(),
+            max_ranks: 1024,
             log: LogConfig::default(),
         }
     }
@@ -328,6 +336,7 @@ impl Default for HttpConfig {
             admin_key: None,
             admin_key_file: None,
             hosts: Vec::new(),
+            origins: Vec::new(),
             tls: None,
             max_body: 64 << 20,
             body_memory: None,
@@ -449,6 +458,7 @@ impl EngineConfig {
             ranks: Ranks::default(),
             rank_header: RankHeader::default(),
             key: None,
+            use_key: None,
             capacity_blocks: None,
             handover: Handover::Vllm,
             bootstrap_port: None,

@@ -62,6 +62,9 @@ fn trust(app: &App, engines: &[Arc<Engine>]) {
     let keyspaces = service.fleet().keyspaces();
     for engine in engines {
         let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty());
+        let streams = keyspace.map(|keyspace| keyspace.streams_of(&engine.name)).unwrap_or_default();
+        let is_unverified = streams.iter().any(|(_, stream)| stream.status.unverified.load(Relaxed));
+        engine.is_unverified.store(is_unverified, Relaxed);
         for (place, rank) in engine.config.ranks.numbers().enumerate() {
             let trusted = keyspace.is_some_and(|keyspace| keyspace.is_trusted(&engine.name, rank));
             app.places.set_trusted(engine, place, trusted);

@@ -1,8 +1,14 @@
 //! What is counted of the router as a whole.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
+
+use hyper::StatusCode;
+
+use crate::lock;
 
 /// Upper bounds of the buckets for times, in seconds.
 pub(crate) const SECONDS: [f64; 16] =
@@ -40,13 +46,40 @@ impl<const N: usize> Histogram<N> {
     }
 }
 
+/// How often requests were refused: by the class of the status, and the code.
+#[derive(Debug)]
+pub(crate) struct Refused(Mutex<BTreeMap<(&'static str, &'static str), u64>>);
+
+impl Default for Refused {
+    fn default() -> Self {
+        // Each class is there from the beginning.
+        Self(Mutex::new(BTreeMap::from([(("4xx", "unknown_path"), 0), (("5xx", "internal"), 0)])))
+    }
+}
+
+impl Refused {
+    pub(crate) fn add(&self, status: StatusCode, code: &'static str) {
+        let class = if status.is_server_error() { "5xx" } else { "4xx" };
+        *lock(&self.0).entry((class, code)).or_default() += 1;
+    }
+
+    /// Those that were no fault of the client's.
+    pub(crate) fn errors(&self) -> u64 {
+        lock(&self.0).iter().filter(|((class, _), _)| *class == "5xx").map(|(_, count)| count).sum()
+    }
+
+    pub(crate) fn all(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        lock(&self.0).clone()
+    }
+}
+
 /// What is counted of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
     /// Requests that came, forwarded or not.
     pub(crate) all_requests: AtomicU64,
-    /// Requests that the router refused itself, by the first digit of the status, from 4 on.
-    pub(crate) refused: [AtomicU64; 2],
+    /// Requests that the router refused itself.
+    pub(crate) refused: Refused,
     /// Requests sent again, by why the one before failed.
     pub(crate) retries: [AtomicU64; crate::engine::FAULTS.len()],
     /// Requests that got no answer and were not sent again, by [`GIVEN_UP`](crate::proxy::GIVEN_UP).
@@ -65,7 +98,7 @@ impl Counts {
     pub(crate) fn new() -> Self {
         Self {
             all_requests: AtomicU64::new(0),
-            refused: Default::default(),
+            refused: Refused::default(),
             retries: Default::default(),
             given_up: Default::default(),
             handovers: Default::default(),

@@ -7,70 +7,29 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use hyper::header::{CONNECTION, HeaderValue};
+use hyper::body::Body as _;
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Door, Incoming};
-use kvatlas_prompt::Endpoint;
+use kvatlas_http::{Access, Call, Content, Door, Incoming};
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
 use crate::app::App;
+use crate::cors;
 use crate::exposition;
 use crate::peers;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
+use crate::routes::{self, Allowed, Found, Own, To};
 use crate::state;
 use crate::ui;
-
-/// What `GET /` says.
-const WELCOME: &str = "\
-kvatlas: a router in front of inference engines
-
-/v1/…                        forwarded to an engine: chat/completions, completions, responses, embeddings, messages, …
-GET    /v1/models            the models of all engines
-GET    /workers              engines and their state
-GET    /ui                   a web page that shows engines and decisions live
-GET    /router               the router's own state
-GET    /streams              the engines' event streams, if they are followed here
-GET    /decisions            the last decisions; ?limit=N
-POST   /explain              how each engine compares for a prompt (a body of chat/completions or completions); nothing is sent
-POST   /engines              add an engine: {\"url\": \"http://host:port\", …}
-DELETE /engines/NAME         remove an engine
-POST   /engines/NAME/drain   send an engine no new requests; /engines/NAME/undrain ends that
-POST   /peers/work           for other routers: report their requests at the engines
-GET    /snapshot             for other routers and services: every block that the router's index holds
-GET    /health               200 while the router's threads are running
-GET    /ready                200 while the router should get requests
-GET    /metrics              metrics for Prometheus
-GET    /version              the version of the router
-";
-
-/// Paths of engines without a prompt that are passed on. What changes an engine for all its clients is not among them.
-const FORWARDED: [&str; 17] = [
-    "/tokenize",
-    "/detokenize",
-    "/score",
-    "/rerank",
-    "/pooling",
-    "/classify",
-    "/generate",
-    "/encode",
-    "/v2/embed",
-    "/v2/rerank",
-    "/inference/v1/generate",
-    "/get_model_info",
-    "/model_info",
-    "/chat/completions",
-    "/completions",
-    "/embeddings",
-    "/responses",
-];
 
 /// Answers a request.
 pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>) -> Response<Answer> {
     let arrived = Instant::now();
     app.counts.all_requests.fetch_add(1, Relaxed);
     let id = request.headers().get(REQUEST_ID).cloned();
+    let origin = cors::origin(request.headers(), &app.config.http.origins);
     let is_http1 = request.version() <= Version::HTTP_11;
     let logged = app.config.http.access_log.then(|| (request.method().clone(), request.uri().path().to_owned()));
     let mut answering = pin!(dispatch(&app, &call, request, arrived));
@@ -85,14 +44,16 @@ pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>
         })
     });
     let mut response = answered.await.unwrap_or_else(|refusal| {
-        let class = usize::from(refusal.status.is_server_error());
-        app.counts.refused[class].fetch_add(1, Relaxed);
+        app.counts.refused.add(refusal.status, refusal.code);
         let mut response = refusal.response();
         if let Some(id) = id {
             response.headers_mut().insert(REQUEST_ID, id);
         }
         response
     });
+    if let Some(origin) = origin {
+        cors::let_read(&mut response, origin);
+    }
     if is_http1 && app.leaving.load(Relaxed) {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
@@ -120,93 +81,80 @@ async fn dispatch(
 ) -> Result<Response<Answer>, Refusal> {
     let (shard, door, until) = (call.thread, call.door, call.until);
     let path = request.uri().path();
-    let is_get = matches!(*request.method(), Method::GET | Method::HEAD);
-    // Open to everybody, at both doors.
-    if is_get {
-        match path {
-            "/health" | "/ping" => return Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", "ok")),
-            "/ready" => return Ok(admin::ready(app)),
-            "/version" => {
-                let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
-                return Ok(json(StatusCode::OK, version.to_string()));
+    let origins = &app.config.http.origins;
+    let route = match routes::find(request.method(), path, &app.config.forward) {
+        Found::Route(route) => route,
+        Found::WrongMethod(methods) if door == Door::Main && *request.method() == Method::OPTIONS => {
+            return Ok(cors::options(methods, request.headers(), origins));
+        }
+        Found::WrongMethod(methods) if door == Door::Main => return Err(Refusal::wrong_method(methods.list())),
+        Found::WrongMethod(_) => return Err(unknown_path()),
+        Found::Unknown => {
+            if door == Door::Main {
+                check(app, call, &request, Access::Ask)?;
             }
-            _ => {}
+            return Err(unknown_path());
         }
+    };
+    let own = match route.to {
+        To::Own(own) if door == Door::Main || route.is_for_probes() => own,
+        To::Engine(forwarded) if door == Door::Main => {
+            let is_known = check(app, call, &request, route.wants)?;
+            if forwarded.allowed == Allowed::ToAdmins && !is_known && !routes::is_listed(path, &app.config.forward) {
+                return Err(if route.is_unnamed() { unknown_path() } else { changes_engines() });
+            }
+            return forward(app, shard, request, route, forwarded, until, arrived).await;
+        }
+        _ => return Err(unknown_path()),
+    };
+    // What is open to everybody is so whatever host they name.
+    let is_checked = door == Door::Main && route.wants != Access::Open;
+    let is_known = is_checked && check(app, call, &request, route.wants)?;
+    // A page can send other types to any server unasked.
+    let has_body = own.wants_body() || !request.body().is_end_stream() || request.headers().contains_key(CONTENT_TYPE);
+    if own.takes_json() && has_body && Content::of(request.headers()) != Some(Content::Json) {
+        return Err(Refusal::wrong_content_type());
+    }
+    let query = request.uri().query();
+    match own {
+        Own::Welcome => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", routes::WELCOME.as_bytes())),
+        Own::Health => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", "ok")),
+        Own::Ready => Ok(admin::ready(app)),
+        Own::Version => {
+            let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
+            Ok(json(StatusCode::OK, version.to_string()))
+        }
+        Own::Metrics => metrics(app),
+        Own::Workers => Ok(json(StatusCode::OK, state::workers(app).to_string())),
+        Own::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
+        Own::Streams => {
+            let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
+            Ok(json(StatusCode::OK, streams.to_string()))
+        }
+        Own::Decisions => admin::decisions(app, query).await,
+        Own::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
+        Own::Model => admin::model(app, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.
-        if let Some(asset) = kvatlas_ui::asset(path).filter(|_| door == Door::Main) {
-            return Ok(ui::file(asset));
-        }
+        Own::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(unknown_path),
+        Own::PageEvents => ui::events(app),
+        Own::PageDecision => ui::decision(app, query),
+        Own::Explain => admin::explain(app, shard, request, until).await,
+        Own::Snapshot => admin::snapshot(app, request).await,
+        Own::PeersWork => peers::hear(app, request, until).await,
+        Own::AddEngine => admin::add_engine(app, request, is_known, until).await,
+        Own::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
+        Own::Drain => admin::drain_engine(app, route.parameter(path), true),
+        Own::Undrain => admin::drain_engine(app, route.parameter(path), false),
     }
-    if door == Door::Admin {
-        return match path {
-            "/metrics" if is_get => metrics(app),
-            _ => Err(unknown_path()),
-        };
-    }
-    let changes = (path.starts_with("/engines") || path == peers::PATH) && !is_get;
-    let gives = path == "/snapshot" && is_get;
-    if app.gate.check(&request, if changes || gives { Access::Admin } else { Access::Ask })? {
+}
+
+/// Checks that a request may do what it wants. True if it showed a key: then its connection keeps its place.
+fn check(app: &App, call: &Call, request: &Request<Incoming>, wants: Access) -> Result<bool, Refusal> {
+    let is_known = app.gate.check(request, wants, &app.config.http.origins)?;
+    if is_known {
         call.place.is_known();
     }
-    if gives {
-        return admin::snapshot(app, request).await;
-    }
-    if is_get {
-        match path {
-            "/" => return Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", WELCOME)),
-            "/metrics" => return metrics(app),
-            "/workers" | "/engines" => return Ok(json(StatusCode::OK, state::workers(app).to_string())),
-            "/streams" => {
-                let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
-                return Ok(json(StatusCode::OK, streams.to_string()));
-            }
-            "/router" => return Ok(json(StatusCode::OK, state::router(app).to_string())),
-            "/decisions" => return Ok(json(StatusCode::OK, admin::decisions(app, request.uri().query()))),
-            "/v1/models" | "/models" => return Ok(json(StatusCode::OK, state::models(app).to_string())),
-            _ => {}
-        }
-        if *request.method() == Method::GET
-            && let Some(answer) = ui::answer(app, path, request.uri().query())
-        {
-            return answer;
-        }
-        if let Some(name) = path.strip_prefix("/v1/models/") {
-            return admin::model(app, name);
-        }
-    }
-    if path == peers::PATH && *request.method() == Method::POST {
-        return peers::hear(app, request, until).await;
-    }
-    if changes {
-        return admin::change(app, request, until).await;
-    }
-    if path == "/explain" && *request.method() == Method::POST {
-        return admin::explain(app, shard, request, until).await;
-    }
-    let endpoint = Endpoint::of_path(path).filter(|_| *request.method() == Method::POST);
-    if endpoint.is_some() || is_forwarded(app, path) {
-        return forward(app, shard, request, endpoint, until, arrived).await;
-    }
-    Err(unknown_path())
-}
-
-fn is_forwarded(app: &App, path: &str) -> bool {
-    let by_rule = |rule: &String| match rule.strip_suffix('*') {
-        Some(start) => path.starts_with(start),
-        None => path == rule,
-    };
-    let is_listed = path.starts_with("/v1/") || FORWARDED.contains(&path) || app.config.forward.iter().any(by_rule);
-    // Whoever stands before the engine may make another path of it, which nobody has allowed.
-    is_listed && !climbs(path)
-}
-
-/// Whether a path has `.` or `..` among its segments, however it writes them (RFC 3986, 5.2.4).
-fn climbs(path: &str) -> bool {
-    let is_dots = |segment: &str| {
-        let lower = segment.to_ascii_lowercase().replace("%2e", ".");
-        matches!(lower.as_str(), "." | "..")
-    };
-    path.contains(['.', '%']) && path.replace("%2f", "/").replace("%2F", "/").split(['/', '\\']).any(is_dots)
+    Ok(is_known)
 }
 
 fn metrics(app: &Arc<App>) -> Result<Response<Answer>, Refusal> {
@@ -216,25 +164,16 @@ fn metrics(app: &Arc<App>) -> Result<Response<Answer>, Refusal> {
 }
 
 pub(crate) fn unknown_path() -> Refusal {
-    let message =
-        "there is no such path; GET / lists the router's own, and the setting `forward` adds paths of engines";
+    let message = "there is no such path; GET / lists all, and the setting `forward` adds paths of engines";
     Refusal::new(StatusCode::NOT_FOUND, "unknown_path", message)
+}
+
+/// A path that is for whoever may change engines, at a router that knows nobody by a key.
+fn changes_engines() -> Refusal {
+    let message = "this path changes an engine for all its clients: it is forwarded for the admin key \
+                   (http.admin_key_file), which this router does not have, or if the setting `forward` names it";
+    Refusal::new(StatusCode::FORBIDDEN, "forbidden", message)
 }
 
 /// How long a client should wait before it asks again whether the router is ready.
 pub(crate) const READY_AGAIN: Duration = Duration::from_secs(1);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_that_climb() {
-        for path in ["/v1/../x", "/v1/..", "/v1/./x", "/v1/%2e%2E/x", "/v1/.%2e/x", "/v1/a%2f..%2Fx", "/v1\\..\\x"] {
-            assert!(climbs(path), "{path}");
-        }
-        for path in ["/v1/files/a.b", "/v1/models/x..y", "/v1/...", "/v1/a%20b", "/v1/responses/%2e1"] {
-            assert!(!climbs(path), "{path}");
-        }
-    }
-}

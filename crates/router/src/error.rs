@@ -21,6 +21,22 @@ pub enum Error {
         /// The name that was asked for.
         name: String,
     },
+    /// There is another engine of that name.
+    #[error("there is an engine of the name {name:?} at {url}: choose another name, or remove that engine first")]
+    Taken {
+        /// The name.
+        name: String,
+        /// Where that engine is.
+        url: String,
+    },
+    /// There are as many engines as may be added over HTTP.
+    #[error("with {ranks} ranks the fleet would be larger than POST /engines may make it: {most} (router.max_ranks)")]
+    Full {
+        /// How many ranks the fleet would have.
+        ranks: usize,
+        /// How many it may have.
+        most: usize,
+    },
     /// The router has ended.
     #[error("the router is closed")]
     Closed,
@@ -44,6 +60,8 @@ impl Error {
             Self::Config { .. } => "invalid_config",
             Self::Start { .. } => "cannot_start",
             Self::Unknown { .. } => "unknown_engine",
+            Self::Taken { .. } => "name_taken",
+            Self::Full { .. } => "too_many_engines",
             Self::Closed => "closed",
         }
     }

@@ -65,10 +65,10 @@ impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let counts = &self.0.counts;
         counter(encoder, "requests", "Requests received, on any path", counts.all_requests.load(Relaxed))?;
-        let help = "Requests that the router itself refused, by class of status";
+        let help = "Requests that the router itself refused, by class of status and reason";
         let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
-        for (class, count) in ["4xx", "5xx"].iter().zip(&counts.refused) {
-            one(&mut family, &[("status", *class)], count.load(Relaxed))?;
+        for ((class, code), count) in counts.refused.all() {
+            one(&mut family, &[("status", class), ("reason", code)], count)?;
         }
         let mut family = describe(
             encoder,

@@ -24,6 +24,15 @@ pub(crate) struct Fleet {
     tls: Arc<ClientConfig>,
 }
 
+/// Who adds an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Adds {
+    /// Whoever runs the router.
+    Operator,
+    /// A client: it can take no name from another engine, gets a key only if it asks for that, and adds so many.
+    Client,
+}
+
 /// What a change of the fleet did.
 pub(crate) struct Changed {
     pub(crate) added: Arc<Engine>,
@@ -83,14 +92,28 @@ impl Fleet {
     /// still find the old one.
     pub(crate) fn set(
         &self,
-        config: EngineConfig,
+        mut config: EngineConfig,
+        adds: Adds,
         before: impl FnOnce(Option<&Engine>, &Arc<Engine>),
     ) -> Result<Changed, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
-        let mut engine = Engine::new(config, &self.config, self.shards, tls)?;
         let _lock = lock(&self.changes);
         let mut engines = Vec::clone(&self.engines.load());
-        let old = engines.iter().find(|other| other.name == engine.name).cloned();
+        let (name, address) = Engine::place(&config)?;
+        let old = engines.iter().find(|other| *other.name == name).cloned();
+        if adds == Adds::Client {
+            if let Some(old) = old.as_deref().filter(|old| old.address != address) {
+                return Err(Error::Taken { name, url: old.config.url.clone() });
+            }
+            let others = engines.iter().filter(|other| *other.name != name);
+            let ranks = others.map(|other| other.config.ranks as usize).sum::<usize>() + config.ranks as usize;
+            let most = self.config.max_ranks;
+            if ranks > most && old.as_deref().is_none_or(|old| old.config.ranks < config.ranks) {
+                return Err(Error::Full { ranks, most });
+            }
+            config.use_key = config.use_key.or(Some(old.as_deref().is_some_and(Engine::uses_key)));
+        }
+        let mut engine = Engine::new(config, &self.config, self.shards, tls)?;
         if let Some(old) = old.as_deref().filter(|old| old.config.url == engine.config.url) {
             engine.goes_on_from(old);
         }

@@ -1,7 +1,7 @@
 //! The byte path of the router: clients on one side, engines on the other.
 //!
 //! ```text
-//! client ──▶ server (threads, connections) ──▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
+//! client ──▶ kvatlas_http ──▶ server ─────────▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
 //!                                                │            ├─▶ prompts (text to tokens to hashes)
 //!                                                │            └─▶ place (asks the index, or the service above sites, then the decision core)
 //!                                                └─▶ admin, state, exposition, decisions
@@ -17,6 +17,7 @@ mod app;
 mod clock;
 pub mod config;
 mod control;
+mod cors;
 mod counts;
 pub mod decisions;
 mod dispatch;
@@ -35,10 +36,12 @@ mod place;
 mod prompts;
 mod proxy;
 mod ranks;
+mod reading;
 pub mod record;
 mod refusal;
 mod remote;
 mod router;
+mod routes;
 mod server;
 mod state;
 mod stored;

@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use http_body_util::{BodyExt as _, Limited};
 use hyper::{Request, Response, StatusCode};
 use kvatlas_http::Incoming;
 use kvatlas_routing::Work;
@@ -26,6 +25,8 @@ use crate::elsewhere::{JSON, post};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::names;
+use crate::proxy::read;
+use crate::reading::aside_if_long;
 use crate::refusal::Refusal;
 
 /// Where it is told.
@@ -227,11 +228,14 @@ async fn send(other: &Engine, body: &str) -> Option<Heard> {
 }
 
 /// Another router tells what it has.
-pub(crate) async fn hear(app: &App, request: Request<Incoming>, until: Instant) -> Result<Response<Answer>, Refusal> {
-    let reading = Limited::new(request.into_body(), MOST_BYTES).collect();
-    let body = tokio::time::timeout_at(until.into(), reading).await.ok().and_then(Result::ok);
-    let body = body.ok_or_else(|| Refusal::bad("incomplete_body", "the body is too long, or did not come"))?.to_bytes();
-    let told: Told = serde_json::from_slice(&body)
+pub(crate) async fn hear(
+    app: &Arc<App>,
+    request: Request<Incoming>,
+    until: Instant,
+) -> Result<Response<Answer>, Refusal> {
+    let body = read(app, request.into_body(), MOST_BYTES, until).await?;
+    let told: Told = aside_if_long(app, &body, |_, body| serde_json::from_slice(body))
+        .await?
         .map_err(|error| Refusal::bad("invalid_work", format!("the body is not a report of a router: {error}")))?;
     if !(0.0..=MOST_SECONDS).contains(&told.seconds) {
         let message = format!("seconds must be from 0 to {MOST_SECONDS}, got {}", told.seconds);

@@ -1,5 +1,6 @@
 //! From a request's body to what the decision core asks for: model, tokens, content hashes.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -78,6 +79,10 @@ pub(crate) struct Known {
     pub(crate) streams: bool,
     /// Whether `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
     pub(crate) is_counted: bool,
+    /// The answer that it goes on from.
+    pub(crate) previous: Option<String>,
+    /// True if an engine goes on with it when the client has left.
+    pub(crate) in_background: bool,
     /// The one engine that can take it, as it keeps what the request goes on from.
     pub(crate) only: Option<Arc<str>>,
     /// The tokens, where they may be forwarded.
@@ -196,16 +201,14 @@ impl Prompts {
         known
     }
 
-    /// Asks an engine for the tokens of a prompt, if engines are to be asked.
-    pub(crate) async fn ask(&self, engine: Option<&Engine>, endpoint: Endpoint, body: &[u8], known: &mut Known) {
-        if !self.asks_engines || !known.hashes.is_empty() {
-            return;
-        }
-        let Some(engine) = engine else { return };
-        let question =
-            Request::parse(endpoint, body).and_then(|request| tokenize_body(&request, known.model.as_deref()));
-        let Ok(question) = question else { return };
-        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, &question)).await;
+    /// What an engine is asked for the tokens of a prompt; nothing if the body has none.
+    pub(crate) fn question(endpoint: Endpoint, body: &[u8], model: Option<&str>) -> Option<Vec<u8>> {
+        Request::parse(endpoint, body).and_then(|request| tokenize_body(&request, model)).ok()
+    }
+
+    /// Asks an engine for the tokens of a prompt.
+    pub(crate) async fn ask(&self, engine: &Engine, question: &[u8], known: &mut Known) {
+        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, question)).await;
         if let Ok(Ok((200, answer))) = asked
             && let Some(tokens) = tokenize_answer(&answer)
         {
@@ -229,6 +232,11 @@ impl Prompts {
 }
 
 impl Known {
+    /// What is known of a request without a prompt that is read.
+    pub(crate) fn of_model(model: Option<Cow<'_, str>>) -> Self {
+        Self { model: model.map(Cow::into_owned), ..Self::default() }
+    }
+
     /// Whether it is for an adapter, as far as the index knows.
     pub(crate) fn has_adapter(&self) -> bool {
         self.adapter.is_some()

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -42,7 +43,8 @@ impl Recorder {
     /// # Errors
     /// It cannot be opened, or there is no thread to be had.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        // Who asked when, and what prompts share, is nobody else's to read.
+        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
         Self::to(file, path, QUEUE)
     }
 

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use hyper::header::{CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
 use kvatlas_http::{BodyFault, Denied};
 
@@ -24,15 +24,29 @@ pub(crate) struct Refusal {
     pub(crate) retry_after: Option<Duration>,
     /// Whether the connection cannot be used any more.
     pub(crate) closes: bool,
+    /// The methods that would be right, for status 405.
+    allow: Option<String>,
 }
 
 impl Refusal {
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into(), retry_after: None, closes: false }
+        Self { status, code, message: message.into(), retry_after: None, closes: false, allow: None }
     }
 
     pub(crate) fn bad(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// A path that is there, for other methods: these.
+    pub(crate) fn wrong_method(allow: String) -> Self {
+        let message = format!("this path accepts only {allow}");
+        Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message) }
+    }
+
+    /// A body that a page in somebody's browser could have sent.
+    pub(crate) fn wrong_content_type() -> Self {
+        let message = "send a JSON body with the header \"Content-Type: application/json\"";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
     /// The same, and the connection is closed.
@@ -84,6 +98,9 @@ impl Refusal {
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(allow) = self.allow.as_deref().and_then(|allow| allow.parse().ok()) {
+            headers.insert(ALLOW, allow);
         }
         if self.closes {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));

@@ -20,7 +20,7 @@ use crate::counts::Counts;
 use crate::elsewhere::Elsewhere;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fleet::Fleet;
+use crate::fleet::{Adds, Fleet};
 use crate::global;
 use crate::lock;
 use crate::observed::{self, Observed};
@@ -99,7 +99,7 @@ impl Router {
             config,
         });
         for engine in &app.config.engines {
-            app.set_engine(engine.clone())?;
+            app.set_engine(engine.clone(), Adds::Operator)?;
         }
         let control = Builder::new_multi_thread()
             .worker_threads(1)
@@ -157,7 +157,7 @@ impl Router {
     /// [`Error::Config`] if it is none, or cannot be used.
     pub fn set_engine(&self, engine: &str) -> Result<(), Error> {
         let engine: EngineConfig = serde_json::from_str(engine).map_err(|error| Error::config(error.to_string()))?;
-        self.app.set_engine(engine).map(drop)
+        self.app.set_engine(engine, Adds::Operator).map(drop)
     }
 
     /// Takes an engine out. What runs there goes on.
@@ -230,9 +230,9 @@ impl Drop for Router {
 }
 
 impl App {
-    pub(crate) fn set_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, Error> {
+    pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adds) -> Result<Arc<Engine>, Error> {
         // The decision core knows it before requests can find it: at no moment is there nobody of its name.
-        let changed = self.fleet.set(config, |replaced, added| self.places.add(replaced, added))?;
+        let changed = self.fleet.set(config, adds, |replaced, added| self.places.add(replaced, added))?;
         self.places.is_back();
         if let Some(replaced) = changed.replaced {
             replaced.pool.clear();

@@ -54,7 +54,7 @@ fn starts(how: &str, relay: &str, url: &str) -> Result<Service, Failure> {
     let begun = Instant::now();
     let service = start(relay, url)?;
     let is_sure = |service: &Service| {
-        let worker = service.fleet().workers().into_iter().next()?;
+        let worker = service.follower().fleet().workers().into_iter().next()?;
         worker.streams.first().map(|(_, stream)| stream.status.is_trusted())
     };
     while is_sure(&service) != Some(true) {
@@ -76,7 +76,7 @@ fn measure(url: &str, millions: u64) -> Result<(), Failure> {
     let endpoint = publisher.get_last_endpoint()?.map_err(|_| "an address in UTF-8")?;
     let start = |relay: &str| start(relay, url);
     let (relay, reader) = (start(r#""publish""#)?, start(r#""from""#)?);
-    relay.register(
+    relay.follower().register(
         &format!(r#"{{ "instance_id": "w", "endpoint": "{endpoint}", "model_name": "m", "block_size": 16 }}"#),
         None,
     )?;
@@ -155,7 +155,7 @@ fn batch(number: u64) -> Vec<u8> {
 /// Publishes now and then until the reader hears it.
 fn wait(reader: &Service, send: &mut impl FnMut(&[u8]) -> Result<(), Failure>) -> Result<Arc<Stream>, Failure> {
     for _ in 0..600 {
-        let worker = reader.fleet().workers().into_iter().next();
+        let worker = reader.follower().fleet().workers().into_iter().next();
         let stream = worker.and_then(|worker| Some(worker.streams.first()?.1.clone()));
         if let Some(stream) = stream.filter(|stream| stream.status.is_trusted()) {
             std::thread::sleep(Duration::from_millis(500));

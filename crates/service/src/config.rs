@@ -333,6 +333,7 @@ impl Config {
         if !is_used {
             return Ok(());
         }
+        self.relay.reader_key()?;
         let (name, key) = match (key, key_file) {
             (Some(_), Some(_)) => return Err(Error::config("relay.key and relay.key_file are both given".into())),
             (None, None) => return Ok(()),

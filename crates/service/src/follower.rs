@@ -25,7 +25,7 @@ use crate::log;
 use crate::reader;
 use crate::relay::Relay;
 use crate::sites::{Digests, KeyspaceDigest};
-use crate::snapshot::{self, Directory, Keeper, Origin, Snapshots};
+use crate::snapshot::{self, Directory, Keeper, Origin, Snapshots, read_file};
 use crate::state::{Keyspace, lock};
 
 /// How long threads may take to end when a follower is dropped.
@@ -187,7 +187,7 @@ impl Follower {
     /// [`Error::Snapshot`] if it cannot be used; the streams begin without it.
     pub fn load_snapshot(&self, file: &Path, url: &str) -> Result<u64, Error> {
         let snapshots = self.fleet.snapshots();
-        let read = std::fs::read(file).map_err(|error| format!("{}: {error}", file.display()));
+        let read = read_file(file, snapshots.config.max_bytes).map_err(|error| format!("{}: {error}", file.display()));
         let read = read.map_err(|message| Error::Snapshot { message });
         let loaded = read.and_then(|bytes| snapshots.read(&bytes, Origin { kind: "peer", file: url.to_owned() }));
         self.no_snapshot(loaded.as_ref().err().map(ToString::to_string).as_deref());

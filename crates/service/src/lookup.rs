@@ -26,7 +26,7 @@ impl Keyspace {
             let found = index.find(content);
             // After the index was asked, so that whoever is hybrid in what was found is known to be.
             let hybrids = self.hybrids().load();
-            let filter = Filter { among: None, without: Some(untrusted) };
+            let filter = Filter { among: None, without: Some(untrusted), strict: None };
             let rows = served_rows(&found, &hybrids, content, &filter, None);
             held.extend(rows.iter().filter_map(|row| {
                 let number = number(row.worker, row.rank)?;

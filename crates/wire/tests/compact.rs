@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, Copying, RankCopier, View};
 use kvatlas_testing::{Random, mix, seeds};
-use kvatlas_wire::compact::{Change, Changes, Frame, Malformed, Message, MessageWriter, Status, name_of};
+use kvatlas_wire::compact::{
+    Change, Changes, Frame, MOST_BLOCKS, Malformed, Message, MessageWriter, Status, name_of, weight,
+};
 use kvatlas_wire::encode::{Dialect, encode};
 use kvatlas_wire::{Batch, Event, Name, Reader, Removed, Stored, Tally, decode};
 
@@ -229,15 +231,63 @@ fn nothing_that_is_damaged_does_harm() {
             let at = random.index(bytes.len());
             bytes[at] ^= 1 << random.below(8);
             bytes.truncate(1 + random.index(bytes.len()));
-            let _ = Changes::default().read(&bytes, |_| Ok::<(), Malformed>(()));
+            let mut blocks = 0;
+            let read = Changes::default().read(&bytes, |change| {
+                blocks += match change {
+                    Change::Store { names, copies, .. } => names.len() as u64 * u64::from(copies),
+                    Change::StoreKnown { names, .. } | Change::Remove { names, .. } => names.len() as u64,
+                    Change::Clear => 0,
+                };
+                Ok::<(), Malformed>(())
+            });
+            let weighed = weight(&bytes);
+            assert_eq!(weighed.is_err(), read.is_err(), "both read the same");
+            assert!(weighed.is_err() || weighed.is_ok_and(|weight| weight >= blocks));
             if let Ok(message) = Message::read(&bytes) {
                 message.frames().for_each(drop);
+                let _ = message.check();
             }
         }
     }
     let mut more = vec![2, 1 << 4];
     more.extend([0xff; 9]);
     assert!(Changes::default().read(&more, |_| Ok::<(), Malformed>(())).is_err());
+}
+
+#[test]
+fn few_bytes_are_not_of_many_blocks() {
+    let number = |out: &mut Vec<u8>, mut number: u64| {
+        while number >= 0x80 {
+            out.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        out.push(number as u8);
+    };
+    // Of a kind, so many blocks in one run, each with so many copies.
+    let changes = |kind: u8, blocks: u64, copies: u64| {
+        let mut out = vec![kind | 1 << 6];
+        number(&mut out, copies);
+        number(&mut out, blocks);
+        number(&mut out, 1);
+        number(&mut out, (blocks - 2) << 1);
+        if kind == 0 {
+            out.resize(out.len() + 8 * blocks as usize, 0);
+        }
+        out
+    };
+    let message = |parts: &[Vec<u8>]| {
+        let mut bytes = MessageWriter { life: 1, block_size: 16, key: 0 }.begin(0, 0.0, 0);
+        parts.iter().for_each(|changes| MessageWriter::put(&mut bytes, Frame::Batch { rank: 0, changes }));
+        bytes
+    };
+    let is_read = |parts: &[Vec<u8>]| Message::read(&message(parts)).expect("a head").check().is_ok();
+    for kind in [1, 2] {
+        assert!(is_read(&[changes(kind, MOST_BLOCKS, 1)]));
+        assert!(!is_read(&[changes(kind, MOST_BLOCKS + 100, 1)]));
+        assert!(!is_read(&vec![changes(kind, MOST_BLOCKS / 2, 1); 3]), "of all frames together");
+    }
+    assert!(is_read(&[changes(0, 2, 1 << 16)]) && !is_read(&[changes(0, 8, 1 << 16)]));
+    assert!(is_read(&vec![changes(0, 1000, 1); 500]), "what has bytes of its own may be any number");
 }
 
 #[test]

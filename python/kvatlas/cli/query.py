@@ -63,6 +63,7 @@ _FLAGS = "--tokens, --tokens-file, --text, --chat and --content-hashes"
 @click.option("--salt", metavar="TEXT", help="Cache salt of the prompt.")
 @click.option("--top-k", type=click.IntRange(1), metavar="N", help="Return only the best N workers.")
 @click.option("--among", metavar="NAME,NAME,...", help="Consider only these workers.")
+@click.option("--strict", is_flag=True, help="Leave out ranks whose engine may have restarted unnoticed (unverified).")
 @click.option("--sites", is_flag=True, help="Ask a service above many sites which of them hold how much.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def query(
@@ -74,6 +75,7 @@ def query(
     routing_group: str | None,
     top_k: int | None,
     among: str | None,
+    strict: bool,
     sites: bool,
     as_json: bool,
     **given: Any,
@@ -103,6 +105,7 @@ def query(
             top_k=top_k,
             among=None if among is None else [name for name in among.split(",") if name],
             age=True,
+            strict=strict,
         )
         if as_json:
             about = {"model": model, "routing_group": routing_group, "unit": answer.unit, "depth": answer.depth}
@@ -279,6 +282,10 @@ def _print(answer: Answer, model: str) -> None:
     if answer.partial:
         names = ", ".join(f"{worker} rank {rank}" for worker, rank in answer.partial)
         out.print(f"May hold more (events were missed): {names}", highlight=False, markup=False, soft_wrap=True)
+    if answer.unverified:
+        names = ", ".join(f"{worker} rank {rank}" for worker, rank in answer.unverified)
+        words = "May hold nothing (no replay socket shows that the engine has not restarted)"
+        out.print(f"{words}: {names}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _table(answer: Answer, length: int, block_size: int, untrusted: set[tuple[str, int | None]]) -> Table:

@@ -12,7 +12,7 @@ from kvatlas.errors import DecodeError
 
 MAGIC = 0xC1  # begins no value of MessagePack
 _TIERS = ("gpu", "cpu", "disk", "external")
-_FLAGS = ("trusted", "partial", "upper_bound", "no_salts", "late")
+_FLAGS = ("trusted", "partial", "upper_bound", "no_salts", "late", "unverified")
 _BATCH, _STATE = 1, 4
 _PLAIN = {2: "forgotten", 3: "state_begin", 6: "state_end", 8: "gone"}
 _RANK_END, _STATUS = 5, 7

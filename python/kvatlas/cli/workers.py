@@ -161,7 +161,8 @@ def _table(streams: list[tuple[WorkerStatus, StreamStatus]], counters: Sequence[
 
 def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *, with_model: bool) -> list[Text]:
     model = worker.model if worker.routing_group == "default" else f"{worker.model} ({worker.routing_group})"
-    trust = "no" if not stream.trusted else "partial" if stream.partial else "yes"
+    doubt = "partial" if stream.partial else "unverified" if stream.unverified else None
+    trust = "no" if not stream.trusted else doubt or "yes"
     counts = _counters(stream)
     cells = [worker.worker, str(stream.rank), *([model] if with_model else [])]
     numbers = [
@@ -174,7 +175,7 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
     return [
         *map(Text, cells),
         Text(stream.state, _COLORS.get(stream.state, "")),
-        Text(trust, "green" if trust == "yes" else "yellow" if trust == "partial" else "red"),
+        Text(trust, "green" if trust == "yes" else "red" if trust == "no" else "yellow"),
         *map(Text, numbers),
     ]
 

@@ -85,6 +85,7 @@ class AsyncClient:
         top_k: int | None = None,
         among: Iterable[str] | None = None,
         age: bool = False,
+        strict: bool = False,
     ) -> Answer:
         """Ask how much of a prompt each worker holds: exactly one of tokens, content hashes, text and messages.
 
@@ -101,6 +102,7 @@ class AsyncClient:
             top_k: Return only the best `top_k` workers.
             among: Consider only these workers.
             age: Whether to report how far the service is behind each worker.
+            strict: Whether to leave out ranks that are `unverified`.
 
         Raises:
             InvalidArgumentError: No prompt or no tokenizer (code "missing_argument"), several prompts (code
@@ -109,7 +111,7 @@ class AsyncClient:
         """
         query = Query(tokens, content_hashes, text, messages, tools, lora, salt)
         prompt = Prompt.of(await prepare_async(query, self._tokenizer))
-        scope = Scope.of(model, routing_group, top_k, among, age=age)
+        scope = Scope.of(model, routing_group, top_k, among, age=age, strict=strict)
         return await self._ask(lambda way: requests.query(prompt, scope, way), scope.keyspace, [prompt])
 
     async def query_batch(
@@ -120,6 +122,7 @@ class AsyncClient:
         routing_group: str = DEFAULT_GROUP,
         top_k: int | None = None,
         among: Iterable[str] | None = None,
+        strict: bool = False,
     ) -> BatchAnswer:
         """Query up to 1,024 prompts in one request: token ids, or a `Query`.
 
@@ -129,6 +132,7 @@ class AsyncClient:
             routing_group: The routing group.
             top_k: Return only the best `top_k` workers for each prompt.
             among: Consider only these workers.
+            strict: Whether to leave out ranks that are `unverified`.
 
         Raises:
             InvalidArgumentError: As `query` does.
@@ -139,7 +143,7 @@ class AsyncClient:
             query = each if isinstance(each, Query) else Query(tokens=each)
             name = f"queries[{at}]."
             prompts.append(Prompt.of(await prepare_async(query, self._tokenizer, name), name))
-        scope = Scope.of(model, routing_group, top_k, among)
+        scope = Scope.of(model, routing_group, top_k, among, strict=strict)
         return await self._ask(lambda way: requests.query_batch(prompts, scope, way), scope.keyspace, prompts)
 
     async def register(

@@ -116,6 +116,8 @@ class Answer(_Match):
         lora: The adapter that the model's name is the name of, if it is one: tokens were hashed for it.
         wants_tokens: Whether the service could learn more if it got tokens instead of content hashes. Clients that hash
             tokens themselves then send each new prompt as tokens once.
+        unverified: Ranks whose engine has connected anew, where only a sequence number says that it has not restarted:
+            it may hold nothing of what its depth says. A query that is `strict` leaves them out.
     """
 
     workers: tuple[WorkerDepth, ...]
@@ -128,6 +130,7 @@ class Answer(_Match):
     no_salts: tuple[tuple[str, int], ...] = ()
     lora: str | None = None
     wants_tokens: bool = False
+    unverified: tuple[tuple[str, int], ...] = ()
 
     def token_scores(self) -> dict[str, int]:
         """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
@@ -185,6 +188,7 @@ class BatchAnswer:
     no_salts: tuple[tuple[str, int], ...] = ()
     lora: str | None = None
     wants_tokens: bool = False
+    unverified: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ def answer(data: Any, asked: Length) -> Answer:
         untrusted=_ranks(data.get("untrusted", ())),
         upper_bound=bool(data.get("upper_bound")),
         partial=_listed(data, "partial"),
+        unverified=_listed(data, "unverified"),
         no_salts=_listed(data, "no_salts"),
         lora=_optional(str, data.get("lora_name")),
         wants_tokens=bool(data.get("wants_tokens")),
@@ -139,6 +140,7 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
         _listed(data, "no_salts"),
         _optional(str, data.get("lora_name")),
         bool(data.get("wants_tokens")),
+        _listed(data, "unverified"),
     )
 
 

@@ -104,10 +104,18 @@ class Scope:
     top_k: int | None
     among: list[str | int] | None
     age: bool = False
+    strict: bool = False
 
     @classmethod
     def of(
-        cls, model: str, routing_group: str, top_k: int | None, among: Iterable[str] | None, *, age: bool = False
+        cls,
+        model: str,
+        routing_group: str,
+        top_k: int | None,
+        among: Iterable[str] | None,
+        *,
+        age: bool = False,
+        strict: bool = False,
     ) -> Scope:
         """Checked: in a URL, any value would look like a string.
 
@@ -120,7 +128,7 @@ class Scope:
         if isinstance(among, str):
             raise InvalidTypeError("among must be a list of names, got str")
         workers = None if among is None else [worker_id(worker) for worker in among]
-        return cls(Keyspace(model, routing_group), top_k, workers, age)
+        return cls(Keyspace(model, routing_group), top_k, workers, age, strict)
 
     def body(self) -> dict[str, Any]:
         """Its fields of a request in JSON."""
@@ -131,6 +139,8 @@ class Scope:
             body["among"] = self.among
         if self.age:
             body["age"] = True
+        if self.strict:
+            body["strict"] = True
         return body
 
     def search(self, prompt: Prompt) -> str | None:
@@ -141,6 +151,8 @@ class Scope:
             body["among"] = among or [""]
         if self.age:
             body["age"] = "true"
+        if self.strict:
+            body["strict"] = "true"
         if prompt.lora is not None:
             body["lora_name"] = prompt.lora
         if prompt.hashed_tokens is not None:

@@ -21,6 +21,7 @@ from kvatlas.service.config.kinds import (
     Duration,
     File,
     Integer,
+    Origins,
     Pairs,
     Size,
     Switch,
@@ -70,8 +71,16 @@ class RouterHttpConfig(HttpConfig):
         metadata=about(
             File(),
             "--admin-key-file",
-            "File with the bearer key for changes of the fleet (/engines) and for other routers (/peers/work). "
+            "File with the bearer key for changes of the fleet (/engines) and of engines, and for other routers. "
             "Alternatively, set KVATLAS_ADMIN_KEY.",
+        ),
+    )
+    origins: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Origins(),
+            "--origins",
+            "Origins whose web pages may send requests from a browser and read the answers, besides the router's own.",
         ),
     )
     max_body: int = field(default=64 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
@@ -255,6 +264,14 @@ class RouterSection(Section):
         default=(),
         metadata=about(
             Texts(), "--forward", "Further paths to forward to engines: a path, or a prefix that ends in *."
+        ),
+    )
+    max_ranks: int = field(
+        default=1024,
+        metadata=about(
+            Integer(0, 1 << 20),
+            "--max-ranks",
+            "Maximum number of engines, each counted with its ranks, up to which POST /engines adds more.",
         ),
     )
     record: Path | None = field(
@@ -526,6 +543,7 @@ class RouterConfig(Config):
         own, http = self.router, service.pop("http")
         del http["untrusted"]
         http |= {name: getattr(self.http, name) for name in ("max_head", "max_headers", "write_timeout")}
+        http["origins"] = list(self.http.origins)
         upstream = dataclasses.asdict(self.upstream) | {
             "ca": None if self.upstream.ca is None else str(self.upstream.ca),
             "key": self.discovery.bearer(),
@@ -561,6 +579,7 @@ class RouterConfig(Config):
             "record": None if own.record is None else str(own.record),
             "decisions": own.decisions,
             "forward": list(own.forward),
+            "max_ranks": own.max_ranks,
             "log": service["log"],
         }
 

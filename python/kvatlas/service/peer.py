@@ -33,6 +33,7 @@ logger = logging.getLogger("kvatlas.service")
 
 _DIRECTORY = "kvatlas-peer-"  # how the name of the directory begins that it is fetched into
 _PART = 8 << 20  # bytes of a request
+_PIECE = 64 << 10  # bytes of an answer that are read at once
 _PAUSE = 0.2  # seconds before a request that failed is made again
 _LOOK = 2.0  # seconds within which one of several replicas must say whether it is ready
 _FAILURES = 3  # requests in a row that may fail before the next replica is asked
@@ -82,11 +83,11 @@ class Fetching:
 
     def _fetch(self, peer: str, out: IO[bytes]) -> str | None:
         """Write the snapshot to a file. Returns the URL of who gave it; None if there is nobody to ask."""
-        key, timeout = self._config.peer_bearer(), self._config.peer_timeout
+        key, timeout, most = self._config.peer_bearer(), self._config.peer_timeout, self._config.max_bytes
         if not replicas.is_name(peer):
-            fetch(peer, key, timeout, out, self._stop)
+            fetch(peer, key, timeout, out, self._stop, max_bytes=most)
             return peer
-        given_by = fetch_from_any(peer, self._own, key, timeout, out, self._stop)
+        given_by = fetch_from_any(peer, self._own, key, timeout, out, self._stop, most)
         if given_by is None:
             logger.info("%s: no other replica is ready; beginning without a snapshot of one", peer)
         else:
@@ -100,7 +101,13 @@ class Fetching:
 
 
 def fetch_from_any(
-    peer: str, own: str, key: str | None, timeout: float, out: IO[bytes], stop: threading.Event | None = None
+    peer: str,
+    own: str,
+    key: str | None,
+    timeout: float,
+    out: IO[bytes],
+    stop: threading.Event | None = None,
+    max_bytes: int = SnapshotConfig.max_bytes,
 ) -> str | None:
     """Write the snapshot of one of several replicas to a file, of the first that is ready and gives it.
 
@@ -111,6 +118,7 @@ def fetch_from_any(
         timeout: Seconds that all of it may take.
         out: The file, empty.
         stop: Gives up when it is set.
+        max_bytes: The largest size that is read.
 
     Returns:
         The URL of the one that gave it; None if there is no other one, or none of them is ready.
@@ -132,7 +140,8 @@ def fetch_from_any(
         try:
             out.seek(0)
             out.truncate()
-            fetch(url, key, max(deadline - time.monotonic(), 0.001), out, stop, failures=_FAILURES)
+            left = max(deadline - time.monotonic(), 0.001)
+            fetch(url, key, left, out, stop, failures=_FAILURES, max_bytes=max_bytes)
         except ServiceError as error:
             logger.warning("%s: %s", peer, error)
             problems.append(str(error))
@@ -157,15 +166,17 @@ def _resolved(name: str, port: int, deadline: float, stop: threading.Event) -> l
 
 
 def _is_ready(url: str, timeout: float) -> bool:
+    headers = {"Accept-Encoding": "identity"}
     try:
-        answer = httpx.get(f"{url}/ready", timeout=timeout, trust_env=False)
+        with httpx.stream("GET", f"{url}/ready", headers=headers, timeout=timeout, trust_env=False) as answer:
+            if answer.status_code != httpx.codes.OK:
+                return False
+            said = _beginning(answer)
     except httpx.HTTPError:
         return False  # gone; the name server has not heard of it yet
-    if answer.status_code != httpx.codes.OK:
-        return False
     # A router is ready for requests before its index is whole.
     with contextlib.suppress(ValueError, AttributeError):
-        return json.loads(answer.content).get("index_ready", True) is True
+        return json.loads(said).get("index_ready", True) is True
     return True
 
 
@@ -177,6 +188,7 @@ def fetch(
     stop: threading.Event | None = None,
     ssl_context: ssl.SSLContext | None = None,
     failures: int | None = None,
+    max_bytes: int = SnapshotConfig.max_bytes,
 ) -> int:
     """Write the snapshot of the service at `url` to a file. Returns its size in bytes.
 
@@ -188,9 +200,10 @@ def fetch(
         stop: Gives up when it is set.
         ssl_context: Which certificates are trusted; the system's if not given.
         failures: Requests in a row that may fail to reach it; as many as there is time for if not given.
+        max_bytes: The largest size that is read.
 
     Raises:
-        ServiceError: It is not to be had, or not in time (code "snapshot_failed").
+        ServiceError: It is not to be had, not in time, or too large (code "snapshot_failed").
     """
     deadline = time.monotonic() + timeout
     stop = stop or threading.Event()
@@ -203,19 +216,44 @@ def fetch(
         while total is None or done < total:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise _failed(
-                    f"{url} has not sent its snapshot within {timeout:g} s (snapshot.peer_timeout): {problem}"
-                )
+                raise _late(url, timeout, problem)
             if stop.is_set():
                 raise _failed("it was given up")
-            headers = {"Range": f"bytes={done}-{done + _PART - 1}"}
+            # As it is: what an encoding becomes has no bound.
+            headers = {"Range": f"bytes={done}-{done + _PART - 1}", "Accept-Encoding": "identity"}
             if etag is not None:
                 headers["If-Range"] = etag
             elif first:
                 headers["Cache-Control"] = "no-cache"  # only once: what is being made then is new enough
             first = False
             try:
-                answer = client.get("/snapshot", headers=headers, timeout=min(left, 30.0))
+                with client.stream("GET", "/snapshot", headers=headers, timeout=min(left, 30.0)) as answer:
+                    failed = 0
+                    part = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+                    if answer.status_code == httpx.codes.PARTIAL_CONTENT and part is not None:
+                        start, end, size = map(int, part.groups())
+                        if size > max_bytes:
+                            raise _too_large(url, max_bytes)
+                        if start == done and start <= end < size and answer.headers.get("ETag"):
+                            wanted = end + 1 - start
+                            if _write(answer, out, start, wanted, deadline, stop) == wanted:
+                                etag, total = answer.headers["ETag"], size
+                                done = end + 1
+                                continue
+                            problem = "a part of it has another size than it says"
+                            stop.wait(_PAUSE)
+                            continue
+                    if answer.status_code == httpx.codes.OK:
+                        # The other service has made a new one, and sends all of it.
+                        if int(answer.headers.get("Content-Length", "0")) > max_bytes:
+                            raise _too_large(url, max_bytes)
+                        size = _write(answer, out, 0, max_bytes, deadline, stop)
+                        if size > max_bytes:
+                            raise _too_large(url, max_bytes)
+                        return size
+                    said = _said(answer)
+            except TimeoutError as error:
+                raise _late(url, timeout, "it is still being sent") from error
             except httpx.HTTPError as error:
                 problem = failure(error)[1]
                 failed += 1
@@ -223,37 +261,62 @@ def fetch(
                     raise _failed(f"{url} {problem}") from error
                 stop.wait(_PAUSE)
                 continue
-            failed = 0
-            if answer.status_code in _PATIENT:
-                problem = _said(answer)
-                stop.wait(_PAUSE)
-                continue
-            part = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-            if answer.status_code == httpx.codes.PARTIAL_CONTENT and part is not None:
-                start, end, size = map(int, part.groups())
-                if start == done and end + 1 - start == len(answer.content) and answer.headers.get("ETag"):
-                    etag, total = answer.headers["ETag"], size
-                    out.write(answer.content)
-                    done = end + 1
-                    continue
-            if answer.status_code == httpx.codes.OK:
-                # The other service has made a new one, and sends all of it.
-                out.seek(0)
-                out.truncate()
-                out.write(answer.content)
-                return len(answer.content)
-            raise _failed(f"{url} does not give its snapshot: {_said(answer)}")
+            if answer.status_code not in _PATIENT:
+                raise _failed(f"{url} does not give its snapshot: {said}")
+            problem = said
+            stop.wait(_PAUSE)
     return done
+
+
+def _write(answer: httpx.Response, out: IO[bytes], at: int, most: int, deadline: float, stop: threading.Event) -> int:
+    """Write what an answer has to a place in a file, whose end that is then.
+
+    Returns how much that is. No more is read than shows that it is more than `most`.
+
+    Raises:
+        TimeoutError: It takes too long.
+    """
+    out.seek(at)
+    out.truncate()
+    size = 0
+    for piece in answer.iter_raw(_PIECE):
+        size += len(piece)
+        if size > most:
+            break
+        out.write(piece)
+        if stop.is_set():
+            raise _failed("it was given up")
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return size
 
 
 def _failed(message: str) -> ServiceError:
     return ServiceError(message, "snapshot_failed")
 
 
+def _late(url: str, timeout: float, problem: str) -> ServiceError:
+    return _failed(f"{url} has not sent its snapshot within {timeout:g} s (snapshot.peer_timeout): {problem}")
+
+
+def _too_large(url: str, most: int) -> ServiceError:
+    return _failed(f"the snapshot of {url} has more than {most} bytes: raise snapshot.max_bytes if that is right")
+
+
+def _beginning(answer: httpx.Response) -> bytes:
+    """As much of an answer as an error has."""
+    read = b""
+    for piece in answer.iter_raw(_PIECE):
+        read += piece
+        if len(read) >= _PIECE:
+            break
+    return read
+
+
 def _said(answer: httpx.Response) -> str:
     """What an answer that is no snapshot says."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        error = json.loads(answer.content)["error"]
+        error = json.loads(_beginning(answer))["error"]
         # A router says it in the form in which engines do.
         return f"status {answer.status_code}, {error['message'] if isinstance(error, dict) else error}"
     return f"status {answer.status_code}"

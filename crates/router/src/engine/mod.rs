@@ -43,6 +43,8 @@ pub struct Engine {
     /// Whether it has been asked what it serves, whatever came of it, or that was said of it.
     pub(crate) is_known: AtomicBool,
     pub(crate) health: Arc<Health>,
+    /// Whether it may hold nothing of what is known of it, as only a number says that it has not restarted.
+    pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
@@ -123,9 +125,8 @@ impl Engine {
         shards: usize,
         tls: Option<Arc<ClientConfig>>,
     ) -> Result<Self, Error> {
-        let address: Address = config.url.parse()?;
-        let default_name = || format!("{}{}", address.authority, address.base);
-        let name: Arc<str> = config.name.clone().unwrap_or_else(default_name).into();
+        let (name, address) = Self::place(&config)?;
+        let name: Arc<str> = name.into();
         if name.is_empty() || name.len() > 256 {
             return Err(Error::config(format!("an engine's name must have 1 to 256 bytes, got {} bytes", name.len())));
         }
@@ -143,12 +144,14 @@ impl Engine {
         };
         let is_known = AtomicBool::new(!config.models.is_empty());
         let models = Models { names: config.models.iter().map(card).collect() };
-        let key = config.key.as_ref().or(all.upstream.key.as_ref());
+        let common = all.upstream.key.as_ref().filter(|_| config.use_key != Some(false));
+        let key = config.key.as_ref().or(common);
         Ok(Self {
             address,
             models: ArcSwap::from_pointee(models),
             is_known,
             health: Arc::new(Health::new(&all.health)),
+            is_unverified: AtomicBool::new(false),
             counts: Arc::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
             tls,
@@ -159,6 +162,18 @@ impl Engine {
             name,
             config,
         })
+    }
+
+    /// The name and the address of an engine.
+    pub(crate) fn place(config: &EngineConfig) -> Result<(String, Address), Error> {
+        let address: Address = config.url.parse()?;
+        let default_name = || format!("{}{}", address.authority, address.base);
+        Ok((config.name.clone().unwrap_or_else(default_name), address))
+    }
+
+    /// True if it is shown the key of all engines, if it has none of its own.
+    pub(crate) fn uses_key(&self) -> bool {
+        self.config.use_key != Some(false)
     }
 
     /// It is the one that `old` is, with other settings: what is known of that stays so.

@@ -1,5 +1,6 @@
 //! A request's place at an engine.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
@@ -18,6 +19,7 @@ const CACHED: HeaderName = HeaderName::from_static("x-kvatlas-cached-tokens");
 const MICROS: HeaderName = HeaderName::from_static("x-kvatlas-decision-us");
 const AT_LEAST: HeaderName = HeaderName::from_static("x-kvatlas-at-least");
 const AT_MOST: HeaderName = HeaderName::from_static("x-kvatlas-at-most");
+const UNVERIFIED: HeaderName = HeaderName::from_static("x-kvatlas-unverified");
 const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 
 /// Upper bounds of the buckets for tokens by which a prediction was off.
@@ -60,6 +62,10 @@ impl Placement {
         headers.insert(CACHED, HeaderValue::from(self.cached));
         headers.insert(MICROS, HeaderValue::from(self.micros));
         headers.insert(WHY, HeaderValue::from_static(self.why));
+        headers.remove(UNVERIFIED);
+        if self.engine.is_unverified.load(Relaxed) {
+            headers.insert(UNVERIFIED, HeaderValue::from_static("1"));
+        }
         // A site's own router may have said such things too: these are of the sites that this one chose from.
         let bounds = self.bounds;
         for (name, bound) in [(AT_LEAST, bounds.map(|(least, _)| least)), (AT_MOST, bounds.map(|(_, most)| most))] {

@@ -8,9 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use hyper::Method;
 use hyper::header::HeaderValue;
-use kvatlas_prompt::Endpoint;
 
 use crate::app::App;
 use crate::engine::{Engine, Fault};
@@ -18,41 +16,6 @@ use crate::refusal::Refusal;
 
 /// How often a request is sent where it may have been acted on without an answer.
 const SENDS: u32 = 2;
-
-/// Paths of engines, without `/v1`, whose answer is the only effect of a request.
-const GENERATE: [&str; 18] = [
-    "/tokenize",
-    "/detokenize",
-    "/score",
-    "/rerank",
-    "/pooling",
-    "/classify",
-    "/generate",
-    "/encode",
-    "/v2/embed",
-    "/v2/rerank",
-    "/inference/v1/generate",
-    "/moderations",
-    "/messages/count_tokens",
-    "/audio/speech",
-    "/audio/transcriptions",
-    "/audio/translations",
-    "/images/generations",
-    "/images/edits",
-];
-
-/// True if a request has no effect but its answer, so that it may be sent twice.
-pub(crate) fn is_repeatable(method: &Method, path: &str, endpoint: Option<Endpoint>) -> bool {
-    let generates = || {
-        let path = path.strip_suffix('/').unwrap_or(path);
-        GENERATE.contains(&path.strip_prefix("/v1").unwrap_or(path))
-    };
-    match *method {
-        Method::GET | Method::HEAD | Method::OPTIONS => true,
-        Method::POST => endpoint.is_some() || generates(),
-        _ => false,
-    }
-}
 
 /// Why a request is not sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,20 +140,6 @@ mod tests {
 
     fn engine() -> Arc<Engine> {
         Arc::new(Engine::new(EngineConfig::at("http://a:1"), &Config::default(), 1, None).expect("one"))
-    }
-
-    #[test]
-    fn what_may_be_sent_twice() {
-        let is = |method, path| is_repeatable(&method, path, Endpoint::of_path(path));
-        for path in ["/v1/chat/completions", "/v1/responses", "/rerank", "/v1/rerank/", "/v2/rerank", "/generate"] {
-            assert!(is(Method::POST, path), "{path}");
-        }
-        for path in ["/v1/fine_tuning/jobs", "/v1/files", "/v1/responses/r/cancel", "/v1/messages/batches", "/x"] {
-            assert!(!is(Method::POST, path) && is(Method::GET, path), "{path}");
-        }
-        for method in [Method::DELETE, Method::PUT, Method::PATCH] {
-            assert!(!is(method, "/v1/chat/completions"));
-        }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! One request, from the client's head to the head of the answer.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -11,11 +10,11 @@ use hyper::{Request, Response, StatusCode};
 use kvatlas_http::{BodyLimits, Incoming, body};
 use kvatlas_prompt::Endpoint;
 
-use super::attempts::{Attempts, GivenUp, is_repeatable};
+use super::attempts::{Attempts, GivenUp};
 use super::exchange::exchange;
 use super::flight::Flight;
 use super::handover::{self, Prepared};
-use super::headers::{Outgoing, REQUEST_ID, strip};
+use super::headers::{Outgoing, REQUEST_ID, hide_keys, strip};
 use super::passing::Passing;
 use crate::answer::Answer;
 use crate::app::App;
@@ -24,50 +23,42 @@ use crate::engine::{Connection, Engine, Fault, Head};
 use crate::names;
 use crate::observe::Observer;
 use crate::prompts::{Known, session};
+use crate::reading::look_at;
 use crate::refusal::Refusal;
+use crate::routes::{Forwarded, Route};
 use crate::stored;
-
-/// Bytes of a body that were not seen before, beyond which its prompt is turned into tokens on a thread beside those that
-/// serve: or the streams of a whole thread would wait for it.
-const LONG: usize = 32 << 10;
 
 /// The longest that an engine is left alone because it asks for it.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// Passes a request on, and its answer back. `endpoint`: what the body is, where it has a prompt.
+/// Passes a request on, and its answer back.
 pub(crate) async fn forward(
     app: &Arc<App>,
     shard: usize,
     request: Request<Incoming>,
-    endpoint: Option<Endpoint>,
+    route: &Route,
+    forwarded: Forwarded,
     until: Instant,
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let (head, body) = request.into_parts();
-    let body = read(app, body, until).await?;
+    let endpoint = forwarded.endpoint;
+    let (mut head, body) = request.into_parts();
+    hide_keys(&mut head.headers, &app.gate);
+    let body = read(app, body, app.config.http.max_body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     let outgoing = Outgoing {
         method: &head.method,
         uri: &head.uri,
         headers: &head.headers,
         id: new_id.as_ref(),
-        hides_key: app.gate.asks_for_key(),
         plain: endpoint.is_some(),
     };
-    let mut known = match endpoint {
-        Some(endpoint) => look_at(app, endpoint, &body).await?,
-        None => Known::default(),
-    };
+    let mut known = look_at(app, endpoint, forwarded.model, &body).await?;
     hints(app, &head.headers, &mut known);
     let is_response = endpoint == Some(Endpoint::Responses);
-    let of_response = if is_response { stored::Asked::of(&body) } else { stored::Asked::default() };
-    let repeatable = is_repeatable(&head.method, head.uri.path(), endpoint) && !of_response.runs_in_background();
-    let kept = of_response.previous_response_id.or_else(|| stored::of_path(head.uri.path()).map(Cow::Borrowed));
-    known.only = kept.and_then(|id| app.stored.engine_of(&id, |name| app.fleet.engine(name).is_some()));
-    if let Some(endpoint) = endpoint.filter(|_| app.prompts.asks_engines()) {
-        let engine = app.fleet.one_for(known.model.as_deref());
-        app.prompts.ask(engine.as_deref(), endpoint, &body, &mut known).await;
-    }
+    let repeatable = route.may_repeat(&head.method) && !known.in_background;
+    let kept = known.previous.as_deref().or_else(|| stored::of_path(head.uri.path()));
+    known.only = kept.and_then(|id| app.stored.engine_of(id, |name| app.fleet.engine(name).is_some()));
 
     // Only what generates is worth to be taken apart.
     let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
@@ -168,21 +159,6 @@ pub(crate) async fn forward(
     }
 }
 
-/// What a body says.
-async fn look_at(app: &Arc<App>, endpoint: Endpoint, body: &Bytes) -> Result<Known, Refusal> {
-    let recalled = app.prompts.recall(endpoint, body);
-    if recalled.new_bytes() <= LONG || !app.places.wants().hashes {
-        return Ok(app.prompts.read(app.service.as_ref(), endpoint, body, &recalled));
-    }
-    let _turn = app.prompts.turn().await;
-    let (app, body) = (app.clone(), body.clone());
-    let read = move || app.prompts.read(app.service.as_ref(), endpoint, &body, &recalled);
-    tokio::task::spawn_blocking(read).await.map_err(|_| {
-        let message = "internal error; the router's log has the details";
-        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
-    })
-}
-
 /// What headers say of where a request should go, and when.
 fn hints(app: &App, headers: &HeaderMap, known: &mut Known) {
     let config = &app.config;
@@ -265,9 +241,8 @@ fn failed(engine: &Engine, fault: &Fault) -> Refusal {
     }
 }
 
-/// The whole body.
-pub(crate) async fn read(app: &App, body: Incoming, until: Instant) -> Result<Bytes, Refusal> {
-    let most = app.config.http.max_body;
+/// A body as a whole, of `most` bytes at most.
+pub(crate) async fn read(app: &App, body: Incoming, most: usize, until: Instant) -> Result<Bytes, Refusal> {
     let limits = BodyLimits { most, thrown_away: 0, until };
     body::read(body, limits, &app.front.memory).await.map_err(|fault| Refusal::of_body(&fault, most))
 }

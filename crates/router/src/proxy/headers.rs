@@ -1,10 +1,12 @@
 //! Heads of requests, as engines get them: without what is between the client and the router only.
 
 use hyper::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, EXPECT, HOST,
+    HeaderMap, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Method, Uri};
+use kvatlas_http::Gate;
 
 use crate::engine::Engine;
 
@@ -41,8 +43,114 @@ fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     names
 }
 
-/// Takes what is for one hop only out of an answer's headers.
+/// Takes the router's own keys out of a request's headers: no engine gets to know them.
+pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
+    if !gate.asks_for_key_to_change() {
+        return;
+    }
+    if gate.asks_for_key() {
+        headers.remove(AUTHORIZATION);
+    }
+    let with_key: Vec<HeaderName> =
+        headers.iter().filter(|(_, value)| gate.has_key_in(value.as_bytes())).map(|(name, _)| name.clone()).collect();
+    for name in with_key {
+        headers.remove(name);
+    }
+}
+
+/// Headers of an answer that say something of the server as a whole to a browser, or to a proxy in front of the router: an
+/// engine has no say in that.
+fn is_for_the_server(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    let beginnings = ["access-control-", "cross-origin-", "content-security-policy", "x-sendfile"];
+    if beginnings.iter().any(|beginning| name.starts_with(beginning)) {
+        return true;
+    }
+    matches!(
+        name,
+        "set-cookie"
+            | "set-cookie2"
+            | "clear-site-data"
+            | "strict-transport-security"
+            | "public-key-pins"
+            | "public-key-pins-report-only"
+            | "expect-ct"
+            | "service-worker-allowed"
+            | "service-worker-navigation-preload"
+            | "refresh"
+            | "link"
+            | "content-location"
+            | "alt-svc"
+            | "alt-used"
+            | "nel"
+            | "report-to"
+            | "reporting-endpoints"
+            | "permissions-policy"
+            | "permissions-policy-report-only"
+            | "feature-policy"
+            | "document-policy"
+            | "document-policy-report-only"
+            | "require-document-policy"
+            | "referrer-policy"
+            | "origin-agent-cluster"
+            | "origin-trial"
+            | "accept-ch"
+            | "accept-ch-lifetime"
+            | "critical-ch"
+            | "speculation-rules"
+            | "supports-loading-mode"
+            | "use-as-dictionary"
+            | "set-login"
+            | "activate-storage-access"
+            | "observe-browsing-topics"
+            | "attribution-reporting-register-source"
+            | "attribution-reporting-register-trigger"
+            | "timing-allow-origin"
+            | "sourcemap"
+            | "x-sourcemap"
+            | "x-frame-options"
+            | "x-content-type-options"
+            | "x-dns-prefetch-control"
+            | "x-permitted-cross-domain-policies"
+            | "www-authenticate"
+            | "authentication-info"
+            | "x-accel-redirect"
+            | "x-accel-expires"
+            | "x-accel-limit-rate"
+            | "x-accel-charset"
+            | "x-reproxy-url"
+            | "x-lighttpd-send-file"
+    )
+}
+
+/// Makes an answer of an engine's harmless where a browser shows it: it comes from the origin of the router's own page.
+fn make_harmless(headers: &mut HeaderMap) {
+    let unwanted: Vec<HeaderName> = headers.keys().filter(|name| is_for_the_server(name)).cloned().collect();
+    for name in unwanted {
+        headers.remove(name);
+    }
+    // Another place at this router, not another server.
+    let is_here =
+        |to: &HeaderValue| to.as_bytes().starts_with(b"/") && !matches!(to.as_bytes().get(1), Some(b'/' | b'\\'));
+    if headers.get_all(LOCATION).iter().any(|to| !is_here(to)) {
+        headers.remove(LOCATION);
+    }
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    let mut kinds = headers.get_all(CONTENT_TYPE).iter();
+    if !kinds.next().is_some_and(|kind| is_data(kind.as_bytes())) || kinds.next().is_some() {
+        headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox; default-src 'none'"));
+    }
+}
+
+/// True for types that no browser shows as a page.
+fn is_data(kind: &[u8]) -> bool {
+    let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    kind.eq_ignore_ascii_case(b"application/json") || kind.eq_ignore_ascii_case(b"text/event-stream")
+}
+
+/// Takes what is for one hop only out of an answer's headers, and what only the router may say.
 pub(crate) fn strip(headers: &mut HeaderMap) {
+    make_harmless(headers);
     if headers.contains_key(CONNECTION) {
         for name in named_for_one_hop(headers) {
             headers.remove(name);
@@ -61,8 +169,6 @@ pub(crate) struct Outgoing<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// Its name, where the client gave it none.
     pub(crate) id: Option<&'a HeaderValue>,
-    /// Whether the client's key is the router's, and not for engines.
-    pub(crate) hides_key: bool,
     /// Whether the answer's body must come as it is.
     pub(crate) plain: bool,
 }
@@ -80,7 +186,7 @@ impl Outgoing<'_> {
             let is_ours = *name == HOST
                 || *name == CONTENT_LENGTH
                 || *name == EXPECT
-                || (*name == AUTHORIZATION && (self.hides_key || engine.authorization.is_some()))
+                || (*name == AUTHORIZATION && engine.authorization.is_some())
                 || (*name == ACCEPT_ENCODING && self.plain)
                 // The rank that was decided on has the room.
                 || (*name == RANK && rank.is_some());
@@ -129,21 +235,53 @@ mod tests {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let (method, uri) = (Method::POST, Uri::from_static("/v1/x?y=z"));
-        let mut outgoing =
-            Outgoing { method: &method, uri: &uri, headers: &headers, id: None, hides_key: false, plain: true };
+        let outgoing = Outgoing { method: &method, uri: &uri, headers: &headers, id: None, plain: true };
         let mut out = Vec::new();
         outgoing.write(&engine, Some(3), 5, &mut out);
         let text = String::from_utf8(out).expect("ascii");
         let wanted = "POST /b/v1/x?y=z HTTP/1.1\r\nhost: a:1\r\nx-yours: 2\r\nauthorization: Bearer x\r\n\
             x-data-parallel-rank: 3\r\ncontent-length: 5\r\n\r\n";
         assert_eq!(text, wanted);
-        outgoing.hides_key = true;
-        let mut out = Vec::new();
-        outgoing.write(&engine, None, 5, &mut out);
-        assert!(!String::from_utf8(out).expect("ascii").contains("authorization"));
         strip(&mut headers);
         let mut left: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         left.sort_unstable();
-        assert_eq!(left, ["authorization", "content-length", "host", "x-yours"]);
+        let harmless = ["content-security-policy", "x-content-type-options"];
+        assert_eq!(left, ["authorization", "content-length", harmless[0], "host", harmless[1], "x-yours"]);
+    }
+
+    #[test]
+    fn answers_in_a_browser() {
+        let left = |given: &[(&'static str, &'static str)]| {
+            let pairs =
+                given.iter().map(|&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+            let mut headers: HeaderMap = pairs.collect();
+            strip(&mut headers);
+            assert_eq!(headers.remove(X_CONTENT_TYPE_OPTIONS).expect("always"), "nosniff");
+            let is_caged = headers.remove(CONTENT_SECURITY_POLICY).is_some();
+            let mut names: Vec<_> = headers.keys().map(|name| name.as_str().to_owned()).collect();
+            names.sort_unstable();
+            (names.join(" "), is_caged)
+        };
+        let json = ("content-type", "application/json; charset=utf-8");
+        assert!(!left(&[json, ("server", "uvicorn"), ("retry-after", "1"), ("x-accel-buffering", "no")]).1);
+        assert!(!left(&[("content-type", "Text/Event-Stream")]).1);
+        for page in ["text/html", "image/svg+xml", "text/plain", "application/xml", "application/jsonp"] {
+            assert_eq!(left(&[("content-type", page)]), ("content-type".to_owned(), true), "{page}");
+        }
+        assert!(left(&[]).1);
+        for (name, value) in [
+            ("access-control-allow-origin", "*"),
+            ("access-control-allow-credentials", "true"),
+            ("set-cookie", "a=b"),
+            ("clear-site-data", "\"*\""),
+            ("content-security-policy-report-only", "default-src 'none'; report-uri https://evil.example"),
+            ("location", "https://evil.example/"),
+            ("location", "//evil.example/"),
+            ("location", "/\\evil.example/"),
+            ("location", "javascript:alert(1)"),
+        ] {
+            assert_eq!(left(&[json, (name, value)]).0, "content-type", "{name}: {value}");
+        }
+        assert_eq!(left(&[json, ("location", "/v1/files/f")]).0, "content-type location");
     }
 }

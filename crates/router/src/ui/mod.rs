@@ -7,7 +7,6 @@ mod shown;
 mod told;
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -37,16 +36,8 @@ pub(crate) fn file(asset: Asset) -> Response<Answer> {
     response
 }
 
-/// What the page asks for: `/ui/events`, or `/ui/decision?number=N`. None if it is something else.
-pub(crate) fn answer(app: &Arc<App>, path: &str, query: Option<&str>) -> Option<Result<Response<Answer>, Refusal>> {
-    match path {
-        "/ui/events" => Some(events(app)),
-        "/ui/decision" => Some(decision(app, query)),
-        _ => None,
-    }
-}
-
-fn events(app: &App) -> Result<Response<Answer>, Refusal> {
+/// What the page shows, as it changes.
+pub(crate) fn events(app: &App) -> Result<Response<Answer>, Refusal> {
     let viewer = app.page.watch().map_err(|full| {
         let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
@@ -59,7 +50,8 @@ fn events(app: &App) -> Result<Response<Answer>, Refusal> {
     Ok(response)
 }
 
-fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
+/// One decision, `?number=N`.
+pub(crate) fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
     let number = query.and_then(|query| query.strip_prefix("number=")?.parse().ok());
     let number: u64 =
         number.ok_or_else(|| Refusal::bad("missing_number", "add ?number=N, the number of a decision"))?;

@@ -85,7 +85,7 @@ impl Gathering for Shown {
             "requests": counts.all_requests.load(Relaxed),
             "in_flight": summary.in_flight,
             "waiting_here": summary.waiting,
-            "errors": counts.refused[1].load(Relaxed),
+            "errors": counts.refused.errors(),
             "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
             "connections": app.front.connections(),
             "engines": rows,

@@ -54,6 +54,8 @@ pub(crate) struct Filter<'a> {
     pub(crate) among: Option<HashSet<&'a str>>,
     /// Streams whose ranks are left out.
     pub(crate) without: Option<&'a Untrusted>,
+    /// The same, of which those that are unverified are left out.
+    pub(crate) strict: Option<&'a Untrusted>,
 }
 
 impl Filter<'_> {
@@ -62,14 +64,16 @@ impl Filter<'_> {
     }
 
     pub(crate) fn counts(&self, row: &Row<'_>) -> bool {
-        self.allows(row.worker) && self.without.is_none_or(|streams| !streams.contains(row.worker, row.rank))
+        self.allows(row.worker)
+            && self.without.is_none_or(|streams| !streams.contains(row.worker, row.rank))
+            && self.strict.is_none_or(|streams| !streams.is_unverified(row.worker, row.rank))
     }
 }
 
 /// The ranks that match and count, by worker and rank.
 pub(crate) fn rows<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     let mut rows = all(found);
-    if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) {
+    if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) || filter.strict.is_some() {
         rows.retain(|row| filter.counts(row));
     }
     rows
@@ -135,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    const ALL: Filter<'_> = Filter { among: None, without: None };
+    const ALL: Filter<'_> = Filter { among: None, without: None, strict: None };
 
     fn store(index: &BlockIndex, worker: &str, rank: u32, tier: Tier, blocks: Range<u64>) {
         let hashes: Vec<_> = blocks.clone().map(BlockHash).collect();
@@ -170,7 +174,7 @@ mod tests {
         let expected = vec![("b".into(), vec![0, 1], depths(5, 5)), ("a".into(), vec![0], depths(3, 3))];
         assert_eq!(seen(&index, &ALL, None), expected);
         assert_eq!(seen(&index, &ALL, Some(1)), expected[..1]);
-        let only_a = Filter { among: Some(HashSet::from(["a", "z"])), without: None };
+        let only_a = Filter { among: Some(HashSet::from(["a", "z"])), without: None, strict: None };
         assert_eq!(seen(&index, &only_a, Some(5)), expected[1..]);
     }
 

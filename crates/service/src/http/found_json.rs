@@ -16,7 +16,7 @@ pub(crate) fn adapter(out: &mut Writer, name: Option<&str>) {
     }
 }
 
-/// `,"untrusted":[…]`, `,"partial":[…]` and `,"no_salts":[…]`, each if there are any.
+/// `,"untrusted":[…]`, `,"partial":[…]`, `,"unverified":[…]` and `,"no_salts":[…]`, each if there are any.
 pub(crate) fn doubts(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
     let state = |out: &mut Writer, stream: &Stream| {
         out.raw(",\"state\":\"");
@@ -25,6 +25,7 @@ pub(crate) fn doubts(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str
     };
     ranks_of(out, ",\"untrusted\":[", streams.streams(), &allows, state);
     ranks_of(out, ",\"partial\":[", streams.partial(), &allows, |_, _| {});
+    ranks_of(out, ",\"unverified\":[", streams.unverified(), &allows, |_, _| {});
     ranks_of(out, ",\"no_salts\":[", streams.no_salts(), &allows, |_, _| {});
 }
 

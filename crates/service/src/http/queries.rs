@@ -176,6 +176,7 @@ fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Untrusted) -> Filt
     Filter {
         among: scope.among.as_ref().map(|names| names.iter().map(String::as_str).collect()),
         without: (app.config.untrusted == UntrustedPolicy::LeaveOut).then_some(untrusted),
+        strict: scope.strict.then_some(untrusted),
     }
 }
 

@@ -108,3 +108,22 @@ routes! {
     OpenApi "/openapi.json" GET Ask,
     Welcome "/" GET Ask,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_on_security_has_the_table() {
+        let page = include_str!("../../../../docs/guides/security.md");
+        let who = |access| match access {
+            Access::Open => "anyone",
+            Access::Ask => "key",
+            Access::Admin => "admin key",
+        };
+        let known = Route::ALL.iter().filter(|route| **route != Route::Unknown);
+        let row = |route: &Route| format!("| `{}` | `{}` | {} |\n", route.method(), route.path(), who(route.access()));
+        let rows: String = known.map(row).collect();
+        assert!(page.contains(&rows), "docs/guides/security.md should have these rows:\n{rows}");
+    }
+}

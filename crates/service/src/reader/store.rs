@@ -18,11 +18,10 @@ use async_nats::jetstream::object_store::{
     Config as BucketConfig, InfoErrorKind, ObjectInfo, ObjectMetadata, ObjectStore,
 };
 use async_nats::jetstream::stream::StorageType;
-use tokio::io::AsyncReadExt as _;
 
 use crate::fleet::Fleet;
 use crate::relay::{Line, Link, Relay};
-use crate::snapshot::Origin;
+use crate::snapshot::{Origin, read_all};
 
 /// What it is called in the bucket, which is called as the log.
 const NAME: &str = "kvatlas.snapshot";
@@ -65,11 +64,10 @@ async fn load(fleet: &Arc<Fleet>, relay: &Relay, log: &Context) -> Result<Option
     // Nobody has written one.
     let Ok(bucket) = log.get_object_store(&relay.config.stream).await else { return Ok(None) };
     let Some(info) = look(&bucket).await? else { return Ok(None) };
-    let mut object = bucket.get(NAME).await.map_err(|error| error.to_string())?;
-    let mut bytes = Vec::with_capacity(info.size);
-    // It checks what it has read against the digest.
-    object.read_to_end(&mut bytes).await.map_err(|error| error.to_string())?;
+    let object = bucket.get(NAME).await.map_err(|error| error.to_string())?;
     let snapshots = fleet.snapshots().clone();
+    // It checks what it has read against the digest.
+    let bytes = read_all(object, info.size as u64, snapshots.config.max_bytes).await?;
     let file = format!("{NAME} in the object store {}", relay.config.stream);
     let read = tokio::task::spawn_blocking(move || snapshots.read(&bytes, Origin { kind: "store", file })).await;
     read.map_err(|_| "an internal error, whose place is in the log".to_owned())?.map_err(|error| error.to_string())?;

@@ -16,7 +16,7 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::relay::{Line, Link, say};
 use crate::stream::Address;
-use crate::zmtp::{Budget, Connection, Event, Kind, Socket};
+use crate::zmtp::{Budget, Connection, Event, Kind, Security, Socket};
 
 /// So many seconds in a row in which a relay that was asked has said nothing: it hangs.
 const SILENT: u32 = 5;
@@ -27,21 +27,28 @@ pub(super) struct Peer {
     /// Subjects of which it is to be asked for all that is held.
     pub(super) asked: mpsc::Receiver<String>,
     config: StreamConfig,
+    /// The key that is shown to it.
+    security: Result<Security, Error>,
 }
 
 impl Peer {
     pub(super) fn new(line: &Line, asked: mpsc::Receiver<String>, config: &StreamConfig) -> Self {
         let address = line.name.parse().map(|endpoint: Endpoint| Address::new(&endpoint));
-        Self { address, asked, config: config.clone() }
+        let key = config.relay.config.reader_key();
+        let security = key.map(|key| key.map_or(Security::Open, Security::Shows));
+        Self { address, asked, config: config.clone(), security }
     }
 
     async fn connect(&mut self) -> Result<Connection, String> {
+        let security = self.security.as_ref().map_err(ToString::to_string)?.clone();
         let address = self.address.as_mut().map_err(|error| error.to_string())?;
         let at = poll_fn(|cx| address.poll(cx)).await.map_err(|error| error.to_string())?;
         let socket = Socket::dial(at).await.map_err(|error| error.to_string())?;
-        let mut connection = Connection::new(socket, Kind::Dealer, "", Budget::new(&self.config));
+        let budget = Budget::new(&self.config);
+        let mut connection = Connection::secured(socket, Kind::Dealer, "", budget, security);
         match poll_fn(|cx| connection.poll(cx)).await {
             Event::Open => Ok(connection),
+            Event::Ended(why) if why.contains("key") => Err(format!("{why} (relay.reader_key_file)")),
             Event::Ended(why) => Err(why),
             Event::Message(_) => Err("a message came before the handshake was over".to_owned()),
         }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use kvatlas_http::Secret;
 use serde::Deserialize;
 
+use crate::error::Error;
+
 /// How a service publishes to a log, or reads one.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -25,6 +27,12 @@ pub struct RelayConfig {
     pub key: Option<Secret>,
     /// A file with that key instead.
     pub key_file: Option<PathBuf>,
+    /// The key that readers show a relay without NATS.
+    pub reader_key: Option<Secret>,
+    /// A file with that key instead.
+    pub reader_key_file: Option<PathBuf>,
+    /// Whether readers on other machines need no key.
+    pub insecure_readers: bool,
     /// The JetStream stream.
     pub stream: String,
     /// How long messages are kept, if the stream is made here.
@@ -56,6 +64,24 @@ impl RelayConfig {
     }
 }
 
+impl RelayConfig {
+    /// The key that readers show, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the file cannot be read, or the key cannot be shown.
+    pub(crate) fn reader_key(&self) -> Result<Option<Secret>, Error> {
+        let wrong = |what: &str| Error::config(format!("relay.reader_key_file: {what}"));
+        let key = match (&self.reader_key, &self.reader_key_file) {
+            (Some(_), Some(_)) => return Err(wrong("relay.reader_key is given as well")),
+            (None, None) => return Ok(None),
+            (Some(key), None) => key.clone(),
+            (None, Some(file)) => Secret::read(file).map_err(|error| wrong(&error))?,
+        };
+        // The length is said in a byte.
+        if key.reveal().len() > 255 { Err(wrong("a key has 255 characters at most")) } else { Ok(Some(key)) }
+    }
+}
+
 impl Default for RelayConfig {
     fn default() -> Self {
         Self {
@@ -66,6 +92,9 @@ impl Default for RelayConfig {
             ca: None,
             key: None,
             key_file: None,
+            reader_key: None,
+            reader_key_file: None,
+            insecure_readers: false,
             stream: "kvatlas".to_owned(),
             max_age: Duration::from_secs(600),
             max_bytes: 1 << 30,

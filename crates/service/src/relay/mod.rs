@@ -15,6 +15,7 @@ mod counts;
 mod line;
 mod nats;
 mod outlet;
+mod places;
 mod publisher;
 mod ring;
 mod subject;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use kvatlas_wire::compact::{Frame, MessageWriter, Status};
+use kvatlas_wire::compact::{Frame, MOST_BLOCKS, MessageWriter, Status, weight};
 use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use super::Relay;
@@ -53,6 +53,8 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
+    /// Blocks that its changes are of.
+    blocks: u64,
     status: Option<Status>,
     timestamp: f64,
     at: Instant,
@@ -107,7 +109,12 @@ impl Outlet {
 
     /// A batch has changed what a rank holds.
     pub(crate) fn batch(&self, rank: u32, changes: &[u8], timestamp: f64) {
-        self.frame(Frame::Batch { rank, changes }, timestamp);
+        let frame = Frame::Batch { rank, changes };
+        if blocks_of(frame) > MOST_BLOCKS {
+            tracing::warn!(subject = self.subject, "a batch is of more blocks than a message may be: all is told anew");
+            return self.break_off();
+        }
+        self.frame(frame, timestamp);
     }
 
     /// A part of the holdings, or what belongs to them. They begin with [`Frame::StateBegin`].
@@ -122,7 +129,10 @@ impl Outlet {
         }
         let mut bytes = Vec::new();
         MessageWriter::put(&mut bytes, frame);
-        self.push(Item { bytes, status: None, timestamp: 0.0, at: Instant::now(), permit }, true);
+        self.push(
+            Item { bytes, blocks: blocks_of(frame), status: None, timestamp: 0.0, at: Instant::now(), permit },
+            true,
+        );
     }
 
     /// What is known of the stream.
@@ -130,7 +140,8 @@ impl Outlet {
         if std::mem::replace(&mut lock(&self.queue).told, status) != status {
             let mut bytes = Vec::new();
             MessageWriter::put(&mut bytes, Frame::Status(status));
-            let item = Item { bytes, status: Some(status), timestamp: 0.0, at: Instant::now(), permit: None };
+            let item =
+                Item { bytes, blocks: 0, status: Some(status), timestamp: 0.0, at: Instant::now(), permit: None };
             self.push(item, false);
         }
     }
@@ -178,7 +189,8 @@ impl Outlet {
     fn frame(&self, frame: Frame<'_>, timestamp: f64) {
         let mut bytes = Vec::new();
         MessageWriter::put(&mut bytes, frame);
-        self.push(Item { bytes, status: None, timestamp, at: Instant::now(), permit: None }, false);
+        let blocks = blocks_of(frame);
+        self.push(Item { bytes, blocks, status: None, timestamp, at: Instant::now(), permit: None }, false);
     }
 
     fn push(&self, item: Item, always: bool) {
@@ -219,9 +231,10 @@ impl Outlet {
         let id = queue.next_id;
         queue.next_id += 1;
         let mut timestamp = 0.0;
-        let (mut frames, mut size) = (Vec::new(), 0);
+        let (mut frames, mut size, mut blocks) = (Vec::new(), 0, 0);
         while let Some(item) = queue.items.front() {
-            if !frames.is_empty() && frames.len() + item.bytes.len() > MESSAGE {
+            blocks += item.blocks;
+            if !frames.is_empty() && (frames.len() + item.bytes.len() > MESSAGE || blocks > MOST_BLOCKS) {
                 break;
             }
             let Some(item) = queue.items.pop_front() else { break };
@@ -254,6 +267,13 @@ impl Outlet {
     }
 }
 
+/// Blocks that a frame's changes are of.
+fn blocks_of(frame: Frame<'_>) -> u64 {
+    let (Frame::Batch { changes, .. } | Frame::State { changes, .. }) = frame else { return 0 };
+    // They are our own.
+    weight(changes).unwrap_or(0)
+}
+
 impl Drop for Outlet {
     fn drop(&mut self) {
         self.relay.buffered.fetch_sub(lock(&self.queue).bytes, Relaxed);
@@ -266,7 +286,8 @@ mod tests {
 
     use super::*;
 
-    const TRUSTED: Status = Status { trusted: true, partial: false, upper_bound: false, no_salts: false, late: false };
+    const TRUSTED: Status =
+        Status { trusted: true, partial: false, upper_bound: false, no_salts: false, late: false, unverified: false };
 
     fn outlet() -> Outlet {
         let writer = MessageWriter { life: 1, block_size: 16, key: 0 };

@@ -96,6 +96,13 @@ impl Ring {
         state.entries.range(skipped..).take_while(is_within).map(|(_, kept)| kept.clone()).collect()
     }
 
+    /// The message at a place, if it is kept.
+    pub(crate) fn at(&self, place: u64) -> Option<Kept> {
+        let state = lock(&self.state);
+        let at = usize::try_from(place.checked_sub(state.first)?).ok()?;
+        state.entries.get(at).map(|(_, kept)| kept.clone())
+    }
+
     /// The last message of each stream, in order.
     pub(crate) fn latest(&self) -> Vec<Kept> {
         let state = lock(&self.state);
@@ -130,6 +137,8 @@ mod tests {
         assert!(ring.after(first + 6, 1000).is_empty() && ring.after(u64::MAX, 1000).is_empty());
         assert_eq!(places(&ring.latest(), first), [2, 5]);
         assert_eq!(*ring.watch().borrow(), first + 6);
+        let at = |place: u64| ring.at(first + place).map(|kept| kept.sequence - first);
+        assert_eq!([1, 2, 5, 6].map(at), [None, Some(2), Some(5), None]);
         ring.push(&subjects[0], Bytes::from(vec![0; 10_000]));
         assert_eq!(places(&ring.after(first, 1000), first), [6], "the last one is kept, however long");
     }

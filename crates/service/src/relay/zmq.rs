@@ -6,34 +6,42 @@
 
 use std::future::{Future as _, poll_fn};
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
+use super::places::{Place, Places};
 use super::ring::Ring;
-use super::{Outlet, Relay};
+use super::{Outlet, Relay, RelayConfig};
 use crate::config::StreamConfig;
 use crate::error::Error;
 use crate::state::lock;
-use crate::zmtp::{Budget, Connection, Event, Kind, Socket};
+use crate::zmtp::{Budget, Connection, Event, Kind, Security, Socket, WRONG_KEY};
 
-/// Readers at most.
+/// Readers at most that follow.
 const READERS: usize = 1024;
+/// Connections at most that do not: of these the oldest gives way to the next one.
+const STRANGERS: usize = 256;
+/// A reader that was heard within this time does not give way to others. Ours say something each second.
+const HEARD: Duration = Duration::from_secs(5);
+/// Time within which a connection must follow.
+const SOON: Duration = Duration::from_secs(10);
 /// Bytes on their way to a reader.
-const OUTPUT: usize = 256 << 10;
+const OUTPUT: usize = 64 << 10;
+/// A reader that takes nothing of what is on its way to it for so long is disconnected, and comes again.
+const STALLED: Duration = Duration::from_secs(20);
 /// After a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What a reader says: its first byte, then what is given here.
 pub(crate) mod say {
     /// A place, of 8 bytes, big-endian: all messages from there on are to be sent, for as long as the connection lasts.
-    /// 0: the last message of each stream, then all others.
+    /// 0: the last message of each stream, then all others. It is said once.
     pub(crate) const FOLLOW: u8 = b'F';
     /// Up to 16 bytes that are to come back, together with which messages are kept.
     pub(crate) const KEPT: u8 = b'K';
@@ -44,7 +52,7 @@ pub(crate) mod say {
 /// Listens for readers.
 ///
 /// # Errors
-/// [`Error::Start`] if the address is none, or in use.
+/// [`Error::Start`] if the address is none, or in use, or others reach it and there is no key.
 pub(super) async fn listen(
     relay: &Arc<Relay>,
     ring: &Arc<Ring>,
@@ -58,13 +66,22 @@ pub(super) async fn listen(
     let address: SocketAddr = address.parse().map_err(|error| wrong(&error))?;
     let listener = TcpListener::bind(address).await.map_err(|error| wrong(&error))?;
     let address = listener.local_addr().map_err(|error| wrong(&error))?;
-    tracing::info!(%address, "listening for readers");
-    if !address.ip().is_loopback() {
+    let security = security(&relay.config)?;
+    if !address.ip().is_loopback() && matches!(security, Security::Open) {
+        if !relay.config.insecure_readers {
+            let message = format!(
+                "relay.publish: whoever reaches {address} would read what the engines hold: set relay.reader_key_file, \
+                 or relay.insecure_readers if only those can who may"
+            );
+            return Err(Error::Start { message });
+        }
         tracing::warn!(%address, "anyone who can connect here reads which content hashes the engines hold");
     }
+    tracing::info!(%address, "listening for readers");
     let (relay, ring, config) = (Arc::downgrade(relay), ring.clone(), config.clone());
     tokio::spawn(async move {
-        let places = Arc::new(Semaphore::new(READERS));
+        let strangers = Places::new(STRANGERS, Duration::ZERO);
+        let readers = Places::new(READERS, HEARD);
         loop {
             let (peer, from) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -75,15 +92,17 @@ pub(super) async fn listen(
                 }
             };
             let Some(relay) = relay.upgrade() else { return };
-            let Ok(place) = places.clone().try_acquire_owned() else {
-                tracing::warn!(%from, most = READERS, "a reader is refused: there are too many");
-                continue;
-            };
-            let mut connection = Connection::new(Socket::of_peer(peer), Kind::Router, "", Budget::new(&config));
-            connection.keep(place);
-            let ring = ring.clone();
+            let Some(place) = strangers.take() else { continue };
+            let (budget, security) = (Budget::new(&config), security.clone());
+            let connection = Connection::secured(Socket::of_peer(peer), Kind::Router, "", budget, security);
+            let (ring, readers) = (ring.clone(), readers.clone());
             tokio::spawn(async move {
-                let why = serve(&relay, &ring, &mut connection).await;
+                let mut reader = Serving { relay: &relay, ring: &ring, connection, ahead: Vec::new(), next: None };
+                let begun = reader.begin(place).await;
+                let why = match begun.and_then(|()| reader.place_of(&readers)) {
+                    Ok(place) => reader.go_on(place).await,
+                    Err(why) => why,
+                };
                 tracing::info!(%from, why, "a reader has left");
             });
         }
@@ -91,70 +110,172 @@ pub(super) async fn listen(
     Ok(())
 }
 
-/// Serves a reader until it leaves; why.
-async fn serve(relay: &Relay, ring: &Ring, connection: &mut Connection) -> String {
-    let mut end = ring.watch();
-    let mut next = None;
-    loop {
-        while let Some(from) = next
-            && connection.waiting() < OUTPUT
-        {
-            let some = ring.after(from, OUTPUT);
-            let Some(last) = some.last() else { break };
-            next = Some(last.sequence + 1);
-            for kept in &some {
-                connection.send_frames(&[b"", kept.subject.as_bytes(), &kept.sequence.to_be_bytes()], &kept.payload);
+fn security(config: &RelayConfig) -> Result<Security, Error> {
+    Ok(config.reader_key()?.map_or(Security::Open, Security::Asks))
+}
+
+/// A reader's connection.
+struct Serving<'a> {
+    relay: &'a Relay,
+    ring: &'a Ring,
+    connection: Connection,
+    /// Places of messages that come before all others, the last one first.
+    ahead: Vec<u64>,
+    /// The place that is sent next, once the reader follows.
+    next: Option<u64>,
+}
+
+impl Serving<'_> {
+    /// Waits until it follows.
+    ///
+    /// # Errors
+    /// Why it does not.
+    async fn begin(&mut self, mut place: Place) -> Result<(), String> {
+        let counts = &self.relay.counts;
+        let until = Instant::now() + SOON;
+        while self.next.is_none() {
+            let event = tokio::select! {
+                event = poll_fn(|cx| self.connection.poll(cx)) => event,
+                _ = &mut place.lost => {
+                    counts.readers_gave_way.fetch_add(1, Relaxed);
+                    return Err("it followed nothing, and gave way to others".to_owned());
+                }
+                () = sleep_until(until) => {
+                    counts.silent_readers.fetch_add(1, Relaxed);
+                    return Err(format!("it followed nothing within {} s", SOON.as_secs()));
+                }
+            };
+            match event {
+                Event::Open => {}
+                Event::Message(body) => self.hear(&body)?,
+                Event::Ended(why) => {
+                    if why == WRONG_KEY {
+                        counts.reader_keys_refused.fetch_add(1, Relaxed);
+                        tracing::warn!("a reader does not show the key of relay.reader_key_file");
+                    }
+                    return Err(why);
+                }
             }
         }
-        let event = {
-            let mut changed = pin!(end.changed());
-            poll_fn(|cx| {
-                if let Poll::Ready(event) = connection.poll(cx) {
-                    return Poll::Ready(Some(event));
+        Ok(())
+    }
+
+    /// Its place among those that follow.
+    fn place_of(&self, readers: &Arc<Places>) -> Result<Place, String> {
+        readers.take().ok_or_else(|| {
+            self.relay.counts.too_many_readers.fetch_add(1, Relaxed);
+            tracing::warn!(most = READERS, "a reader is refused: there are too many");
+            "there are too many readers".to_owned()
+        })
+    }
+
+    /// Serves it until it leaves; why.
+    async fn go_on(mut self, mut place: Place) -> String {
+        let mut end = self.ring.watch();
+        let mut taken = (self.connection.written(), Instant::now());
+        loop {
+            self.send();
+            let event = {
+                let mut changed = pin!(end.changed());
+                let (connection, ring, next) = (&mut self.connection, self.ring, self.next);
+                let is_ahead = !self.ahead.is_empty();
+                let lost = &mut place.lost;
+                let events = poll_fn(|cx| {
+                    if Pin::new(&mut *lost).poll(cx).is_ready() {
+                        return Poll::Ready(Some(Event::Ended("it was silent, and gave way to others".to_owned())));
+                    }
+                    if let Poll::Ready(event) = connection.poll(cx) {
+                        return Poll::Ready(Some(event));
+                    }
+                    let is_behind = || is_ahead || next.is_some_and(|next| next < ring.range().1);
+                    if connection.waiting() < OUTPUT && (changed.as_mut().poll(cx).is_ready() || is_behind()) {
+                        return Poll::Ready(None);
+                    }
+                    Poll::Pending
+                });
+                timeout(STALLED / 4, events).await
+            };
+            if taken.0 != self.connection.written() || self.connection.waiting() == 0 {
+                taken = (self.connection.written(), Instant::now());
+            } else if taken.1.elapsed() > STALLED {
+                self.relay.counts.stalled_readers.fetch_add(1, Relaxed);
+                return format!("it took nothing for {} s", STALLED.as_secs());
+            }
+            match event {
+                Err(_) | Ok(None | Some(Event::Open)) => {}
+                Ok(Some(Event::Ended(why))) => {
+                    if place.lost.is_terminated() {
+                        self.relay.counts.readers_gave_way.fetch_add(1, Relaxed);
+                    }
+                    return why;
                 }
-                let has_room = connection.waiting() < OUTPUT;
-                if next.is_some_and(|next| has_room && (changed.as_mut().poll(cx).is_ready() || next < ring.range().1))
-                {
-                    return Poll::Ready(None);
+                Ok(Some(Event::Message(body))) => {
+                    place.hear();
+                    if let Err(why) = self.hear(&body) {
+                        return why;
+                    }
                 }
-                Poll::Pending
-            })
-            .await
-        };
-        let body = match event {
-            None | Some(Event::Open) => continue,
-            Some(Event::Ended(why)) => return why,
-            Some(Event::Message(body)) => body,
-        };
+            }
+        }
+    }
+
+    /// Sends what is next, as far as there is room: the rest stays where it is kept.
+    fn send(&mut self) {
+        while self.connection.waiting() < OUTPUT {
+            let some = match (self.ahead.pop(), self.next) {
+                // If it is not kept any more, either the stream has said more since, or nothing for very long.
+                (Some(place), _) => self.ring.at(place).into_iter().collect(),
+                (None, Some(next)) => {
+                    let some = self.ring.after(next, OUTPUT);
+                    let Some(last) = some.last() else { return };
+                    self.next = Some(last.sequence + 1);
+                    some
+                }
+                (None, None) => return,
+            };
+            for kept in &some {
+                let head = [b"", kept.subject.as_bytes(), &kept.sequence.to_be_bytes()];
+                self.connection.send_frames(&head, &kept.payload);
+            }
+        }
+    }
+
+    /// Does what it says.
+    ///
+    /// # Errors
+    /// It says what no reader says.
+    fn hear(&mut self, body: &[u8]) -> Result<(), String> {
         match body.split_first() {
-            Some((&say::FOLLOW, place)) if let Ok(place) = place.try_into().map(u64::from_be_bytes) => {
-                next = Some(place);
+            Some((&say::FOLLOW, place))
+                if let Ok(place) = place.try_into().map(u64::from_be_bytes)
+                    && self.next.is_none() =>
+            {
+                self.next = Some(place);
                 if place == 0 {
                     // What comes after this is sent with all others.
-                    let behind = ring.range().1;
-                    for kept in ring.latest().iter().filter(|kept| kept.sequence < behind) {
-                        connection
-                            .send_frames(&[b"", kept.subject.as_bytes(), &kept.sequence.to_be_bytes()], &kept.payload);
-                    }
-                    next = Some(behind);
+                    let behind = self.ring.range().1;
+                    let latest = self.ring.latest().into_iter().rev().map(|kept| kept.sequence);
+                    self.ahead = latest.filter(|sequence| *sequence < behind).collect();
+                    self.next = Some(behind);
                 }
             }
             Some((&say::KEPT, back)) if back.len() <= 16 => {
                 // Who does not read gets no answers.
-                if connection.waiting() < 2 * OUTPUT {
-                    let (first, behind) = ring.range();
+                if self.connection.waiting() < 2 * OUTPUT {
+                    let (first, behind) = self.ring.range();
                     let answer = [&first.to_be_bytes()[..], back].concat();
-                    connection.send_frames(&[b"", b"", &behind.to_be_bytes()], &answer);
+                    self.connection.send_frames(&[b"", b"", &behind.to_be_bytes()], &answer);
                 }
             }
             Some((&say::ASK, subject)) => {
-                let outlet = std::str::from_utf8(subject).ok().and_then(|subject| relay.outlet_of(subject));
+                let outlet = std::str::from_utf8(subject).ok().and_then(|subject| self.relay.outlet_of(subject));
                 if let Some(outlet) = outlet {
                     outlet.ask();
                 }
             }
-            _ => return "it says what no reader says".to_owned(),
+            _ => return Err("it says what no reader says".to_owned()),
         }
+        Ok(())
     }
 }
 

@@ -12,6 +12,9 @@ use super::saved::{Dictionary, Entry, Odd, Piece, SavedKeyspace, SavedRank, Save
 /// Kinds from here on may be left out.
 const OPTIONAL: u8 = 128;
 
+/// Copies of a block on all tiers at most.
+const MOST_COPIES: u64 = 1 << 16;
+
 /// A whole snapshot.
 #[derive(Debug)]
 pub(crate) struct Snapshot {
@@ -104,7 +107,8 @@ fn json<'a, T: serde::Deserialize<'a>>(payload: &'a [u8]) -> Result<T, Wrong> {
 
 fn blocks(payload: &[u8], dictionary: &mut Dictionary) -> Result<(), Wrong> {
     let mut source = Source(payload);
-    let count = source.count(1)?;
+    // A chain has a block at least.
+    let count = source.count(1 + 16)?;
     let first = dictionary.names.len();
     let mut start = first;
     dictionary.chains.reserve(count);
@@ -112,6 +116,9 @@ fn blocks(payload: &[u8], dictionary: &mut Dictionary) -> Result<(), Wrong> {
         let said = source.varint()?;
         let parent = if said & 1 == 1 { Some(BlockHash(source.u64()?)) } else { None };
         let blocks = usize::try_from(said >> 1).map_err(|_| "a number in it is too large")?;
+        if blocks == 0 {
+            return Err("a chain in it has no blocks".to_owned());
+        }
         dictionary.chains.push(Entry { start, blocks, parent });
         start = start.checked_add(blocks).ok_or("a number in it is too large")?;
     }
@@ -139,7 +146,7 @@ fn rank(source: &mut Source<'_>, dictionary: &Dictionary) -> Result<SavedRank, W
     let mut it = SavedRank::default();
     let count = source.count(2)?;
     it.pieces.reserve(count);
-    let mut last = 0i64;
+    let (mut last, mut held) = (0i64, 0_u64);
     for _ in 0..count {
         let step = source.varint()?;
         last = last.wrapping_add((step >> 1) as i64 ^ -((step & 1) as i64));
@@ -151,15 +158,24 @@ fn rank(source: &mut Source<'_>, dictionary: &Dictionary) -> Result<SavedRank, W
         if end > known.blocks as u64 {
             return Err("it is of blocks that are not there".to_owned());
         }
+        held = held.saturating_add(said >> 1);
+        // They do not overlap.
+        if said >> 1 == 0 || held > dictionary.names.len() as u64 {
+            return Err("it holds nothing of a chain, or more blocks than there are".to_owned());
+        }
         it.pieces.push(Piece { entry, from: from as usize, blocks: (said >> 1) as usize });
     }
-    for _ in 0..source.count(1 + 4 + 1)? {
+    for _ in 0..source.count(1 + 4 + 1 + 16)? {
         let parent = if source.byte()? == 1 { Some(BlockHash(source.u64()?)) } else { None };
         let mut copies = [0; 4];
         for copies in &mut copies {
             *copies = source.small()?;
         }
         let blocks = source.count(16)?;
+        let all: u64 = copies.iter().map(|copies| u64::from(*copies)).sum();
+        if blocks == 0 || all == 0 || all > MOST_COPIES {
+            return Err("a chain in it has no blocks, or more copies of them than there can be".to_owned());
+        }
         let (mut names, mut contents) = (Vec::with_capacity(blocks), Vec::with_capacity(blocks));
         source.numbers(blocks, BlockHash, &mut names)?;
         source.numbers(blocks, |content| content, &mut contents)?;
@@ -167,7 +183,11 @@ fn rank(source: &mut Source<'_>, dictionary: &Dictionary) -> Result<SavedRank, W
     }
     let mut salts: Vec<Arc<str>> = Vec::new();
     for _ in 0..source.count(1)? {
-        salts.push(source.text()?.into());
+        let salt = source.text()?;
+        if salts.last().is_some_and(|last| **last >= *salt) {
+            return Err("its salts are not in increasing order".to_owned());
+        }
+        salts.push(salt.into());
     }
     for _ in 0..source.count(8 + 1 + 4)? {
         let name = BlockHash(source.u64()?);

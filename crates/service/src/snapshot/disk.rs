@@ -2,14 +2,18 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use super::read_file;
 use crate::error::Error;
 
 const FILE: &str = "kvatlas.snapshot";
 const UNFINISHED: &str = "kvatlas.snapshot.tmp";
 const DAMAGED: &str = "kvatlas.snapshot.damaged";
 const LOCK: &str = "lock";
+/// Who may read and write a file: whoever the service runs as.
+const OURS: u32 = 0o600;
 
 /// A directory that this service alone keeps snapshots in, for as long as this lives.
 #[derive(Debug)]
@@ -29,9 +33,10 @@ impl Directory {
         let cannot = |error: io::Error| Error::Start {
             message: format!("snapshot.dir: cannot use {shown}: {error}; give a directory that can be written to"),
         };
-        fs::create_dir_all(path).map_err(cannot)?;
+        // What is held, by whom, and under which cache salts, is nobody else's.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(cannot)?;
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
+        options.read(true).write(true).create(true).truncate(false).mode(OURS);
         let mut lock = options.open(path.join(LOCK)).map_err(cannot)?;
         if let Err(error) = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
@@ -48,6 +53,15 @@ impl Directory {
         // For whoever is refused.
         lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(cannot)?;
         let _ = fs::remove_file(path.join(UNFINISHED));
+        // A version before this one let everybody read them.
+        for file in [FILE, DAMAGED, LOCK] {
+            match fs::set_permissions(path.join(file), fs::Permissions::from_mode(OURS)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(file, %error, "others may read this file of snapshot.dir, and that cannot be changed");
+                }
+                _ => {}
+            }
+        }
         Ok(Self { path: path.to_owned(), _lock: lock })
     }
 
@@ -55,9 +69,9 @@ impl Directory {
         self.path.join(FILE)
     }
 
-    /// The snapshot; none if there is none yet.
-    pub(crate) fn read(&self) -> io::Result<Option<Vec<u8>>> {
-        match fs::read(self.file()) {
+    /// The snapshot, of `most` bytes at most; none if there is none yet.
+    pub(crate) fn read(&self, most: u64) -> io::Result<Option<Vec<u8>>> {
+        match read_file(&self.file(), most) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             read => read.map(Some),
         }
@@ -77,7 +91,8 @@ impl Directory {
     ) -> io::Result<T> {
         let unfinished = self.path.join(UNFINISHED);
         let replaced = (|| {
-            let file = BufWriter::with_capacity(1 << 20, File::create(&unfinished)?);
+            let file = OpenOptions::new().write(true).create(true).truncate(true).mode(OURS).open(&unfinished)?;
+            let file = BufWriter::with_capacity(1 << 20, file);
             let (file, result) = write(file)?;
             file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
             fs::rename(&unfinished, self.file())?;

@@ -75,7 +75,9 @@ fn keep(snapshots: &Snapshots, fleet: &Fleet, directory: &Directory, stopped: &R
 
 fn load(snapshots: &Snapshots, directory: &Directory) {
     let file = directory.file().display().to_string();
-    let read = directory.read().map_err(|error| Error::Snapshot { message: format!("{file}: {error}") });
+    let read = directory
+        .read(snapshots.config.max_bytes)
+        .map_err(|error| Error::Snapshot { message: format!("{file}: {error}") });
     let loaded = read.and_then(|bytes| match bytes {
         Some(bytes) => {
             let read = || snapshots.read(&bytes, Origin { kind: "disk", file: file.clone() }).map(drop);

@@ -26,6 +26,7 @@ mod saved;
 mod spool;
 #[cfg(test)]
 mod tests;
+mod unpack;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -43,9 +44,11 @@ pub(crate) use self::meanings::Meanings;
 pub(crate) use self::pending::{Origin, Restoring};
 pub(crate) use self::saved::{Dictionary, Mark, RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, Unknown};
 pub(crate) use self::spool::{Spool, Spooled};
+pub(crate) use self::unpack::{read_all, read_file};
 
 use self::decode::decode;
 use self::pending::{Pending, Unusable};
+use self::unpack::unpacked;
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::state::{Keyspace, Stream, lock};
@@ -68,11 +71,19 @@ pub struct SnapshotConfig {
     /// Whether streams wait for a snapshot of another service, or word that there is none: see
     /// [`Service::load_snapshot`](crate::Service::load_snapshot).
     pub from_peer: bool,
+    /// Bytes that one may have, as it comes and unpacked.
+    pub max_bytes: u64,
 }
 
 impl Default for SnapshotConfig {
     fn default() -> Self {
-        Self { dir: None, every: Duration::from_secs(60), keep: Duration::from_secs(300), from_peer: false }
+        Self {
+            dir: None,
+            every: Duration::from_secs(60),
+            keep: Duration::from_secs(300),
+            from_peer: false,
+            max_bytes: 1 << 30,
+        }
     }
 }
 
@@ -139,7 +150,7 @@ impl Snapshots {
     pub(crate) fn read(&self, bytes: &[u8], origin: Origin) -> Result<u64, Error> {
         let file = origin.file.clone();
         let wrong = |what| Error::Snapshot { message: format!("{file}: {what}") };
-        let bytes = spool::unpacked(bytes).map_err(wrong)?;
+        let bytes = unpacked(bytes, self.config.max_bytes).map_err(wrong)?;
         let snapshot = decode(&bytes).map_err(wrong)?;
         let (streams, blocks) = lock(&self.pending).add(snapshot, origin);
         tracing::info!(file, streams, blocks, "a snapshot is loaded; each stream is checked against its engine");

@@ -164,6 +164,14 @@ pub(crate) struct SavedRank {
     pub(crate) answered: Vec<BlockHash>,
 }
 
+impl SavedRank {
+    /// Blocks, each counted once for each of its copies.
+    pub(crate) fn copies(&self) -> u64 {
+        let of = |odd: &Odd| odd.names.len() as u64 * odd.copies.iter().map(|copies| u64::from(*copies)).sum::<u64>();
+        self.pieces.iter().map(|piece| piece.blocks as u64).sum::<u64>() + self.odd.iter().map(of).sum::<u64>()
+    }
+}
+
 /// A stream, out of a file.
 #[derive(Debug)]
 pub(crate) struct SavedStream {

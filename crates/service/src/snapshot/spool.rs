@@ -1,7 +1,5 @@
 //! `GET /snapshot`: a snapshot in memory, for other services to read in parts.
 
-use std::borrow::Cow;
-use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -18,8 +16,6 @@ use crate::state::lock;
 const FRESH: Duration = Duration::from_secs(5);
 /// One that nobody has read any of for so long is dropped.
 const UNREAD: Duration = Duration::from_secs(30);
-/// The first bytes of what zstd has compressed.
-const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Most of it is hashes, which nothing makes smaller.
 const LEVEL: i32 = 1;
 
@@ -143,15 +139,4 @@ impl Snapshots {
         let (encoder, written) = self.write(fleet, encoder, None, &mut skipped).map_err(cannot)?;
         Ok((encoder.finish().map_err(cannot)?, written))
     }
-}
-
-/// A snapshot, out of its compressed form if it is in that.
-pub(super) fn unpacked(bytes: &[u8]) -> Result<Cow<'_, [u8]>, String> {
-    if !bytes.starts_with(&ZSTD) {
-        return Ok(Cow::Borrowed(bytes));
-    }
-    let mut out = Vec::with_capacity(bytes.len() + bytes.len() / 8);
-    let copied = zstd::Decoder::new(bytes).and_then(|mut from| std::io::copy(&mut from, &mut out));
-    copied.and_then(|_| out.flush()).map_err(|error| format!("it cannot be decompressed: {error}"))?;
-    Ok(Cow::Owned(out))
 }

@@ -241,13 +241,58 @@ fn what_is_written_wrongly_is_refused_as_well() {
     assert!(refused > 500, "{refused}: and never a panic");
 }
 
+/// A snapshot of these sections.
+fn of_sections(sections: &[(u8, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = example()[..12].to_vec();
+    for (kind, payload) in sections {
+        let (before, after) = super::bytes::frame(*kind, payload);
+        [&before[..], payload, &after[..]].iter().for_each(|part| bytes.extend_from_slice(part));
+    }
+    bytes
+}
+
+#[test]
+fn few_bytes_do_not_hold_much() {
+    let whole = example();
+    let mut rest = &whole[12..];
+    let mut sections = Vec::new();
+    while let Ok((kind, payload)) = super::bytes::section(&mut rest) {
+        sections.push((kind, payload.to_vec()));
+    }
+    assert!(decode(&of_sections(&sections)).is_ok());
+    let at = |kind: u8| sections.iter().position(|(is, _)| *is == kind).expect("there is one");
+    let with = |kind: u8, payload: Vec<u8>| {
+        let mut sections = sections.clone();
+        sections[at(kind)].1 = payload;
+        decode(&of_sections(&sections)).expect_err("it is refused")
+    };
+    // A thousand chains of nothing.
+    let nothing = [&[0xe8, 7][..], &[0; 1000]].concat();
+    assert!(with(3, nothing).contains("ends too early"));
+    assert!(with(3, [&[1, 0][..], &[0; 32]].concat()).contains("no blocks"));
+    // A stream whose only rank holds the same piece again and again.
+    let stream = &sections[at(4)].1;
+    let mut source = super::bytes::Source(stream);
+    let length = source.count(1).expect("a length");
+    let head = &stream[..stream.len() - source.0.len() + length];
+    let pieces = |count: u8, piece: &[u8]| [head, &[count], &piece.repeat(count.into())].concat();
+    assert!(with(4, pieces(100, &[0, 2])).contains("more blocks than there are"));
+    assert!(with(4, pieces(1, &[0, 0])).contains("holds nothing"));
+    // Others of which it has more copies than there can be, or none.
+    let odd = |copies: &[u8]| [head, &[0, 1, 0], copies, &[1], &[0; 16], &[0; 3]].concat();
+    assert!(with(4, odd(&[0xff, 0xff, 0xff, 0xff, 0x0f, 0, 0, 0])).contains("more copies"));
+    assert!(with(4, odd(&[0; 4])).contains("more copies"));
+    let salts = [head, &[0, 0, 2, 1, b'a', 1, b'a', 0, 0]].concat();
+    assert!(with(4, salts).contains("increasing order"));
+}
+
 #[test]
 fn a_directory_is_one_services() {
     let path = std::env::temp_dir().join(format!("kvatlas-snapshots-{}", std::process::id()));
     let directory = Directory::open(&path.join("deeper")).expect("a new directory");
     let error = Directory::open(&path.join("deeper")).expect_err("it is in use").to_string();
     assert!(error.contains("in use by another kvatlas") && error.contains(&std::process::id().to_string()), "{error}");
-    assert_eq!(directory.read().expect("readable"), None);
+    assert_eq!(directory.read(1 << 20).expect("readable"), None);
     let write = |text: &'static [u8]| {
         directory.replace(|mut out| {
             io::Write::write_all(&mut out, text)?;
@@ -261,13 +306,23 @@ fn a_directory_is_one_services() {
         Err(io::ErrorKind::StorageFull.into())
     });
     assert_eq!(failed.expect_err("full").kind(), io::ErrorKind::StorageFull);
-    assert_eq!(directory.read().expect("readable").as_deref(), Some(&b"one"[..]));
+    assert_eq!(directory.read(1 << 20).expect("readable").as_deref(), Some(&b"one"[..]));
     write(b"three").expect("there is room again");
-    assert_eq!(directory.read().expect("readable").as_deref(), Some(&b"three"[..]));
+    assert_eq!(directory.read(1 << 20).expect("readable").as_deref(), Some(&b"three"[..]));
+    let mode = |of: &str| {
+        let metadata = std::fs::metadata(path.join(of)).expect("it is there");
+        std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o777
+    };
+    let ours = ["deeper/kvatlas.snapshot", "deeper/lock", "deeper", ""];
+    assert_eq!(ours.map(mode), [0o600, 0o600, 0o700, 0o700], "nobody else reads what is held");
+    assert!(directory.read(4).is_err_and(|error| error.to_string().contains("snapshot.max_bytes")));
+    let file = path.join("deeper/kvatlas.snapshot");
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("ours");
     let left = std::fs::read_dir(path.join("deeper")).expect("a directory").count();
     assert_eq!(left, 2, "the snapshot and the lock");
     drop(directory);
     Directory::open(&path.join("deeper")).expect("free again");
+    assert_eq!(mode("deeper/kvatlas.snapshot"), 0o600, "one of a former version");
     std::fs::remove_dir_all(&path).expect("removed");
 }
 

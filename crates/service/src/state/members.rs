@@ -23,6 +23,8 @@ pub(super) struct Members {
     pub(super) untrusted: Bits,
     /// Those, trusted or not, of which something was lost, so that the engine may hold more.
     pub(super) partial: Bits,
+    /// Those of which only a number says that the engine is still the one whose blocks are known.
+    pub(super) unverified: Bits,
     /// Those whose engine does not tell which blocks have a salt.
     pub(super) no_salts: Bits,
     /// Those whose depths are upper bounds only.
@@ -39,8 +41,15 @@ impl Members {
             start += of_worker.len();
         }
         let bits = || Bits::new(streams.len());
-        let members =
-            Self { workers, untrusted: bits(), partial: bits(), no_salts: bits(), upper_bounds: bits(), streams };
+        let members = Self {
+            workers,
+            untrusted: bits(),
+            partial: bits(),
+            unverified: bits(),
+            no_salts: bits(),
+            upper_bounds: bits(),
+            streams,
+        };
         for (place, stream) in members.streams.iter().enumerate() {
             members.tell(place, stream);
         }
@@ -108,11 +117,12 @@ impl Members {
         let status = &stream.status;
         let untrusted = self.untrusted.set(place, !status.is_trusted());
         let partial = self.partial.set(place, status.partial.load(Relaxed));
+        let unverified = self.unverified.set(place, status.unverified.load(Relaxed));
         // What looks like blocks without a salt may be another's with one.
         let (has_no_salts, is_upper_bound) = (status.no_salts.load(Relaxed), status.upper_bound.load(Relaxed));
         let no_salts = self.no_salts.set(place, has_no_salts);
         let upper_bound = self.upper_bounds.set(place, has_no_salts || is_upper_bound);
-        untrusted || partial || no_salts || upper_bound
+        untrusted || partial || unverified || no_salts || upper_bound
     }
 }
 
@@ -221,6 +231,9 @@ mod tests {
         one.status.partial.store(true, Relaxed);
         assert!(members.update(&one));
         assert!(!members.update(&one));
+        one.status.unverified.store(true, Relaxed);
+        assert!(members.update(&one));
+        assert_eq!(members.unverified.now().iter().collect::<Vec<_>>(), [0]);
         one.status.upper_bound.store(true, Relaxed);
         assert!(members.update(&one));
         one.status.set_trusted(false);

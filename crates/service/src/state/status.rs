@@ -128,6 +128,8 @@ counters! {
     reconnects,
     /// Reconnections without a replay socket to verify that the engine has not restarted.
     unverified_reconnects,
+    /// Connections of a publisher with the topic of one that was connected already.
+    rivals,
     /// How often batches of one connection contradicted each other, as if two engines published there.
     contradictions,
     /// Messages that are not three frames with an eight-byte sequence number.

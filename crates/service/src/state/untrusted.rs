@@ -12,6 +12,7 @@ pub struct Untrusted {
     members: Guard<Arc<Members>>,
     untrusted: Set,
     partial: Set,
+    unverified: Set,
     no_salts: Set,
     upper_bounds: Set,
 }
@@ -19,8 +20,9 @@ pub struct Untrusted {
 impl Untrusted {
     pub(super) fn among(members: Guard<Arc<Members>>) -> Self {
         let (untrusted, partial) = (members.untrusted.now(), members.partial.now());
+        let unverified = members.unverified.now();
         let (no_salts, upper_bounds) = (members.no_salts.now(), members.upper_bounds.now());
-        Self { untrusted, partial, no_salts, upper_bounds, members }
+        Self { untrusted, partial, unverified, no_salts, upper_bounds, members }
     }
 
     /// The streams that are not trusted, by worker and rank.
@@ -31,6 +33,17 @@ impl Untrusted {
     /// Those, trusted or not, of which something was lost, so that the engine may hold more.
     pub fn partial(&self) -> impl Iterator<Item = &Arc<Stream>> {
         self.partial.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// Those, trusted or not, of which only a number says that the engine is still the one whose blocks are known.
+    pub fn unverified(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.unverified.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// True if what is known of this rank comes from one of those.
+    #[must_use]
+    pub fn is_unverified(&self, worker: &str, rank: u32) -> bool {
+        !self.unverified.is_empty() && self.is_in(&self.unverified, worker, rank)
     }
 
     /// Those whose engine does not tell which blocks have a salt.

@@ -29,6 +29,11 @@ impl BlockLimits {
         &self.shared
     }
 
+    /// Blocks that a rank may hold.
+    pub(crate) fn most_of_rank(&self) -> u64 {
+        self.limits.blocks_per_rank
+    }
+
     /// Blocks were stored. The limit that is exceeded now, if any.
     pub(crate) fn stored(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
         if blocks < self.room || blocks == 0 {

@@ -472,6 +472,11 @@ impl Holdings {
         self.limits.stored(blocks, &self.keyspace, &self.stream).is_some()
     }
 
+    /// Blocks that a rank may hold.
+    pub(super) fn most_blocks(&self) -> u64 {
+        self.limits.most_of_rank()
+    }
+
     /// How many blocks were forgotten since this was last asked.
     pub(crate) fn take_forgotten(&mut self) -> u64 {
         std::mem::take(&mut self.forgotten)

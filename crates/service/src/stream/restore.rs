@@ -19,6 +19,11 @@ pub(super) async fn restore(holdings: &mut Holdings, restoring: Restoring) -> Re
     if !holdings.claim_again(&head.claimed, head.plain) {
         return Err(Outcome::Ranks);
     }
+    // With all copies: a few bytes say many.
+    let steps = stream.ranks.iter().map(SavedRank::copies).max().unwrap_or(0);
+    if steps > holdings.most_blocks() {
+        return Err(Outcome::Limit);
+    }
     let mut left = TURN;
     for (rank_head, rank) in head.ranks.iter().zip(stream.ranks) {
         let SavedRank { pieces, odd, salts, answered } = rank;

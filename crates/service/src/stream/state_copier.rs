@@ -17,6 +17,8 @@ use super::holdings::Holdings;
 
 /// Bytes of one piece.
 const PIECE: usize = 96 << 10;
+/// Blocks in a piece that says what is not held after all.
+const ANSWERED: usize = 1 << 14;
 /// Until leave to copy is asked for again.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -76,8 +78,10 @@ impl StateCopier {
                 if let Some(recorder) = holdings.recorder(rank) {
                     let piece = |changes: Vec<u8>| outlet.state(Frame::State { rank, changes: &changes }, None);
                     recorder.state(&done.sorted(), PIECE, piece);
-                    let changes = recorder.removed(Tier::Gpu, &answered);
-                    outlet.state(Frame::State { rank, changes: &changes }, None);
+                    for some in answered.chunks(ANSWERED) {
+                        let changes = recorder.removed(Tier::Gpu, some);
+                        outlet.state(Frame::State { rank, changes: &changes }, None);
+                    }
                 }
                 outlet.state(Frame::StateRankEnd { rank }, None);
                 self.done.insert(rank);

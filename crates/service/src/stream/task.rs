@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -24,6 +24,10 @@ use crate::state::{CopyRequest, Counters, FromSnapshot, Keyspace, State, Stream,
 
 /// What is said of a stream whose batches keep contradicting each other.
 const MIXED: &str = "batches of two publishers are mixed here: each rank of each engine needs its own endpoint";
+
+/// What is said of a stream to which a second publisher has connected.
+const RIVAL: &str = "two publishers with this topic are connected: the second one is not read before the first is gone, \
+                     and the stream is not trusted until then, or until the replay socket has shown that the first is the engine";
 
 /// After so many messages others have their turn. Up to as many are taken in at once if they are there: the clock is
 /// read, and counts are told, once for all of them.
@@ -284,6 +288,7 @@ fn publish_status(stream: &Stream) {
         upper_bound: is_hybrid,
         no_salts: status.no_salts.load(Relaxed),
         late: false,
+        unverified: status.unverified.load(Relaxed),
     });
 }
 
@@ -352,7 +357,11 @@ fn speaks<P>(incoming: &Incoming<P>, can_replay: bool) -> bool {
 fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P>, speaks: bool) -> bool {
     let trusted = machine.trusted() && status.limit().is_none();
     let recovers = || speaks && trusted && !machine.partial() && status.is_failing();
-    trusted != status.is_trusted() || machine.partial() != status.partial.load(Relaxed) || recovers()
+    let is_marked = |flag: &AtomicBool, now: bool| flag.load(Relaxed) != now;
+    trusted != status.is_trusted()
+        || is_marked(&status.partial, machine.partial())
+        || is_marked(&status.unverified, machine.unverified())
+        || recovers()
 }
 
 /// One thing that came from the sockets.
@@ -383,6 +392,13 @@ fn take_in<T: Transport>(
             tracing::info!(worker = &*stream.worker, rank = stream.registration.rank, why, "disconnected");
             status.set_error(why);
         }
+        Incoming::Rival(from) => {
+            machine.rival();
+            let (worker, rank) = (&*stream.worker, stream.registration.rank);
+            tracing::warn!(worker, rank, from, "{RIVAL}");
+            status.set_error(RIVAL.to_owned());
+        }
+        Incoming::Alone => machine.alone(),
         Incoming::Unreachable(why) => status.set_error(why),
         Incoming::BadFrames => {
             status.counters.malformed_messages.fetch_add(1, Relaxed);
@@ -419,7 +435,9 @@ fn report<P: AsRef<[u8]>>(
         status.partial.store(machine.partial(), Relaxed);
         keyspace.trust_changed(stream);
     }
-    status.unverified.store(machine.unverified(), Relaxed);
+    if status.unverified.swap(machine.unverified(), Relaxed) != machine.unverified() {
+        keyspace.trust_changed(stream);
+    }
     status.buffered.store(machine.waiting() as u64, Relaxed);
     for (counter, count) in pairs(&status.counters, &mut machine.counts.clone()) {
         counter.store(*count, Relaxed);
@@ -478,7 +496,7 @@ fn counts(status: &StreamStatus) -> Counts {
     counts
 }
 
-fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64, &'a mut u64); 12] {
+fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64, &'a mut u64); 13] {
     [
         (&counters.gaps, &mut counts.gaps),
         (&counters.recovered_batches, &mut counts.recovered_batches),
@@ -492,5 +510,6 @@ fn pairs<'a>(counters: &'a Counters, counts: &'a mut Counts) -> [(&'a AtomicU64,
         (&counters.reconnects, &mut counts.reconnects),
         (&counters.unverified_reconnects, &mut counts.unverified_reconnects),
         (&counters.contradictions, &mut counts.contradictions),
+        (&counters.rivals, &mut counts.rivals),
     ]
 }

@@ -9,6 +9,10 @@ pub(crate) enum Incoming<P> {
     Connected,
     /// It was, and is not any more; why.
     Disconnected(String),
+    /// Another publisher has connected under the same name; from where. It is not read while the first is connected.
+    Rival(String),
+    /// There is no other any more.
+    Alone,
     /// It could not be connected, and will be tried again; why.
     Unreachable(String),
     /// A batch as it was published.

@@ -20,7 +20,7 @@ use crate::zmtp::Head;
 /// Where live batches come from.
 enum Live {
     Dialled(Box<Dialled>),
-    Bound(Bound),
+    Bound(Box<Bound>),
 }
 
 impl Live {
@@ -49,7 +49,7 @@ impl ZmqTransport {
     pub(super) fn new(registration: &Registration, config: &StreamConfig, route: Option<Route>) -> Self {
         let live = match route {
             None => Live::Dialled(Box::new(Dialled::new(registration, config))),
-            Some(route) => Live::Bound(Bound::new(route)),
+            Some(route) => Live::Bound(Box::new(Bound::new(route))),
         };
         let replay = registration.replay_endpoint.as_ref().map(|endpoint| Replay::new(Address::new(endpoint), config));
         Self {

@@ -9,7 +9,7 @@ use bytes::{Buf as _, BytesMut};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::greeting::{self, Kind};
+use super::greeting::{self, Answer, Kind, Security};
 use super::parser::{Budget, Head, Item, Parser};
 use super::socket::Socket;
 
@@ -21,6 +21,12 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Without one, the connection is given up.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);
+/// The same if there is a reason to think that the peer is gone.
+const DOUBT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of a frame at most; a peer that announces more is disconnected.
+const MAX_FRAME: usize = 16 << 20;
+/// The same of who only asks.
+const MAX_QUESTION: usize = 16 << 10;
 /// Of answers that the peer does not read.
 const MAX_OUTPUT: usize = 4 << 10;
 
@@ -47,7 +53,10 @@ enum Stage {
 pub(crate) struct Connection {
     socket: Socket,
     kind: Kind,
+    security: Security,
     stage: Stage,
+    /// Commands of the handshake that came.
+    commands: u32,
     /// What a subscriber subscribes to.
     topic: Box<[u8]>,
     parser: Parser,
@@ -55,12 +64,16 @@ pub(crate) struct Connection {
     input: Vec<u8>,
     used: usize,
     output: BytesMut,
+    /// Bytes that the peer has taken.
+    written: u64,
     /// A message that was given back.
     again: Option<Vec<u8>>,
     /// When something came last.
     heard: Instant,
     /// When a sign of life was last asked for.
     asked: Instant,
+    /// Since when one is needed soon.
+    doubted: Option<Instant>,
     timer: Pin<Box<Sleep>>,
     /// Its place among those that may be open.
     place: Option<OwnedSemaphorePermit>,
@@ -68,27 +81,51 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(socket: Socket, kind: Kind, topic: &str, budget: Budget) -> Self {
+        Self::secured(socket, kind, topic, budget, Security::Open)
+    }
+
+    pub(crate) fn secured(socket: Socket, kind: Kind, topic: &str, budget: Budget, security: Security) -> Self {
         let now = Instant::now();
         Self {
             socket,
             kind,
+            output: BytesMut::from(&security.greeting()[..]),
+            security,
             stage: Stage::Greeting,
+            commands: 0,
             topic: topic.as_bytes().into(),
             parser: Parser::new(budget),
             input: Vec::new(),
             used: 0,
-            output: BytesMut::from(&greeting::greeting()[..]),
+            written: 0,
             again: None,
             heard: now,
             asked: now,
+            doubted: None,
             timer: Box::pin(sleep_until(now + HANDSHAKE_TIMEOUT)),
             place: None,
+        }
+    }
+
+    /// Asks for a sign of life now: without one soon, the connection is given up.
+    pub(crate) fn doubt(&mut self) {
+        let now = Instant::now();
+        if self.is_open() && self.doubted.is_none() {
+            self.doubted = Some(now);
+            self.asked = now;
+            self.output.extend_from_slice(&greeting::command("PING", &[0, 0]));
+            self.timer.as_mut().reset(now + DOUBT_TIMEOUT);
         }
     }
 
     /// Gives a place back when it is over.
     pub(crate) fn keep(&mut self, place: OwnedSemaphorePermit) {
         self.place = Some(place);
+    }
+
+    /// Where the peer is.
+    pub(crate) fn peer(&self) -> String {
+        self.socket.peer()
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -123,6 +160,11 @@ impl Connection {
         self.output.len()
     }
 
+    /// Bytes that the peer has taken.
+    pub(crate) fn written(&self) -> u64 {
+        self.written
+    }
+
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
         if let Some(body) = self.again.take() {
             return Poll::Ready(Event::Message(body));
@@ -130,7 +172,14 @@ impl Connection {
         match self.poll_event(cx) {
             Ok(Poll::Ready(event)) => Poll::Ready(event),
             Ok(Poll::Pending) => Poll::Pending,
-            Err(why) => Poll::Ready(Event::Ended(why)),
+            Err(why) => {
+                if !self.is_open() && matches!(self.security, Security::Asks(_)) {
+                    // For whoever has set up the peer; what cannot be sent at once is not.
+                    self.output.extend_from_slice(&greeting::error(&why));
+                    let _ = self.flush(cx);
+                }
+                Poll::Ready(Event::Ended(why))
+            }
         }
     }
 
@@ -151,12 +200,12 @@ impl Connection {
     /// What the bytes read so far bring.
     fn next(&mut self) -> Result<Option<Event>, String> {
         if self.stage == Stage::Greeting {
-            let whole = greeting::check(&self.input[..self.input.len().min(greeting::LENGTH)])?;
+            let whole = greeting::check(&self.input[..self.input.len().min(greeting::LENGTH)], &self.security)?;
             if !whole {
                 return Ok(None);
             }
             self.used = greeting::LENGTH;
-            self.output.extend_from_slice(&greeting::ready(self.kind));
+            self.output.extend_from_slice(&self.security.first(self.kind));
             self.stage = Stage::Ready;
         }
         loop {
@@ -167,8 +216,14 @@ impl Connection {
                 Some(Item::Message(body)) if self.stage == Stage::Open => return Ok(Some(Event::Message(body))),
                 Some(Item::Message(_)) => return Err("the ZMTP handshake failed".to_owned()),
                 Some(Item::Command(command)) if self.stage == Stage::Ready => {
-                    greeting::check_ready(self.kind, &command)?;
+                    let Answer { says, opens } = self.security.answer(self.kind, self.commands, &command)?;
+                    self.commands += 1;
+                    self.output.extend_from_slice(&says);
+                    if !opens {
+                        continue;
+                    }
                     self.stage = Stage::Open;
+                    self.parser.open(if self.kind == Kind::Router { MAX_QUESTION } else { MAX_FRAME });
                     if self.kind == Kind::Sub {
                         greeting::put_frame(&mut self.output, false, &[&[1], &self.topic[..]].concat());
                     }
@@ -197,7 +252,10 @@ impl Connection {
         while !self.output.is_empty() {
             match self.socket.poll_write(cx, &self.output) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(written)) => self.output.advance(written),
+                Poll::Ready(Ok(written)) => {
+                    self.output.advance(written);
+                    self.written += written as u64;
+                }
                 Poll::Ready(Err(error)) => return Err(self.lost(&error.to_string())),
             }
         }
@@ -238,7 +296,9 @@ impl Connection {
                 return Err(NO_HANDSHAKE.to_owned());
             }
             let now = Instant::now();
-            if now >= self.heard + HEARTBEAT + HEARTBEAT_TIMEOUT {
+            self.doubted = self.doubted.filter(|since| self.heard <= *since);
+            let is_over = self.doubted.is_some_and(|since| now >= since + DOUBT_TIMEOUT);
+            if is_over || now >= self.heard + HEARTBEAT + HEARTBEAT_TIMEOUT {
                 return Err("the connection was lost: the engine did not respond".to_owned());
             }
             if now >= self.heard.max(self.asked) + HEARTBEAT && self.output.len() < MAX_OUTPUT {
@@ -246,7 +306,9 @@ impl Connection {
                 self.output.extend_from_slice(&greeting::command("PING", &[0, 0]));
                 self.flush(cx)?;
             }
-            self.timer.as_mut().reset((self.heard.max(self.asked) + HEARTBEAT).max(now + HEARTBEAT / 10));
+            let next = (self.heard.max(self.asked) + HEARTBEAT).max(now + HEARTBEAT / 10);
+            let doubted = self.doubted.map(|since| since + DOUBT_TIMEOUT);
+            self.timer.as_mut().reset(doubted.map_or(next, |until| until.min(next)));
         }
         Ok(())
     }

@@ -14,6 +14,6 @@ mod parser;
 mod socket;
 
 pub(crate) use self::connection::{Connection, Event};
-pub(crate) use self::greeting::Kind;
+pub(crate) use self::greeting::{Kind, Security, WRONG_KEY};
 pub(crate) use self::parser::{Budget, Head};
 pub(crate) use self::socket::{Dialling, Socket};

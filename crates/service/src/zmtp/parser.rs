@@ -6,9 +6,7 @@ use std::sync::Arc;
 use crate::config::StreamConfig;
 use crate::limits::{Limit, Shared};
 
-/// Bytes of a frame at most; a peer that announces more is disconnected.
-const MAX_FRAME: usize = 16 << 20;
-/// Bytes of a command at most.
+/// Bytes of a command at most; a peer that announces more is disconnected.
 const MAX_COMMAND: usize = 4 << 10;
 /// Bytes of all frames before the last at most. A message with more is none that an engine sends.
 const MAX_HEAD: usize = 16 << 10;
@@ -126,11 +124,19 @@ pub(super) struct Parser {
     /// The last frame of the message, or the command.
     body: Vec<u8>,
     budget: Budget,
+    /// Bytes of a message's frame at most.
+    most: usize,
 }
 
 impl Parser {
+    /// One that takes no messages before it is opened.
     pub(super) fn new(budget: Budget) -> Self {
-        Self { step: Step::Header, head: Head::default(), complete: false, body: Vec::new(), budget }
+        Self { step: Step::Header, head: Head::default(), complete: false, body: Vec::new(), budget, most: 0 }
+    }
+
+    /// Messages may come, whose frames have so many bytes at most.
+    pub(super) fn open(&mut self, most: usize) {
+        self.most = most;
     }
 
     pub(super) fn head(&self) -> &Head {
@@ -144,7 +150,7 @@ impl Parser {
             let rest = input.get(used..).unwrap_or_default();
             match &mut self.step {
                 Step::Header => {
-                    let Some((kind, size, length)) = header(rest)? else { return Ok((used, None)) };
+                    let Some((kind, size, length)) = header(rest, self.most)? else { return Ok((used, None)) };
                     used += length;
                     if std::mem::take(&mut self.complete) {
                         self.head.clear();
@@ -202,7 +208,7 @@ impl Parser {
 }
 
 /// What a frame is, its size, and the length of its header, if that is there as a whole.
-fn header(input: &[u8]) -> Result<Option<(Frame, usize, usize)>, String> {
+fn header(input: &[u8], most: usize) -> Result<Option<(Frame, usize, usize)>, String> {
     let Some((flags, rest)) = input.split_first() else { return Ok(None) };
     let (size, length) = match (flags & 2, rest) {
         (0, [size, ..]) => (u64::from(*size), 2),
@@ -213,8 +219,9 @@ fn header(input: &[u8]) -> Result<Option<(Frame, usize, usize)>, String> {
         _ => return Ok(None),
     };
     let (kind, max) = match flags & !2 {
-        0 => (Frame::Body, MAX_FRAME),
-        1 => (Frame::Head, MAX_FRAME),
+        0 | 1 if most == 0 => return Err("the ZMTP handshake failed".to_owned()),
+        0 => (Frame::Body, most),
+        1 => (Frame::Head, most),
         4 => (Frame::Command, MAX_COMMAND),
         _ => return Err(format!("a frame with flags {flags:#04x}, which ZMTP 3 does not have")),
     };
@@ -228,9 +235,14 @@ fn header(input: &[u8]) -> Result<Option<(Frame, usize, usize)>, String> {
 mod tests {
     use super::*;
 
+    const MAX_FRAME: usize = 16 << 20;
+
     fn parser(max: usize) -> (Parser, Arc<Shared>) {
         let shared = Arc::<Shared>::default();
-        (Parser::new(Budget { shared: shared.clone(), max, taken: 0 }), shared)
+        let mut parser = Parser::new(Budget { shared: shared.clone(), max, taken: 0 });
+        assert!(parser.parse(b"\0\x01x").is_err(), "not yet");
+        parser.open(MAX_FRAME);
+        (parser, shared)
     }
 
     fn frame(flags: u8, bytes: &[u8]) -> Vec<u8> {

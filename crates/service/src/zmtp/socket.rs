@@ -34,6 +34,14 @@ impl Socket {
         Self::Tcp(peer)
     }
 
+    /// Where the peer is.
+    pub(super) fn peer(&self) -> String {
+        match self {
+            Self::Tcp(socket) => socket.peer_addr().map_or_else(|_| "gone".to_owned(), |at| at.to_string()),
+            Self::Path(_) => "this machine".to_owned(),
+        }
+    }
+
     /// Reads into the room that `into` has. Nothing read is the end.
     pub(super) fn poll_read(&self, cx: &mut Context<'_>, into: &mut Vec<u8>) -> Poll<io::Result<usize>> {
         loop {

@@ -9,6 +9,7 @@ mod limits;
 mod lives;
 mod nodes;
 mod relay;
+mod relay_readers;
 mod relay_zmq;
 mod restarts;
 mod secured;

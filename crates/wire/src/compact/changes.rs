@@ -70,6 +70,90 @@ impl Change<'_> {
     }
 }
 
+/// The head of a change, and how many blocks follow it.
+struct Heading {
+    kind: u8,
+    tier: Tier,
+    once: bool,
+    copies: u32,
+    parent: Option<BlockHash>,
+    blocks: u64,
+}
+
+impl Heading {
+    /// `last`: the number before, from which the next one differs.
+    fn read(cursor: &mut Cursor<'_>, last: &mut u64) -> Result<Self, Malformed> {
+        let head = cursor.byte()?;
+        let (kind, tier) = (head & KIND, Tier::ALL[usize::from(head >> TIER_SHIFT & 3)]);
+        let copies = if head & COPIES == 0 { 1 } else { cursor.number()? };
+        if kind == CLEAR {
+            *last = 0;
+            return Ok(Self { kind, tier, once: false, copies: 1, parent: None, blocks: 0 });
+        }
+        if !(1..=MOST_COPIES).contains(&copies) {
+            return Err(Malformed("a block has no copies, or more than there can be"));
+        }
+        let parent = if head & PARENT == 0 {
+            None
+        } else {
+            *last = from_zigzag(*last, cursor.number()?);
+            Some(name_of(*last))
+        };
+        let blocks = cursor.number()?;
+        if blocks > MOST {
+            return Err(Malformed("a change has more blocks than there can be"));
+        }
+        Ok(Self { kind, tier, once: head & ONCE != 0, copies: copies as u32, parent, blocks })
+    }
+
+    /// Reads the numbers of the blocks: each run of them as its first number, the step to the next, and its length.
+    fn numbers(
+        &self,
+        cursor: &mut Cursor<'_>,
+        last: &mut u64,
+        mut run: impl FnMut(u64, u64, u64),
+    ) -> Result<(), Malformed> {
+        let mut left = self.blocks;
+        while left > 0 {
+            let said = cursor.number()?;
+            let first = from_zigzag(*last, said >> 1);
+            let (length, step) = if said & 1 == 0 {
+                (1, 0)
+            } else {
+                let said = cursor.number()?;
+                ((said >> 1).saturating_add(2), if said & 1 == 0 { 1 } else { u64::MAX })
+            };
+            if length > left {
+                return Err(Malformed("a run of blocks is longer than their number"));
+            }
+            run(first, step, length);
+            *last = first.wrapping_add(step.wrapping_mul(length - 1));
+            left -= length;
+        }
+        Ok(())
+    }
+
+    /// The content hashes, which a store has behind its numbers.
+    fn contents<'a>(&self, cursor: &mut Cursor<'a>) -> Result<&'a [u8], Malformed> {
+        if self.kind == STORE { cursor.bytes(8 * self.blocks) } else { Ok(&[]) }
+    }
+}
+
+/// The number of blocks that changes are of, each counted once for each of its copies. Nothing is made of them.
+///
+/// # Errors
+/// If the bytes are wrong.
+pub fn weight(bytes: &[u8]) -> Result<u64, Malformed> {
+    let (mut cursor, mut last, mut weight) = (Cursor(bytes), 0, 0_u64);
+    while !cursor.is_empty() {
+        let head = Heading::read(&mut cursor, &mut last)?;
+        head.numbers(&mut cursor, &mut last, |_, _, _| {})?;
+        head.contents(&mut cursor)?;
+        weight = weight.saturating_add(head.blocks * u64::from(head.copies));
+    }
+    Ok(weight)
+}
+
 /// Reads changes one after the other into the same memory.
 #[derive(Debug, Default)]
 pub struct Changes {
@@ -78,7 +162,8 @@ pub struct Changes {
 }
 
 impl Changes {
-    /// Gives each change to `change`, in order, until that fails.
+    /// Gives each change to `change`, in order, until that fails. [`Message::check`](super::Message::check) says
+    /// before whether they are right, and not of too many blocks.
     ///
     /// # Errors
     /// What `change` says, or that the bytes are wrong; then the changes before were given.
@@ -89,67 +174,26 @@ impl Changes {
     ) -> Result<(), E> {
         let (mut cursor, mut last) = (Cursor(bytes), 0);
         while !cursor.is_empty() {
-            let head = cursor.byte()?;
-            let tier = Tier::ALL[usize::from(head >> TIER_SHIFT & 3)];
-            let copies = if head & COPIES == 0 { 1 } else { cursor.number()? };
-            let kind = head & KIND;
-            if kind == CLEAR {
-                last = 0;
-                change(Change::Clear)?;
-                continue;
-            }
-            if !(1..=MOST_COPIES).contains(&copies) {
-                return Err(Malformed("a block has no copies, or more than there can be").into());
-            }
-            let parent = if head & PARENT == 0 {
-                None
-            } else {
-                last = from_zigzag(last, cursor.number()?);
-                Some(name_of(last))
-            };
-            self.numbers(&mut cursor, &mut last)?;
-            let names = &self.names[..];
+            let head = Heading::read(&mut cursor, &mut last)?;
+            self.names.clear();
+            let names = &mut self.names;
+            head.numbers(&mut cursor, &mut last, |first, step, length| {
+                names.extend((0..length).map(|at| name_of(first.wrapping_add(step.wrapping_mul(at)))));
+            })?;
+            let Heading { kind, tier, once, copies, parent, .. } = head;
+            let (bytes, names) = (head.contents(&mut cursor)?, &self.names[..]);
             match kind {
                 STORE => {
-                    let bytes = cursor.bytes(8 * names.len() as u64)?;
                     self.contents.clear();
                     self.contents.extend(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
-                    let (contents, once) = (&self.contents[..], head & ONCE != 0);
-                    change(Change::Store { tier, parent, names, contents, once, copies: copies as u32 })?;
+                    change(Change::Store { tier, parent, names, contents: &self.contents, once, copies })?;
                 }
                 KNOWN => change(Change::StoreKnown { tier, names })?,
+                CLEAR => change(Change::Clear)?,
                 _ => {
                     debug_assert_eq!(kind, REMOVE);
                     change(Change::Remove { tier, names })?;
                 }
-            }
-        }
-        Ok(())
-    }
-
-    fn numbers(&mut self, cursor: &mut Cursor<'_>, last: &mut u64) -> Result<(), Malformed> {
-        let count = cursor.number()?;
-        if count > MOST {
-            return Err(Malformed("a change has more blocks than there can be"));
-        }
-        self.names.clear();
-        let mut left = count;
-        while left > 0 {
-            let first = cursor.number()?;
-            *last = from_zigzag(*last, first >> 1);
-            self.names.push(name_of(*last));
-            left -= 1;
-            if first & 1 == 1 {
-                let run = cursor.number()?;
-                let (more, step) = ((run >> 1) + 1, if run & 1 == 0 { 1 } else { u64::MAX });
-                if more > left {
-                    return Err(Malformed("a run of blocks is longer than their number"));
-                }
-                for _ in 0..more {
-                    *last = last.wrapping_add(step);
-                    self.names.push(name_of(*last));
-                }
-                left -= more;
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Messages and the frames in them.
 
 use super::Malformed;
+use super::changes::weight;
 use super::varint::{Cursor, put};
 
 /// The version of the format that is written, and the only one that there is.
@@ -8,6 +9,10 @@ pub const VERSION: u8 = 1;
 
 /// No value of MessagePack begins with it, so that no batch of an engine is taken for a message of a relay.
 const MAGIC: u8 = 0xc1;
+
+/// Blocks that the changes of a message may be of, besides one for each of its bytes: a few bytes say a run of any
+/// length, and whoever reads them does something for each block.
+pub const MOST_BLOCKS: u64 = 1 << 18;
 
 const BATCH: u8 = 1;
 const FORGOTTEN: u8 = 2;
@@ -37,18 +42,21 @@ pub struct Status {
     pub no_salts: bool,
     /// Whether what is in the message waited at the relay for long.
     pub late: bool,
+    /// Whether only a number says that the engine, connected anew, is the one whose blocks are held.
+    pub unverified: bool,
 }
 
 impl Status {
     fn bits(self) -> u8 {
-        let Self { trusted, partial, upper_bound, no_salts, late } = self;
-        let bits = [trusted, partial, upper_bound, no_salts, late].into_iter().enumerate();
+        let Self { trusted, partial, upper_bound, no_salts, late, unverified } = self;
+        let bits = [trusted, partial, upper_bound, no_salts, late, unverified].into_iter().enumerate();
         bits.map(|(at, bit)| u8::from(bit) << at).sum()
     }
 
     fn from_bits(bits: u8) -> Self {
-        let [trusted, partial, upper_bound, no_salts, late] = [0, 1, 2, 3, 4].map(|at| bits >> at & 1 == 1);
-        Self { trusted, partial, upper_bound, no_salts, late }
+        let [trusted, partial, upper_bound, no_salts, late, unverified] =
+            [0, 1, 2, 3, 4, 5].map(|at| bits >> at & 1 == 1);
+        Self { trusted, partial, upper_bound, no_salts, late, unverified }
     }
 }
 
@@ -125,6 +133,23 @@ impl<'a> Message<'a> {
         let key = small(cursor.number()?)?;
         let timestamp = f64::from_bits(cursor.word()?);
         Ok(Self { life, id, block_size, key, timestamp, frames: cursor.0 })
+    }
+
+    /// Checks all that is in its frames, before anything is made of it.
+    ///
+    /// # Errors
+    /// If a frame or a change cannot be read, or its changes are of more than [`MOST_BLOCKS`].
+    pub fn check(&self) -> Result<(), Malformed> {
+        let mut blocks = 0_u64;
+        for frame in self.frames() {
+            if let Frame::Batch { changes, .. } | Frame::State { changes, .. } = frame? {
+                blocks = blocks.saturating_add(weight(changes)?);
+            }
+        }
+        if blocks > MOST_BLOCKS + self.frames.len() as u64 {
+            return Err(Malformed("its changes are of more blocks than those of one message may be"));
+        }
+        Ok(())
     }
 
     /// Its frames, in order, up to the first that cannot be read.

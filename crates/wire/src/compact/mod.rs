@@ -20,8 +20,8 @@ mod varint;
 
 use kvatlas_index::BlockHash;
 
-pub use self::changes::{Change, Changes};
-pub use self::message::{Frame, Message, MessageWriter, Status, VERSION, is_compact};
+pub use self::changes::{Change, Changes, weight};
+pub use self::message::{Frame, MOST_BLOCKS, Message, MessageWriter, Status, VERSION, is_compact};
 pub use self::recorder::Recorder;
 
 /// Why bytes are no message of a relay.

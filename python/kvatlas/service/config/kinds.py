@@ -115,6 +115,20 @@ class Hosts(Texts):
         return hosts
 
 
+class Origins(Texts):
+    """Origins of web pages."""
+
+    wanted = 'a list of origins: "https://chat.example", "http://localhost:3000"'
+    metavar = "ORIGIN[,ORIGIN...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        origins = super().convert(value)
+        for origin in origins:
+            if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#*\s@]+", origin, re.IGNORECASE):
+                raise self.bad(origin)
+        return origins
+
+
 class Choice(Kind):
     """One of a few words."""
 

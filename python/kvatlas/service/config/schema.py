@@ -160,6 +160,7 @@ class Config(Section):
             "every": self.snapshot.every,
             "keep": self.snapshot.keep,
             "from_peer": self.snapshot.peer is not None,
+            "max_bytes": self.snapshot.max_bytes,
         }
         self.snapshot.peer_bearer()  # an error in the file is one now
         sites = {name: getattr(self.sites, name) for name in ("role", "grain", "unknown_after", "forget_after")}

@@ -64,7 +64,8 @@ class HttpConfig(Section):
         metadata=about(
             Texts(),
             "--hosts",
-            "Host names accepted besides localhost when the service listens on loopback without a key.",
+            "Host names that requests may name, besides localhost and addresses. Without any, names are checked only "
+            "where the server listens on loopback without a key.",
         ),
     )
     tls_cert: Path | None = field(

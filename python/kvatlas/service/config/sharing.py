@@ -75,6 +75,14 @@ class SnapshotConfig(Section):
             "Time within which that snapshot must arrive. After it, it is given up.",
         ),
     )
+    max_bytes: int = field(
+        default=1 << 30,
+        metadata=about(
+            Size(),
+            "--snapshot-max-bytes",
+            "Size that a snapshot may have, as it is read and unpacked. A larger one is refused.",
+        ),
+    )
     peer_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -107,8 +115,8 @@ class SnapshotConfig(Section):
 class RelayConfig(Section):
     """A log between this service and others, in NATS JetStream or in a relay's memory. Empty if there is none.
 
-    `key` is the key in `key_file` itself, for programs. `dedicated`: publishing is all that the service is for: it is
-    not ready before it is connected.
+    `key` and `reader_key` are the keys in `key_file` and `reader_key_file` themselves, for programs. `dedicated`:
+    publishing is all that the service is for: it is not ready before it is connected.
     """
 
     section: ClassVar[str] = "relay"
@@ -147,6 +155,23 @@ class RelayConfig(Section):
             "--relay-key-file",
             "File with 64 hexadecimal digits, equal in all relays and their readers: blocks are identified under this "
             "key instead of by content hash. Queries then need tokens. Alternatively, set KVATLAS_RELAY_KEY.",
+        ),
+    )
+    reader_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--relay-reader-key-file",
+            "File with the key that readers show a relay without NATS, the same in both. Needed unless the relay "
+            "listens on loopback only. Alternatively, set KVATLAS_RELAY_READER_KEY.",
+        ),
+    )
+    insecure_readers: Literal["off", "on"] = field(
+        default="off",
+        metadata=about(
+            Choice("off", "on"),
+            "--relay-insecure-readers",
+            "Let readers on other machines connect to a relay without NATS and without a key.",
         ),
     )
     stream: str = field(default="kvatlas", metadata=about(Text(), "--relay-stream", "Name of the JetStream stream."))
@@ -197,11 +222,13 @@ class RelayConfig(Section):
         metadata=about(ABOVE_0, "--relay-forget-after", "Silence of a relay after which its engines are forgotten."),
     )
     key: str | None = field(default=None, repr=False)
+    reader_key: str | None = field(default=None, repr=False)
     dedicated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_key("relay.key", self.key, self.key_file)
+        one_key("relay.reader_key", self.reader_key, self.reader_key_file)
         if self.publish is not None and self.source is not None:
             raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
         if self.snapshots == "on" and self.source is None:
@@ -223,10 +250,11 @@ class RelayConfig(Section):
     def for_native(self) -> dict[str, Any]:
         """What the native service is told."""
         told = dataclasses.asdict(self)
-        for name in ("credentials", "ca", "key_file"):
+        for name in ("credentials", "ca", "key_file", "reader_key_file"):
             told[name] = None if told[name] is None else str(told[name])
         told["from"] = told.pop("source")
         told["snapshots"] = self.snapshots == "on"
+        told["insecure_readers"] = self.insecure_readers == "on"
         told["in_memory"] = told.pop("storage") == "memory"
         return told
 

@@ -10,7 +10,7 @@ use super::scope;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-const KNOWN: &str = "model_name, routing_group, lora_name, cache_salt, top_k, among, levels and age; for content hashes prompt_tokens, too";
+const KNOWN: &str = "model_name, routing_group, lora_name, cache_salt, top_k, among, strict, levels and age; for content hashes prompt_tokens, too";
 
 /// Characters of an unknown parameter that are repeated at most.
 const SHOWN: usize = 64;
@@ -68,8 +68,8 @@ pub(super) fn unsigned(key: &str, value: &str) -> Result<u64> {
 /// True or false.
 pub(super) fn boolean(key: &str, value: &str) -> Result<bool> {
     match value {
-        "true" => Ok(true),
-        "false" => Ok(false),
+        "true" | "1" => Ok(true),
+        "false" | "0" => Ok(false),
         _ => Err(Refusal::wrong_type(format!("{key} must be true or false"))),
     }
 }

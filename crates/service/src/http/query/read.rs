@@ -313,7 +313,7 @@ mod tests {
             ("model_name=m&model_name=m", &[], Kind::Tokens, "wrong_type", "model_name is given twice"),
             ("model_name=m&cache_salt=&cache_salt=", &[], Kind::Tokens, "wrong_type", "cache_salt is given twice"),
             ("model_name=m&age=true&age=true", &[], Kind::Tokens, "wrong_type", "age is given twice"),
-            ("model_name=m&age=1", &[], Kind::Tokens, "wrong_type", "age must be true or false"),
+            ("model_name=m&age=2", &[], Kind::Tokens, "wrong_type", "age must be true or false"),
             ("model_name=m&levels", &[], Kind::Tokens, "wrong_type", "levels must be true or false"),
             ("model_name=m&top_k=", &[], Kind::Tokens, "wrong_type", "top_k must be an integer"),
             ("model_name=m&top_k=%2B1", &[], Kind::Tokens, "wrong_type", "top_k must be an integer"),

@@ -21,6 +21,8 @@ pub(crate) struct Scope<'a> {
     pub(crate) top_k: Option<usize>,
     /// The only workers to consider.
     pub(crate) among: Option<Vec<String>>,
+    /// Whether ranks are left out that are unverified.
+    pub(crate) strict: bool,
     /// Whether levels are wanted too.
     pub(crate) levels: bool,
     /// Whether the age of what is known is wanted too.
@@ -70,6 +72,10 @@ impl<'a> Reading<'a> {
                     })?;
                     scope.among = Some(names);
                 }
+            }
+            "strict" => {
+                seen.note(6, key)?;
+                scope.strict = reader.boolean(key)?;
             }
             _ => return Ok(false),
         }
@@ -123,6 +129,10 @@ impl<'a> Reading<'a> {
             "age" => {
                 seen.note(5, key)?;
                 scope.age = boolean(key, &value)?;
+            }
+            "strict" => {
+                seen.note(6, key)?;
+                scope.strict = boolean(key, &value)?;
             }
             _ => return Ok(Some(value)),
         }

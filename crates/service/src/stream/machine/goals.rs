@@ -56,6 +56,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// The live connection may still bring batches of the old life, so it goes as well.
     pub(super) fn restarted(&mut self, fx: &mut impl Effects<P>) {
         self.new_epoch(fx);
+        self.rivalry.disconnected(self.can_replay);
         self.goal = Goal::Connect;
         fx.reconnect();
     }
@@ -77,6 +78,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.forget_ask(fx);
         self.waiting.clear();
         (self.life, self.owed, self.heal_at) = (Life::default(), None, None);
+        self.rivalry.disconnected(self.can_replay);
         self.goal = Goal::Connect;
         fx.reconnect();
     }

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use super::{Effects, Machine, SOON};
+use super::{Effects, Machine, Rivalry, SOON};
 use crate::snapshot::Outcome;
 
 #[derive(Debug, Default)]
@@ -22,6 +22,11 @@ pub(super) struct Life {
 
 impl Life {
     pub(super) fn connected(&mut self) {
+        (self.live, self.same) = (None, false);
+    }
+
+    /// The present connection is to be proven once more, by a batch that comes from now on.
+    pub(super) fn doubted(&mut self) {
         (self.live, self.same) = (None, false);
     }
 
@@ -77,7 +82,11 @@ impl<P: AsRef<[u8]>> Machine<P> {
                 return false;
             }
             if is_live {
-                self.life.same = true;
+                // Nothing may have come since that was to be proven anew.
+                if self.life.live.is_some() {
+                    self.life.same = true;
+                    self.rivalry = Rivalry::None;
+                }
             } else {
                 self.life.before = self.life.before.filter(|before| *before != (seq, hash));
                 self.unverified &= self.life.before.is_some();

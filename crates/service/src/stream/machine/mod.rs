@@ -23,7 +23,7 @@
 //! 6. One connection brings one life. If its batches contradict each other, nothing is trusted for a while.
 //!
 //! Here is what happens; `goals` has where it goes, `batches` where a batch belongs, `questions` what is asked and when,
-//! `life` what proves that it is still the same engine, `doubt` what becomes of contradictions, `strange` of events of
+//! `life` what proves that it is still the same engine, `doubt` what becomes of contradictions, `rivalry` of a second publisher, `strange` of events of
 //! unknown types, `restored` of what a snapshot had, `hush` of an engine that stops in the middle of its load.
 
 mod batches;
@@ -33,6 +33,7 @@ mod hush;
 mod life;
 mod questions;
 mod restored;
+mod rivalry;
 mod strange;
 #[cfg(test)]
 mod tests;
@@ -48,6 +49,7 @@ use self::hush::Hush;
 use self::life::Life;
 use self::questions::Ask;
 use self::restored::Restored;
+use self::rivalry::Rivalry;
 use self::strange::Strange;
 use super::window::{Recent, Waiting};
 use crate::config::StreamConfig;
@@ -103,6 +105,7 @@ pub(crate) struct Counts {
     pub(crate) reconnects: u64,
     pub(crate) unverified_reconnects: u64,
     pub(crate) contradictions: u64,
+    pub(crate) rivals: u64,
     pub(crate) epochs: u64,
 }
 
@@ -136,6 +139,7 @@ pub(crate) struct Machine<P> {
     /// Whether a number alone says that what is held is of the engine that is connected.
     unverified: bool,
     doubt: Doubt,
+    rivalry: Rivalry,
     strange: Strange,
     hush: Hush,
     /// Whether the last whole answer ended before what was known of when it was asked for.
@@ -189,6 +193,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             life: Life::default(),
             unverified: false,
             doubt: Doubt::default(),
+            rivalry: Rivalry::default(),
             strange: Strange::default(),
             hush: Hush::default(),
             short: false,
@@ -209,7 +214,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 
     pub(crate) fn trusted(&self) -> bool {
-        self.goal == Goal::Live && !self.doubt.is_open() && !self.strange.is_open() && !self.hush.is_open()
+        let is_certain = !self.doubt.is_open() && !self.strange.is_open() && !self.is_contested();
+        self.goal == Goal::Live && is_certain && !self.hush.is_open()
     }
 
     /// Whether batches of several lives keep coming by one connection.
@@ -219,7 +225,9 @@ impl<P: AsRef<[u8]>> Machine<P> {
 
     pub(crate) fn state(&self, now: Duration) -> State {
         match self.goal {
-            Goal::Verify | Goal::Whole | Goal::Gap | Goal::Live if self.doubt.is_open() => State::Conflict,
+            Goal::Verify | Goal::Whole | Goal::Gap | Goal::Live if self.doubt.is_open() || self.is_contested() => {
+                State::Conflict
+            }
             Goal::Connect if self.ever_connected && self.silent_too_long(now) => State::Stale,
             Goal::Connect | Goal::Verify => State::Connecting,
             Goal::Whole => State::Replaying,
@@ -276,6 +284,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let last = self.last.and_then(|last| Some((last, self.recent.hash(last)?)));
         self.life.disconnected(last.filter(|_| self.can_replay));
         self.doubt.disconnected();
+        self.rivalry.disconnected(self.can_replay);
         self.hush.connected();
         self.goal = Goal::Connect;
     }

@@ -20,6 +20,8 @@ use crate::stream::copier::Moment;
 const GRACE: Duration = Duration::from_millis(2500);
 /// Messages that wait for it at most.
 const MOST_WAITING: usize = 256;
+/// Bytes of those at most.
+const MOST_WAITING_BYTES: usize = 64 << 20;
 /// Until a relay is asked again, if nothing has come.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
@@ -71,6 +73,8 @@ pub(super) struct Follower {
     /// Whether what a snapshot had is to be proved by a message of the same life.
     unproved: bool,
     waiting: BTreeMap<u64, (Bytes, u64)>,
+    /// Bytes of those that wait.
+    waiting_bytes: usize,
     gap_until: Option<Duration>,
     heard: Option<Duration>,
     asked: Option<Duration>,
@@ -94,6 +98,7 @@ impl Follower {
             told: Status::default(),
             unproved: false,
             waiting: BTreeMap::new(),
+            waiting_bytes: 0,
             gap_until: None,
             heard: None,
             asked: None,
@@ -166,12 +171,15 @@ impl Follower {
             self.counts.duplicates += 1;
             self.unproved = false;
         } else if message.id > self.next {
-            self.waiting.insert(message.id, (payload.clone(), sequence));
+            let before = self.waiting.insert(message.id, (payload.clone(), sequence));
+            self.waiting_bytes += payload.len();
+            self.waiting_bytes -= before.map_or(0, |(payload, _)| payload.len());
             if self.gap_until.is_none() {
                 self.counts.gaps += 1;
                 self.gap_until = Some(now + GRACE);
             }
-            if self.waiting.len() > MOST_WAITING || self.phase == Phase::Unknown {
+            let are_many = self.waiting.len() > MOST_WAITING || self.waiting_bytes > MOST_WAITING_BYTES;
+            if are_many || self.phase == Phase::Unknown {
                 self.lose(now, hands);
             }
         } else {
@@ -236,6 +244,10 @@ impl Follower {
         self.next = message.id + 1;
         self.sequence = sequence;
         self.unproved = false;
+        if let Err(error) = message.check() {
+            self.refuse(error.to_string());
+            return self.forget(hands);
+        }
         for frame in message.frames() {
             let done = frame.and_then(|frame| self.frame(now, message.id, frame, hands));
             if let Err(error) = done {
@@ -302,6 +314,7 @@ impl Follower {
     fn drain(&mut self, now: Duration, hands: &mut impl Hands) {
         while let Some(entry) = self.waiting.first_entry().filter(|entry| *entry.key() <= self.next) {
             let (id, (payload, sequence)) = entry.remove_entry();
+            self.waiting_bytes -= payload.len();
             if id == self.next
                 && let Ok(message) = Message::read(&payload)
             {
@@ -331,6 +344,7 @@ impl Follower {
     fn forget(&mut self, hands: &mut impl Hands) {
         hands.clear();
         self.waiting.clear();
+        self.waiting_bytes = 0;
         (self.phase, self.unproved, self.gap_until) = (Phase::Unknown, false, None);
         (self.told, self.asked) = (Status::default(), None);
     }

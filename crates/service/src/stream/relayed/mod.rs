@@ -280,9 +280,12 @@ fn report(
     status.set_gone(follower.is_gone());
     let told = follower.told();
     let mut changed = false;
-    for (flag, is_set) in
-        [(&status.partial, told.partial), (&status.upper_bound, told.upper_bound), (&status.no_salts, told.no_salts)]
-    {
+    for (flag, is_set) in [
+        (&status.partial, told.partial),
+        (&status.unverified, told.unverified),
+        (&status.upper_bound, told.upper_bound),
+        (&status.no_salts, told.no_salts),
+    ] {
         changed |= flag.swap(is_set, Relaxed) != is_set;
     }
     if changed {

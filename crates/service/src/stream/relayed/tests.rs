@@ -11,7 +11,8 @@ use crate::stream::copier::Moment as _;
 
 const SILENCE: Duration = Duration::from_secs(7);
 
-/// What it holds, as far as a test needs to know: the first byte of the changes of each rank, in order.
+/// What it holds, as far as a test needs to know: the changes of each rank, in order, each a letter behind the `C` of a
+/// clear with a number.
 #[derive(Default)]
 struct Held {
     applied: Vec<(u32, u8)>,
@@ -20,7 +21,7 @@ struct Held {
 
 impl Hands for Held {
     fn apply(&mut self, _id: u64, rank: u32, changes: &[u8]) -> Result<(), Malformed> {
-        self.applied.push((rank, changes[0]));
+        self.applied.push((rank, changes[1]));
         Ok(())
     }
     fn clear(&mut self) {
@@ -77,15 +78,15 @@ fn batch(changes: &[u8]) -> Frame<'_> {
 }
 
 const STATE: [Frame<'static>; 4] =
-    [Frame::StateBegin, Frame::State { rank: 0, changes: b"s" }, Frame::StateRankEnd { rank: 0 }, Frame::StateEnd];
+    [Frame::StateBegin, Frame::State { rank: 0, changes: b"Cs" }, Frame::StateRankEnd { rank: 0 }, Frame::StateEnd];
 
 #[test]
 fn a_life_is_followed_from_its_beginning() {
     let mut test = Test::new();
-    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     assert!(test.trusted());
-    test.message(5, 1, &[batch(b"b")]);
-    test.message(5, 1, &[batch(b"b")]);
+    test.message(5, 1, &[batch(b"Cb")]);
+    test.message(5, 1, &[batch(b"Cb")]);
     assert_eq!((test.held.applied.len(), test.held.asked, test.follower.counts.duplicates), (2, 0, 1));
     // What it knows already it is not told again.
     test.message(5, 2, &STATE);
@@ -100,15 +101,15 @@ fn a_life_is_followed_from_its_beginning() {
 #[test]
 fn who_comes_late_asks_and_leaves_out_what_is_in_the_copy() {
     let mut test = Test::new();
-    test.message(5, 70, &[batch(b"x")]);
+    test.message(5, 70, &[batch(b"Cx")]);
     assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
     test.pass(2.0);
     assert_eq!(test.held.asked, 2, "nobody has answered");
-    test.message(5, 71, &[batch(b"y"), Frame::StateBegin, Frame::State { rank: 0, changes: b"s" }, batch(b"z")]);
-    let other = Frame::Batch { rank: 1, changes: b"o" };
-    test.message(5, 72, &[Frame::StateRankEnd { rank: 0 }, batch(b"a"), other]);
+    test.message(5, 71, &[batch(b"Cy"), Frame::StateBegin, Frame::State { rank: 0, changes: b"Cs" }, batch(b"Cz")]);
+    let other = Frame::Batch { rank: 1, changes: b"Co" };
+    test.message(5, 72, &[Frame::StateRankEnd { rank: 0 }, batch(b"Ca"), other]);
     assert!(!test.trusted());
-    test.message(5, 73, &[Frame::State { rank: 1, changes: b"t" }, Frame::StateRankEnd { rank: 1 }, other]);
+    test.message(5, 73, &[Frame::State { rank: 1, changes: b"Ct" }, Frame::StateRankEnd { rank: 1 }, other]);
     test.message(5, 74, &[Frame::StateEnd]);
     assert!(test.trusted());
     assert_eq!(test.held.applied, [(0, b's'), (0, b'a'), (1, b't'), (1, b'o')]);
@@ -117,8 +118,8 @@ fn who_comes_late_asks_and_leaves_out_what_is_in_the_copy() {
 #[test]
 fn a_copy_that_begins_anew_takes_the_place_of_the_first() {
     let mut test = Test::new();
-    test.message(5, 9, &[Frame::StateBegin, Frame::State { rank: 0, changes: b"s" }]);
-    test.message(5, 10, &[Frame::Forgotten, batch(b"a")]);
+    test.message(5, 9, &[Frame::StateBegin, Frame::State { rank: 0, changes: b"Cs" }]);
+    test.message(5, 10, &[Frame::Forgotten, batch(b"Ca")]);
     assert!(test.trusted(), "there is nothing else to know");
     test.message(5, 11, &STATE);
     assert_eq!(test.held.applied, [(0, b'a')]);
@@ -128,9 +129,9 @@ fn a_copy_that_begins_anew_takes_the_place_of_the_first() {
 fn a_message_that_is_late_is_waited_for() {
     let mut test = Test::new();
     test.message(5, 0, &[Frame::Forgotten]);
-    test.message(5, 2, &[batch(b"b")]);
+    test.message(5, 2, &[batch(b"Cb")]);
     assert_eq!((test.trusted(), test.held.applied.len()), (false, 0));
-    test.message(5, 1, &[batch(b"a")]);
+    test.message(5, 1, &[batch(b"Ca")]);
     assert!(test.trusted());
     assert_eq!(test.held.applied, [(0, b'a'), (0, b'b')]);
     assert_eq!((test.follower.counts.gaps, test.follower.counts.lost, test.held.asked), (1, 0, 0));
@@ -139,14 +140,14 @@ fn a_message_that_is_late_is_waited_for() {
 #[test]
 fn a_message_that_is_lost_costs_all_until_it_is_told_anew() {
     let mut test = Test::new();
-    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
-    test.message(5, 2, &[batch(b"c")]);
+    test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
+    test.message(5, 2, &[batch(b"Cc")]);
     test.pass(3.0);
     assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
     let counts = test.follower.counts;
     assert_eq!((counts.gaps, counts.lost, counts.resets), (1, 1, 1));
     // One that came too late after all.
-    test.message(5, 1, &[batch(b"b")]);
+    test.message(5, 1, &[batch(b"Cb")]);
     test.message(5, 3, &STATE);
     assert!(test.trusted());
     assert_eq!(test.held.applied, [(0, b's')]);
@@ -156,17 +157,17 @@ fn a_message_that_is_lost_costs_all_until_it_is_told_anew() {
 #[test]
 fn of_two_relays_the_later_one_counts() {
     let mut test = Test::new();
-    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
-    test.message(6, 0, &[Frame::Forgotten, batch(b"b")]);
-    test.message(5, 1, &[batch(b"x")]);
-    test.message(6, 1, &[batch(b"c")]);
+    test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
+    test.message(6, 0, &[Frame::Forgotten, batch(b"Cb")]);
+    test.message(5, 1, &[batch(b"Cx")]);
+    test.message(6, 1, &[batch(b"Cc")]);
     assert!(test.trusted());
     assert_eq!(test.held.applied, [(0, b'b'), (0, b'c')]);
     assert_eq!((test.follower.counts.other_relays, test.follower.counts.epochs), (1, 1));
     assert!(test.follower.error.take().is_some_and(|error| error.contains("another relay")));
     // It has left: then the other one is as good as any, once it has told what it holds.
     test.pass(8.0);
-    test.message(5, 2, &[batch(b"y")]);
+    test.message(5, 2, &[batch(b"Cy")]);
     assert_eq!((test.trusted(), test.held.asked), (false, 1));
     test.message(5, 3, &STATE);
     assert!(test.trusted());
@@ -182,35 +183,35 @@ fn a_snapshot_is_proved_by_the_life_and_the_number() {
         test
     };
     let mut next = restored();
-    next.message(5, 42, &[batch(b"a")]);
+    next.message(5, 42, &[batch(b"Ca")]);
     assert!(next.trusted());
     assert_eq!(next.held.applied, [(0, b'r'), (0, b'a')]);
     let mut again = restored();
-    again.message(5, 41, &[batch(b"r")]);
+    again.message(5, 41, &[batch(b"Cr")]);
     assert!(again.follower.is_whole() && !again.trusted(), "what the relay says of it now comes with the next");
     again.message(5, 42, &[]);
     assert!(again.trusted());
     assert_eq!(again.held.applied, [(0, b'r')]);
     let mut purged = restored();
-    purged.message(5, 45, &[batch(b"x")]);
+    purged.message(5, 45, &[batch(b"Cx")]);
     purged.pass(3.0);
     assert_eq!((purged.trusted(), purged.held.applied.len(), purged.held.asked), (false, 0, 1));
     let mut other = restored();
-    other.message(6, 42, &[batch(b"x")]);
+    other.message(6, 42, &[batch(b"Cx")]);
     assert_eq!((other.trusted(), other.held.applied.len(), other.held.asked), (false, 0, 1));
 }
 
 #[test]
 fn messages_of_long_ago_are_no_sign_of_life() {
     let mut test = Test::new();
-    test.message_of(None, 5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.message_of(None, 5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     assert_eq!((test.trusted(), test.held.applied.len()), (false, 1), "its relay may have ended since");
-    test.message_of(None, 5, 1, &[batch(b"b")]);
+    test.message_of(None, 5, 1, &[batch(b"Cb")]);
     assert!(!test.trusted());
     test.message(5, 2, &[]);
     assert!(test.trusted());
     test.pass(6.9);
-    test.message_of(None, 5, 3, &[batch(b"c")]);
+    test.message_of(None, 5, 3, &[batch(b"Cc")]);
     test.pass(0.1);
     assert!(!test.trusted());
 }
@@ -218,7 +219,7 @@ fn messages_of_long_ago_are_no_sign_of_life() {
 #[test]
 fn what_cannot_be_read_changes_nothing() {
     let mut test = Test::new();
-    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     let (now, held) = (test.now, &mut test.held);
     test.follower.message(now, Some(now), &Bytes::from_static(b"\xc1\x02"), 101, held);
     test.made_up(MessageWriter { life: 5, block_size: 16, key: 9 });
@@ -236,7 +237,7 @@ fn what_cannot_be_read_changes_nothing() {
 #[test]
 fn a_life_with_another_block_size_is_for_another_stream() {
     let mut test = Test::new();
-    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     test.made_up(MessageWriter { life: 6, block_size: 32, key: 0 });
     assert!(test.follower.error.take().is_some_and(|error| error.contains("32 tokens, and not 16")));
     assert_eq!((test.trusted(), test.follower.is_gone()), (false, true), "it is to be registered anew");
@@ -245,9 +246,21 @@ fn a_life_with_another_block_size_is_for_another_stream() {
 #[test]
 fn changes_that_cannot_be_read_cost_all() {
     let mut test = Test::new();
-    test.message(5, 0, &[Frame::Forgotten, batch(b"a")]);
+    test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     let mut bytes = MessageWriter { life: 5, block_size: 16, key: 0 }.begin(1, 0.0, 0);
     bytes.push(99);
     test.follower.message(test.now, Some(test.now), &bytes.into(), 101, &mut test.held);
     assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
+}
+
+#[test]
+fn a_message_of_too_many_blocks_costs_all_before_any_is_named() {
+    let mut test = Test::new();
+    test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
+    // A removal of 2^24 blocks from number 0 on, in eleven bytes.
+    let run = b"\x02\x80\x80\x80\x08\x01\xfc\xff\xff\x0f";
+    test.message(5, 1, &[batch(run)]);
+    assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
+    assert!(test.follower.error.take().is_some_and(|error| error.contains("more blocks")));
+    assert_eq!(test.follower.counts.malformed, 1);
 }

@@ -7,6 +7,7 @@ mod gaps;
 mod live;
 mod model;
 mod restored;
+mod rivalry;
 mod truth;
 
 use std::time::Duration;

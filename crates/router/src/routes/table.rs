@@ -1,0 +1,260 @@
+//! The table itself, and what is made from it: the text at `GET /`, and tables of the documentation.
+
+use std::sync::LazyLock;
+
+use hyper::Method;
+use kvatlas_http::Access;
+use kvatlas_prompt::Endpoint;
+
+use super::{ANY, Allowed, DELETE, Forwarded, GET, METHODS, Methods, ModelAt, Own, POST, Pattern, Route, STREAM, To};
+use Access::{Admin, Ask, Open};
+use Allowed::{IfListed, ToAdmins};
+use ModelAt::{Form, Json};
+
+const fn own(methods: Methods, path: &'static str, wants: Access, what: Own, about: &'static str) -> Route {
+    Route { methods, path: Pattern::new(path), wants, to: To::Own(what), about }
+}
+
+const fn forwarded(methods: Methods, path: &'static str, about: &'static str, forwarded: Forwarded) -> Route {
+    let wants = if matches!(forwarded.allowed, Allowed::Always) { Access::Ask } else { Access::Admin };
+    Route { methods, path: Pattern::new(path), wants, to: To::Engine(forwarded), about }
+}
+
+/// A prompt in JSON.
+const fn prompt(path: &'static str, endpoint: Endpoint) -> Route {
+    let what = Forwarded { endpoint: Some(endpoint), model: ModelAt::Json, repeats: true, allowed: Allowed::Always };
+    forwarded(POST, path, "a prompt that is read", what)
+}
+
+/// What an engine computes, and does not keep.
+const fn work(path: &'static str, model: ModelAt) -> Route {
+    let what = Forwarded { endpoint: None, model, repeats: true, allowed: Allowed::Always };
+    forwarded(POST, path, "computed by the engine", what)
+}
+
+/// What an engine knows, or keeps for a client.
+const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Route {
+    let what = Forwarded { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed: Allowed::Always };
+    forwarded(methods, path, about, what)
+}
+
+/// What changes an engine for all its clients, or tells how it is run.
+const fn change(path: &'static str, allowed: Allowed) -> Route {
+    let what = Forwarded { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed };
+    forwarded(ANY, path, "changes an engine for everybody", what)
+}
+
+/// The paths below `/v1/` that have no row of their own.
+pub(super) const UNNAMED: &str = "/v1/{path*}";
+
+/// What the setting `forward` adds, unless it is known to change engines.
+pub(super) static LISTED: Route = kept(ANY, "", "a path that the setting `forward` adds");
+pub(super) static LISTED_CHANGE: Route = change("", IfListed);
+
+/// All routes: the most frequent ones first.
+pub(super) static ROUTES: &[Route] = &[
+    prompt("/v1/chat/completions", Endpoint::Chat),
+    prompt("/v1/completions", Endpoint::Completions),
+    prompt("/v1/responses", Endpoint::Responses),
+    prompt("/v1/messages", Endpoint::Messages),
+    prompt("/v1/embeddings", Endpoint::Embeddings),
+    own(POST, "/peers/work", Admin, Own::PeersWork, "for other routers: report their requests at the engines"),
+    own(GET, "/", Ask, Own::Welcome, "this text"),
+    own(GET, "/health", Open, Own::Health, "200 while the router's threads are running"),
+    own(GET, "/ping", Open, Own::Health, "the same"),
+    own(GET, "/ready", Open, Own::Ready, "200 while the router should get requests"),
+    own(GET, "/version", Open, Own::Version, "the version of the router"),
+    own(GET, "/metrics", Ask, Own::Metrics, "metrics for Prometheus"),
+    own(GET, "/v1/models", Ask, Own::Models, "the models of all engines"),
+    own(GET, "/models", Ask, Own::Models, "the same"),
+    own(GET, "/v1/models/{name*}", Ask, Own::Model, "one of them"),
+    own(GET, "/workers", Ask, Own::Workers, "engines and their state"),
+    own(GET, "/engines", Ask, Own::Workers, "the same"),
+    own(GET, "/router", Ask, Own::Router, "the router's own state"),
+    own(GET, "/streams", Ask, Own::Streams, "the engines' event streams, if they are followed here"),
+    own(GET, "/decisions", Ask, Own::Decisions, "the last decisions; ?limit=N"),
+    own(STREAM, "/ui/events", Ask, Own::PageEvents, "the contents of the page, as server-sent events"),
+    own(STREAM, "/ui/decision", Ask, Own::PageDecision, "one decision for the page; ?number=N"),
+    own(GET, "/ui", Open, Own::Page, "a web page that shows engines and decisions live"),
+    own(GET, "/ui/{file}", Open, Own::Page, "files of the page"),
+    own(POST, "/explain", Ask, Own::Explain, "how each engine compares for a prompt; nothing is sent"),
+    own(GET, "/snapshot", Admin, Own::Snapshot, "for other routers and services: every block that the index holds"),
+    own(POST, "/engines", Admin, Own::AddEngine, "add an engine: {\"url\": \"http://host:port\", …}"),
+    own(POST, "/engines/{name*}/drain", Admin, Own::Drain, "send an engine no new requests"),
+    own(POST, "/engines/{name*}/undrain", Admin, Own::Undrain, "send it new requests again"),
+    own(DELETE, "/engines/{name*}", Admin, Own::RemoveEngine, "remove an engine"),
+    prompt("/chat/completions", Endpoint::Chat),
+    prompt("/completions", Endpoint::Completions),
+    prompt("/responses", Endpoint::Responses),
+    prompt("/messages", Endpoint::Messages),
+    prompt("/embeddings", Endpoint::Embeddings),
+    kept(Methods(1 | 2 | 32), "/v1/responses/{id}", "an answer that an engine keeps"),
+    kept(GET, "/v1/responses/{id}/input_items", "what it was made from"),
+    kept(POST, "/v1/responses/{id}/cancel", "end an answer in the background"),
+    work("/v1/responses/render", Json),
+    work("/v1/chat/completions/render", Json),
+    work("/v1/chat/completions/batch", Json),
+    work("/v1/completions/render", Json),
+    work("/v1/messages/render", Json),
+    work("/v1/messages/count_tokens", Json),
+    work("/v1/responses/input_tokens", Json),
+    work("/v1/rerank", Json),
+    work("/v1/score", Json),
+    work("/v1/classify", Json),
+    work("/v1/pooling", Json),
+    work("/v1/moderations", Json),
+    work("/v1/tokenize", Json),
+    work("/v1/detokenize", Json),
+    work("/v1/audio/transcriptions", Form),
+    work("/v1/audio/translations", Form),
+    work("/v1/audio/speech", Json),
+    work("/v1/images/generations", Json),
+    work("/v1/images/edits", Form),
+    work("/v1/images/variations", Form),
+    work("/tokenize", Json),
+    work("/detokenize", Json),
+    work("/score", Json),
+    work("/rerank", Json),
+    work("/pooling", Json),
+    work("/classify", Json),
+    work("/generate", Json),
+    work("/encode", Json),
+    work("/v2/embed", Json),
+    work("/v2/rerank", Json),
+    work("/inference/v1/generate", Json),
+    kept(GET, "/get_model_info", "what an engine says of its model"),
+    kept(GET, "/model_info", "the same"),
+    kept(GET, "/v1/loads", "what an engine says of its load"),
+    kept(ANY, "/v1/files", "files that an engine keeps"),
+    kept(ANY, "/v1/files/{path*}", "one of them"),
+    kept(ANY, "/v1/batches", "batches that an engine keeps"),
+    kept(ANY, "/v1/batches/{path*}", "one of them"),
+    kept(ANY, "/v1/fine_tuning/{path*}", "training that an engine keeps"),
+    kept(ANY, "/v1/videos", "videos that an engine makes"),
+    kept(ANY, "/v1/videos/{path*}", "one of them"),
+    change("/v1/load_lora_adapter", ToAdmins),
+    change("/v1/unload_lora_adapter", ToAdmins),
+    change(UNNAMED, ToAdmins),
+    change("/load_lora_adapter", IfListed),
+    change("/load_lora_adapter_from_tensors", IfListed),
+    change("/unload_lora_adapter", IfListed),
+    change("/sleep", IfListed),
+    change("/wake_up", IfListed),
+    change("/pause", IfListed),
+    change("/resume", IfListed),
+    change("/pause_generation", IfListed),
+    change("/continue_generation", IfListed),
+    change("/abort_request", IfListed),
+    change("/abort_requests", IfListed),
+    change("/reset_prefix_cache", IfListed),
+    change("/reset_mm_cache", IfListed),
+    change("/reset_encoder_cache", IfListed),
+    change("/flush_cache", IfListed),
+    change("/clear_hicache_storage_backend", IfListed),
+    change("/hicache/{path*}", IfListed),
+    change("/collective_rpc", IfListed),
+    change("/update_weights", IfListed),
+    change("/update_weights_from_disk", IfListed),
+    change("/update_weights_from_tensor", IfListed),
+    change("/update_weights_from_distributed", IfListed),
+    change("/update_weights_from_ipc", IfListed),
+    change("/update_weight_version", IfListed),
+    change("/start_weight_update", IfListed),
+    change("/finish_weight_update", IfListed),
+    change("/init_weight_transfer_engine", IfListed),
+    change("/init_weights_update_group", IfListed),
+    change("/destroy_weights_update_group", IfListed),
+    change("/init_weights_send_group_for_remote_instance", IfListed),
+    change("/send_weights_to_remote_instance", IfListed),
+    change("/get_weights_by_name", IfListed),
+    change("/weights_checker", IfListed),
+    change("/release_memory_occupation", IfListed),
+    change("/resume_memory_occupation", IfListed),
+    change("/scale_elastic_ep", IfListed),
+    change("/fault_tolerance/{path*}", IfListed),
+    change("/set_internal_state", IfListed),
+    change("/configure_logging", IfListed),
+    change("/slow_down", IfListed),
+    change("/freeze_gc", IfListed),
+    change("/start_profile", IfListed),
+    change("/stop_profile", IfListed),
+    change("/start_expert_distribution_record", IfListed),
+    change("/stop_expert_distribution_record", IfListed),
+    change("/dump_expert_distribution_record", IfListed),
+    change("/open_session", IfListed),
+    change("/close_session", IfListed),
+    change("/server_info", IfListed),
+    change("/get_server_info", IfListed),
+];
+
+/// What `GET /` says.
+pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
+    let mut text = String::from("kvatlas: a router in front of inference engines\n\n");
+    for route in ROUTES.iter().filter(|route| matches!(route.to, To::Own(_))) {
+        let methods = METHODS.iter().filter(|method| route.methods.has(method) && **method != Method::HEAD);
+        let method = methods.map(Method::as_str).next().unwrap_or_default();
+        text += &format!("{method:<6} {:<28} {}\n", route.path.text, route.about);
+    }
+    text += "\nForwarded to an engine:\n";
+    let always = |route: &&Route| matches!(route.to, To::Engine(forwarded) if forwarded.allowed == Allowed::Always);
+    for route in ROUTES.iter().filter(always) {
+        text += &format!("{} {}\n", route.methods.list(), route.path.text);
+    }
+    text += "Other paths below /v1/: for the admin key. The setting `forward` adds paths.\n";
+    text
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rows of a kind as a table of the documentation, those that are alike in one line.
+    fn documented(allowed: Option<Allowed>) -> String {
+        let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
+        for route in ROUTES {
+            let (key, about) = match (route.to, allowed) {
+                (To::Own(_), None) => (route.wants, route.about.replace("{", "`{").replace("}", "}`")),
+                (To::Engine(forwarded), Some(allowed)) if forwarded.allowed == allowed => {
+                    let model = match forwarded.model {
+                        ModelAt::Json => "field `model`",
+                        ModelAt::Form => "form field `model`",
+                        ModelAt::Nowhere => "not read",
+                    };
+                    let again = match (forwarded.repeats, route.methods == GET) {
+                        (true, _) | (_, true) => "yes",
+                        (false, _) if route.methods.has(&Method::GET) && route.may_repeat(&Method::GET) => "`GET` only",
+                        _ => "no",
+                    };
+                    (route.wants, format!("{model} | {again}"))
+                }
+                _ => continue,
+            };
+            let who = match key {
+                Access::Open => "anyone",
+                Access::Ask => "key",
+                Access::Admin => "admin key",
+            };
+            let methods = if route.methods == ANY { "any".to_owned() } else { format!("`{}`", route.methods.list()) };
+            let path = format!("`{}`", route.path.text.replace("*}", "}"));
+            let rest = if allowed.is_none() { format!("{who} | {about}") } else { about };
+            match lines.last_mut() {
+                Some((first, paths, last)) if allowed.is_some() && *first == methods && *last == rest => {
+                    paths.push(path)
+                }
+                _ => lines.push((methods, vec![path], rest)),
+            }
+        }
+        lines.iter().map(|(methods, paths, rest)| format!("| {methods} | {} | {rest} |\n", paths.join(", "))).collect()
+    }
+
+    #[test]
+    fn the_page_on_security_has_the_table() {
+        let page = include_str!("../../../../docs/guides/security.md");
+        let parts = [None, Some(Allowed::Always), Some(Allowed::ToAdmins), Some(Allowed::IfListed)].map(documented);
+        assert!(
+            parts.iter().all(|rows| page.contains(rows)),
+            "docs/guides/security.md should have these rows:\n{}",
+            parts.join("---\n")
+        );
+    }
+}

@@ -1,0 +1,60 @@
+"""An engine without a replay socket that restarts and whose numbers go on: answers say that nobody can tell."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+from kvatlas._native import Stored, encode_batch
+from kvatlas.sim.server.ports import free_block
+
+from .deciding import BLOCK, expected, prompt, tokens_of
+from .engines import Engine, whole
+from .running import Router, wait_until
+
+TEXT = "abcdefgh" * 25
+
+
+@contextmanager
+def publishing(port: int) -> Iterator[zmq.Socket[bytes]]:
+    """An engine's events, once somebody has subscribed to them."""
+    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
+        publisher.linger = 0
+        publisher.bind(f"tcp://127.0.0.1:{port}")
+        wait_until(lambda: bool(publisher.poll(50)) and publisher.recv().startswith(b"\x01"), "somebody has subscribed")
+        yield publisher
+
+
+def publish(publisher: zmq.Socket[bytes], number: int) -> None:
+    """The next block of the prompt."""
+    tokens = tokens_of(TEXT)[number * BLOCK : (number + 1) * BLOCK]
+    stored = Stored([number + 1], number or None, tokens, BLOCK)
+    publisher.send_multipart([b"", struct.pack(">Q", number), encode_batch([stored], timestamp=0.0)])
+
+
+def test_an_answer_says_so_and_so_does_explain(engine: Engine, tokenizer: Path) -> None:
+    engine.behaviour = whole(prompt=len(TEXT))
+    port = free_block("127.0.0.1")
+    flags = ("--policy", "kvatlas", "--tokenizer", str(tokenizer), "--block-size", str(BLOCK))
+    with Router(engine, flags=(*flags, "--events-port", str(port)), ready=False) as router:
+        with publishing(port) as publisher:
+            for number in range(4):
+                publish(publisher, number)
+            router.wait_ready()
+
+            def is_marked() -> bool:
+                return router.ask(prompt(TEXT)).headers.get("x-kvatlas-unverified") == "1"
+
+            wait_until(lambda: expected(router, TEXT) == {"e0": 4 * BLOCK}, "the blocks are known")
+            assert not is_marked()
+            assert "unverified" not in json.loads(router.ask(prompt(TEXT), path="/explain").body)
+        with publishing(port) as publisher:
+            publish(publisher, 4)
+            wait_until(is_marked, "it is marked")
+            explained = json.loads(router.ask(prompt(TEXT), path="/explain").body)
+            assert explained["unverified"] == ["e0"]
