@@ -106,7 +106,7 @@ pub(crate) async fn explain(
         Ok(_) => Endpoint::Completions,
         Err(_) => return Err(Refusal::bad("malformed_json", "the body must be a JSON object")),
     };
-    let known = look_at(app, Some(endpoint), ModelAt::Json, &body).await?;
+    let known = look_at(app, Some(endpoint), ModelAt::Json, "", &body).await?;
     let (explained, bounds) = app.places.explain(app, shard, &known).await?;
     let mut said = json!({
         "policy": app.places.policy(),

@@ -22,6 +22,7 @@ mod counts;
 pub mod decisions;
 mod dispatch;
 mod elsewhere;
+mod encoding;
 pub mod engine;
 mod error;
 mod exposition;

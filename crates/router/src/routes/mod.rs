@@ -10,7 +10,7 @@ use hyper::Method;
 use kvatlas_http::Access;
 use kvatlas_prompt::Endpoint;
 
-pub(crate) use self::model::ModelAt;
+pub(crate) use self::model::{ModelAt, of_query};
 pub(crate) use self::table::WELCOME;
 use self::table::{LISTED, LISTED_CHANGE, ROUTES, UNNAMED};
 
@@ -282,8 +282,8 @@ mod tests {
     #[test]
     fn paths_and_methods() {
         for (asked, wanted) in [
-            ("POST /v1/chat/completions", "ToAsk Always"),
-            ("POST /v1/chat/completions/", "ToAsk Always"),
+            ("POST /v1/chat/completions", "Ask Always"),
+            ("POST /v1/chat/completions/", "Ask Always"),
             ("GET /v1/chat/completions", "405 POST"),
             ("TRACE /v1/chat/completions", "405 POST"),
             ("TRACE /v1/new", "405 GET, HEAD, POST, PUT, PATCH, DELETE"),
@@ -291,13 +291,13 @@ mod tests {
             ("PROPFIND /v1/models", "405 GET, HEAD"),
             ("HEAD /v1/models", "Models()"),
             ("GET /v1/models/org/name", "Model(org/name)"),
-            ("POST /v1/load_lora_adapter", "ToChange ToAdmins"),
-            ("POST /v1/load%5Flora_adapter", "ToChange ToAdmins"),
-            ("POST /v1//load_lora_adapter/", "ToChange ToAdmins"),
-            ("GET /v1/new", "ToChange ToAdmins"),
-            ("DELETE /v1/files/a.b", "ToAsk Always"),
-            ("GET /v1/responses/resp_1", "ToAsk Always"),
-            ("POST /v1/responses/resp_1/cancel", "ToAsk Always"),
+            ("POST /v1/load_lora_adapter", "Admin ToAdmins"),
+            ("POST /v1/load%5Flora_adapter", "Admin ToAdmins"),
+            ("POST /v1//load_lora_adapter/", "Admin ToAdmins"),
+            ("GET /v1/new", "Admin ToAdmins"),
+            ("DELETE /v1/files/a.b", "Ask Always"),
+            ("GET /v1/responses/resp_1", "Ask Always"),
+            ("POST /v1/responses/resp_1/cancel", "Ask Always"),
             ("POST /v1/files/../load_lora_adapter", "404"),
             ("POST /v1/files/%2e%2e/load_lora_adapter", "404"),
             ("POST /sleep", "404"),
@@ -318,15 +318,15 @@ mod tests {
     fn paths_that_the_setting_adds() {
         let all = &["/*"];
         for (asked, listed, wanted) in [
-            ("POST /sleep", &["/sleep"][..], "ToChange IfListed"),
-            ("POST /sleep", all, "ToChange IfListed"),
-            ("POST /%73leep", all, "ToChange IfListed"),
-            ("POST //SLEEP/", all, "ToChange IfListed"),
-            ("POST /v1/load_lora_adapter", all, "ToChange ToAdmins"),
-            ("POST /v1/load%5Flora_adapter", all, "ToChange IfListed"),
-            ("GET /custom/x", &["/custom/*"], "ToAsk Always"),
-            ("POST /v1/new", &["/v1/new"], "ToAsk Always"),
-            ("POST /v1/newer", &["/v1/new"], "ToChange ToAdmins"),
+            ("POST /sleep", &["/sleep"][..], "Admin IfListed"),
+            ("POST /sleep", all, "Admin IfListed"),
+            ("POST /%73leep", all, "Admin IfListed"),
+            ("POST //SLEEP/", all, "Admin IfListed"),
+            ("POST /v1/load_lora_adapter", all, "Admin ToAdmins"),
+            ("POST /v1/load%5Flora_adapter", all, "Admin IfListed"),
+            ("GET /custom/x", &["/custom/*"], "Ask Always"),
+            ("POST /v1/new", &["/v1/new"], "Ask Always"),
+            ("POST /v1/newer", &["/v1/new"], "Admin ToAdmins"),
             ("TRACE /custom/x", all, "405 GET, HEAD, POST, PUT, PATCH, DELETE"),
             ("GET /custom/../x", &["/custom/*"], "404"),
         ] {
