@@ -78,15 +78,24 @@ class Attacked:
                 stack.callback(engine.stop)
             followed = [flag for engine in self.engines for flag in ("--engine", f"{engine.name}={engine.url}")]
             limits = ("--max-connections", str(CONNECTIONS), "--request-timeout", "5s")
-            # The fleet's port for readers, on loopback, where a key is not required but used.
             self.relay_port = free_block("127.0.0.1")
             at = f"tcp://127.0.0.1:{self.relay_port}"
-            relayed = ("--relay-key-file", keys.file("relay"))
+            relayed = ("--relay-key-file", keys.file("relay"), "--relay-reader-key-file", keys.file("reader"))
             snapshots = ("--snapshot-dir", str(directory / "snapshots"), "--snapshot-every", "5s")
             self.service = self._start(stack, keys, "serve", *followed, *limits, *snapshots)
             self.relay = self._start(stack, keys, "relay", *followed, *limits, "--publish", at, *relayed)
             self.reader = self._start(stack, keys, "serve", "--from", at, *limits, *relayed)
-            routing = (*limits, "--write-timeout", "5s", "--tokenizer", "none", "--max-body", "64MiB")
+            routing = (
+                *limits,
+                "--write-timeout",
+                "5s",
+                "--body-memory",
+                str(BODIES),
+                "--tokenizer",
+                "none",
+                "--max-body",
+                "64MiB",
+            )
             self.router = self._start(stack, keys, "router", *followed, *routing)
             failing = [flag for number, e in enumerate(self.bad) for flag in ("--engine", f"bad-{number}={e.url}")]
             waits = ("--first-byte-timeout", "5s", "--stall-timeout", "5s")
@@ -122,8 +131,9 @@ class Attacked:
         self._stop.clear()
         for _ in range(ATTACKERS):
             self._thread(self._attack, targets, ATTACKS, random.Random(self.random.randrange(1 << 30)))
-        readers = [Target(self.relay_port)]
-        self._thread(self._attack, readers, READER_ATTACKS, random.Random(self.random.randrange(1 << 30)))
+        readers = [Target(self.relay_port), Target(self.relay_port, self.relay.keys.reader)]
+        for _ in range(2):
+            self._thread(self._attack, readers, READER_ATTACKS, random.Random(self.random.randrange(1 << 30)))
         self._thread(self._work)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:

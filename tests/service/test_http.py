@@ -425,6 +425,15 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
         client.send(b"POST /query HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
         answer = client.read()
         given[answer.code] = answer.status
+    for head in (
+        "",
+        "Host: localhost\r\nX: " + "x" * (65 << 10),
+        "Host: h\r\nTransfer-Encoding: chunked\r\nContent-Length: 1",
+    ):
+        with Connection(address) as client:
+            client.send(f"GET /health HTTP/1.1\r\n{head}\r\n\r\n".replace("\r\n\r\n\r\n", "\r\n\r\n").encode())
+            answer = client.read()
+            given[answer.code] = answer.status
     pages = []
     for _ in range(64):
         pages.append(Connection(address))
@@ -439,6 +448,7 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
     others = {
         "internal": 500,
         "draining": 503,
+        "body_memory": 503,
         "snapshot_not_ready": 503,
         "snapshot_failed": 503,
         "too_many_sites": 409,

@@ -1,4 +1,4 @@
-//! Reading a request's body: at most so many bytes, within the time limit, into memory that all bodies share.
+//! BodyTurn a request's body: at most so many bytes, within the time limit, into memory that all bodies share.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::time::timeout_at;
 
-use crate::memory::{Lease, Memory, Reading};
+use crate::memory::{BodyTurn, Lease, Memory};
 use crate::note::Note;
 
-/// What a body that grows has room for at first.
+/// The first allocation for a body that grows, in bytes.
 const FIRST: usize = 64 << 10;
 
 /// A request's body as it comes.
@@ -57,29 +57,29 @@ impl Body for Incoming {
 /// A body that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyFault {
-    /// It has more bytes than the limit.
+    /// The body has more bytes than the limit.
     TooLarge,
-    /// It ended early, or is not framed as the head says. With hyper's words.
+    /// The body ended early, or is not framed as the head says. With hyper's words.
     CutOff(String),
-    /// It did not come within the time limit.
+    /// The body did not come within the time limit.
     TooSlow,
     /// There was no memory for it, or others needed that more.
     NoRoom,
 }
 
 /// A body in memory that is counted.
-struct Held {
+struct BodyBuffer {
     bytes: Vec<u8>,
     _lease: Lease,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for BodyBuffer {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
 }
 
-/// How much of a body is read, and for how long.
+/// The limits within which a body is read.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
     /// Bytes at most.
@@ -94,7 +94,7 @@ pub struct BodyLimits {
 /// Reads it all.
 ///
 /// # Errors
-/// Why it cannot be.
+/// [`BodyFault`] names the reason.
 pub async fn read(body: Incoming, limits: BodyLimits, memory: &Arc<Memory>) -> Result<Bytes, BodyFault> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
@@ -117,7 +117,7 @@ async fn collect(mut body: Incoming, limits: BodyLimits, memory: &Arc<Memory>) -
     if body.is_end_stream() {
         return Ok(first);
     }
-    let (reading, mut lease, mut whole) = (Reading::new(memory), Lease::new(memory), Vec::new());
+    let (reading, mut lease, mut whole) = (BodyTurn::new(memory), Lease::new(memory), Vec::new());
     let exact = announced.exact().map(|exact| exact as usize);
     let mut piece = Some(first);
     while let Some(data) = piece {
@@ -137,7 +137,7 @@ async fn collect(mut body: Incoming, limits: BodyLimits, memory: &Arc<Memory>) -
         };
     }
     lease.shrink(whole.capacity());
-    Ok(Bytes::from_owner(Held { bytes: whole, _lease: lease }))
+    Ok(Bytes::from_owner(BodyBuffer { bytes: whole, _lease: lease }))
 }
 
 /// Makes room for `length` bytes. What a client says of the length is believed as far as it has kept it.
@@ -145,7 +145,7 @@ async fn make_room(
     whole: &mut Vec<u8>,
     length: usize,
     exact: Option<usize>,
-    reading: &Reading,
+    reading: &BodyTurn,
     lease: &mut Lease,
 ) -> Result<(), BodyFault> {
     if length <= whole.capacity() {

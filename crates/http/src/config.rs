@@ -8,12 +8,12 @@ use serde::Deserialize;
 
 use crate::secret::Secret;
 
-/// How clients come in.
+/// The settings of an HTTP server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to listen; port 0 lets the system choose.
+    /// The address to listen on; port 0 lets the system choose.
     pub bind: SocketAddr,
-    /// Where to listen besides, for health, readiness and metrics only: without TLS and without a key.
+    /// A second address, for health, readiness and metrics only: without TLS and without a key.
     pub admin_bind: Option<SocketAddr>,
     /// Threads that serve; 0 for one a core.
     pub threads: usize,

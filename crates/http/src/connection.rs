@@ -18,20 +18,20 @@ use tokio::sync::watch;
 
 use crate::Denied;
 use crate::body::Incoming;
-use crate::half_close::{HalfClosed, Tcp};
+use crate::half_close::{HalfClose, Tcp};
 use crate::heads::{self, Head};
 use crate::note::{Note, PIECE, Phase};
 use crate::server::Counts;
 use crate::streams::{self, Streams};
 
-/// What a client speaks.
+/// The protocol that a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
     Http2,
 }
 
-/// How long each phase of a connection may take, and how much a head may be.
+/// The time limits of a connection's phases, and the size limits of a head.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     pub(crate) idle: Duration,
@@ -40,32 +40,32 @@ pub(crate) struct Limits {
     pub(crate) first_byte: Duration,
     pub(crate) max_head: usize,
     pub(crate) max_headers: usize,
-    /// Whether a client that ends what it sends in the middle of an answer has left, as clients do. Else it gets the rest.
+    /// True if a client that ends what it sends in the middle of an answer has left, as clients do. Else it gets the rest.
     pub(crate) late_end_is_leaving: bool,
 }
 
-/// How long a client has to end its connection after it was told to.
+/// The time that a client has to end its connection after it was told to.
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Notes what goes through.
-struct Noted<S> {
+struct Monitor<S> {
     stream: S,
     note: Arc<Note>,
     protocol: Protocol,
     head: Head,
-    /// Whether something of the answer to the request that is at work was written.
+    /// True if something of the answer to the request that is at work was written.
     is_answering: bool,
     late_end_is_leaving: bool,
     /// There once the client has ended what it sends.
-    half_closed: Option<Box<HalfClosed>>,
+    half_closed: Option<Box<HalfClose>>,
 }
 
 thread_local! {
-    /// Where what comes is read that has to be looked at.
+    /// The buffer for bytes that have to be looked at.
     static LOOKED_AT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 64 << 10].into_boxed_slice());
 }
 
-impl<S: Read + Write + Tcp + Unpin> Noted<S> {
+impl<S: Read + Write + Tcp + Unpin> Monitor<S> {
     /// Reads, and lets `look` see what came.
     fn poll_looked_at(
         &mut self,
@@ -104,7 +104,7 @@ impl<S: Read + Write + Tcp + Unpin> Noted<S> {
     }
 }
 
-impl<S: Read + Write + Tcp + Unpin> Read for Noted<S> {
+impl<S: Read + Write + Tcp + Unpin> Read for Monitor<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -140,14 +140,14 @@ impl<S: Read + Write + Tcp + Unpin> Read for Noted<S> {
             if goes_on {
                 return Poll::Ready(());
             }
-            this.half_closed = Some(Box::new(HalfClosed::new(this.stream.tcp(), &this.note)));
+            this.half_closed = Some(Box::new(HalfClose::new(this.stream.tcp(), &this.note)));
             Poll::Pending
         });
         if self.half_closed.is_some() { self.poll_half_closed(context) } else { read }
     }
 }
 
-impl<S: Read + Write + Tcp + Unpin> Write for Noted<S> {
+impl<S: Read + Write + Tcp + Unpin> Write for Monitor<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
         ready!(self.poll_out(context, bytes))?;
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
@@ -184,12 +184,12 @@ impl<S: Read + Write + Tcp + Unpin> Write for Noted<S> {
 }
 
 /// A request at work, until the last of its answer is handed over.
-struct AtWork {
+struct Exchange {
     note: Arc<Note>,
     protocol: Protocol,
 }
 
-impl Drop for AtWork {
+impl Drop for Exchange {
     fn drop(&mut self) {
         // Over HTTP/1.1 the connection is idle as soon as all is written.
         if self.note.end() && self.protocol == Protocol::Http2 {
@@ -199,14 +199,14 @@ impl Drop for AtWork {
 }
 
 /// An answer's body, at work as long as it is there.
-struct Watched<B> {
+struct AnswerBody<B> {
     body: B,
-    /// What came of it, and is still to be handed on in pieces, so that each can have its time.
+    /// Bytes that came of it, and are still to be handed on in pieces, so that each can have its time.
     rest: Bytes,
-    work: AtWork,
+    work: Exchange,
 }
 
-impl<B: Body<Data = Bytes> + Unpin> Body for Watched<B> {
+impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
@@ -272,7 +272,7 @@ pub(crate) async fn serve<S, F, B>(
         let mut closes = request.headers().contains_key(TRANSFER_ENCODING) || checked.is_err();
         closes &= protocol == Protocol::Http1;
         note.begin(request.version() == Version::HTTP_11, request.body().is_end_stream());
-        let work = AtWork { note: note.clone(), protocol };
+        let work = Exchange { note: note.clone(), protocol };
         let answer = match checked {
             Ok(()) => {
                 let request = request.map(|body| Incoming::new(body, note.clone()));
@@ -288,10 +288,10 @@ pub(crate) async fn serve<S, F, B>(
             if closes {
                 answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            Ok::<_, std::convert::Infallible>(answer.map(|body| Watched { body, rest: Bytes::new(), work }))
+            Ok::<_, std::convert::Infallible>(answer.map(|body| AnswerBody { body, rest: Bytes::new(), work }))
         }
     });
-    let stream = Noted {
+    let stream = Monitor {
         stream,
         note: note.clone(),
         protocol,
@@ -305,7 +305,8 @@ pub(crate) async fn serve<S, F, B>(
             let mut http = http1::Builder::new();
             // The end of what a client sends comes here only once it means that the client has left.
             http.header_read_timeout(None).half_close(false).max_headers(limits.max_headers);
-            http.max_buf_size(limits.max_head.max(8192));
+            // A head that is a little too large is told so in words, and a larger one only by its status.
+            http.max_buf_size(limits.max_head.saturating_add(PIECE));
             let connection = http.serve_connection(stream, service);
             watch(pin!(connection), http1::Connection::graceful_shutdown, &note, limits, stop).await;
         }

@@ -26,13 +26,13 @@ impl Gate {
         Ok(Self { trust: Arc::new(Trust::new(config, alpn)?), config: config.clone() })
     }
 
-    /// Whether clients need a key.
+    /// True if clients need a key.
     #[must_use]
     pub fn asks_for_key(&self) -> bool {
         self.trust.keys().asked_for()
     }
 
-    /// Whether changes need a key.
+    /// True if changes need a key.
     #[must_use]
     pub fn asks_for_key_to_change(&self) -> bool {
         self.trust.keys().asked_for_changes()
@@ -64,14 +64,14 @@ impl Gate {
     /// Refuses a request that names another machine, where nothing else keeps other people's web pages out.
     ///
     /// # Errors
-    /// It does.
+    /// [`Denied`] if it does.
     pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denied> {
         let is_loopback = self.config.admin_bind.is_some_and(|at| at.ip().is_loopback());
         let hosts = if is_loopback { Hosts::Own } else { Hosts::Any };
         hosts.check(request, &self.config.hosts)
     }
 
-    /// What speaks TLS, if the configuration has a certificate.
+    /// The acceptor of TLS connections, if the configuration has a certificate.
     #[must_use]
     pub fn tls(&self) -> Option<Arc<TlsAcceptor>> {
         self.trust.tls()

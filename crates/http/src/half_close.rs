@@ -17,13 +17,13 @@ use tokio_rustls::server::TlsStream;
 
 use crate::note::Note;
 
-/// What a client gets that may be gone. Every client of HTTP/1.1 skips it (RFC 9110, 15.2).
+/// The answer for a client that may be gone. Every client of HTTP/1.1 skips it (RFC 9110, 15.2).
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// After which a body that has not come to its end is known to be cut off.
 const SETTLE: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether the client has reset the connection.
+/// The interval at which a reset of the connection is looked for.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// Until the first interim answer; each later one comes after twice the time, and at most [`MOST`].
@@ -52,7 +52,7 @@ impl Tcp for TokioIo<TlsStream<TcpStream>> {
 }
 
 /// A client that sends nothing more, and waits for an answer or is gone.
-pub(crate) struct HalfClosed {
+pub(crate) struct HalfClose {
     timer: Pin<Box<Sleep>>,
     next: Instant,
     pause: Duration,
@@ -60,7 +60,7 @@ pub(crate) struct HalfClosed {
     rest: &'static [u8],
 }
 
-impl HalfClosed {
+impl HalfClose {
     pub(crate) fn new(socket: &TcpStream, note: &Note) -> Self {
         if !note.takes_interim() {
             let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);

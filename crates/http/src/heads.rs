@@ -18,7 +18,7 @@ pub(crate) struct Head {
     bytes: usize,
     /// Bytes of the line that is coming.
     line: usize,
-    /// Whether the line may still turn out to be one of these.
+    /// True as long as the line may still turn out to be this one.
     length: bool,
     coding: bool,
     has_length: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Head {
 
 /// A head that was seen from its first byte to its last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct HeadSummary {
     /// Its length in bytes.
     pub(crate) bytes: usize,
     /// True if it has both Content-Length and Transfer-Encoding.
@@ -37,7 +37,7 @@ pub(crate) struct Seen {
 
 impl Head {
     /// Takes more of it. Returns the whole, once, as soon as its last byte is here.
-    pub(crate) fn take(&mut self, piece: &[u8]) -> Option<Seen> {
+    pub(crate) fn take(&mut self, piece: &[u8]) -> Option<HeadSummary> {
         if self.is_whole {
             return None;
         }
@@ -69,10 +69,10 @@ impl Head {
         None
     }
 
-    fn end(&mut self, last: usize) -> Seen {
+    fn end(&mut self, last: usize) -> HeadSummary {
         self.is_whole = true;
         self.bytes += last;
-        Seen { bytes: self.bytes, is_ambiguous: self.has_length && self.has_coding }
+        HeadSummary { bytes: self.bytes, is_ambiguous: self.has_length && self.has_coding }
     }
 }
 
@@ -86,7 +86,7 @@ fn goes_on(piece: &[u8], there: usize, name: &[u8]) -> bool {
 /// Refuses a request whose head is not as HTTP has it, or larger than it may be. `seen`: its head, if that was seen.
 pub(crate) fn check<B>(
     request: &Request<B>,
-    seen: Option<Seen>,
+    seen: Option<HeadSummary>,
     max_head: usize,
     max_headers: usize,
 ) -> Result<(), Denied> {
@@ -140,7 +140,7 @@ mod tests {
             ("POST / HTTP/1.1\r\nx-content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n", false),
             ("POST / HTTP/1.1\ncontent-length: 5\ntransfer-encoding: chunked\n\n", true),
         ] {
-            let seen = Some(Seen { bytes: text.len(), is_ambiguous });
+            let seen = Some(HeadSummary { bytes: text.len(), is_ambiguous });
             assert_eq!(Head::default().take(text.as_bytes()), seen, "{text:?}");
             let more = format!("{text}transfer-encoding: x\r\n\r\n");
             assert_eq!(Head::default().take(more.as_bytes()), seen, "{text:?}, and a body");

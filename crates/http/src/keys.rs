@@ -9,10 +9,10 @@ use crate::config::Config;
 use crate::secret::Secret;
 use crate::{Denied, Error};
 
-/// What a request wants to do.
+/// The kinds of requests, by the key that they need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// What everybody may.
+    /// A request that everybody may make.
     Open,
     /// To ask, for which the key is needed, if there is one.
     Ask,
@@ -37,12 +37,12 @@ impl Keys {
         Ok(Self { ask: key(&config.key, &config.key_file)?, admin: key(&config.admin_key, &config.admin_key_file)? })
     }
 
-    /// Whether those who ask need a key.
+    /// True if those who ask need a key.
     pub(crate) fn asked_for(&self) -> bool {
         self.ask.is_some()
     }
 
-    /// Whether those who change what is registered need a key.
+    /// True if those who change what is registered need a key.
     pub(crate) fn asked_for_changes(&self) -> bool {
         self.ask.is_some() || self.admin.is_some()
     }
@@ -53,7 +53,7 @@ impl Keys {
         words.any(|word| self.ask.iter().chain(&self.admin).any(|key| key.is(word)))
     }
 
-    /// Whether a request has the key for what it wants. True if it showed one of the keys.
+    /// Checks that a request has the key for what it wants. True if it showed one of the keys.
     pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denied> {
         let shown = shown(request);
         let is = |key: &Option<Secret>| key.as_ref().zip(shown).map(|(key, shown)| key.is(shown));

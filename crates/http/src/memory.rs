@@ -19,13 +19,13 @@ use crate::note::millis;
 /// A body up to this length may use all of the memory; longer ones leave a quarter of it to those.
 const SHORT: usize = 64 << 10;
 
-/// How long a body waits for room.
+/// The longest time that a body waits for room.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often those who wait look for somebody who must give way.
+/// The interval at which those who wait look for somebody who must give way.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// How long a body may be without a byte, or have been slower than [`SLOW`] since its beginning, while others wait.
+/// Milliseconds without a byte, or slower than [`SLOW`] since the beginning, after which a body gives way to others.
 const GRACE: u64 = 2000;
 
 /// Bytes a second.
@@ -38,7 +38,7 @@ pub struct Memory {
     used: AtomicUsize,
     freed: Notify,
     /// Bodies that are coming, in the order of their beginning.
-    coming: Mutex<BTreeMap<u64, Arc<Coming>>>,
+    coming: Mutex<BTreeMap<u64, Arc<Progress>>>,
     number: AtomicU64,
     refused: AtomicU64,
     gave_way: AtomicU64,
@@ -46,11 +46,11 @@ pub struct Memory {
 
 /// A body that is coming.
 #[derive(Debug)]
-struct Coming {
+struct Progress {
     since: u64,
     last: AtomicU64,
     bytes: AtomicUsize,
-    /// Whether it is us for whom it waits.
+    /// True if it waits for room.
     waits: AtomicBool,
     leave: Notify,
 }
@@ -67,10 +67,10 @@ pub(crate) struct Lease {
 }
 
 /// A body's place among those that are coming, until this is dropped.
-pub(crate) struct Reading {
+pub(crate) struct BodyTurn {
     memory: Arc<Memory>,
     number: u64,
-    coming: Arc<Coming>,
+    coming: Arc<Progress>,
 }
 
 impl Memory {
@@ -114,8 +114,8 @@ impl Memory {
     /// Has one body give way, if one is due: the one that was without a byte for the longest, else the slowest.
     fn make_room(&self) {
         let now = millis();
-        let rate = |it: &Coming| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
-        let silent = |it: &Coming| now.saturating_sub(it.last.load(Relaxed));
+        let rate = |it: &Progress| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
+        let silent = |it: &Progress| now.saturating_sub(it.last.load(Relaxed));
         let coming = lock(&self.coming);
         let others = || coming.values().filter(|it| !it.waits.load(Relaxed) && now.saturating_sub(it.since) >= GRACE);
         let longest = others().filter(|it| silent(it) >= GRACE).max_by_key(|it| silent(it));
@@ -129,10 +129,10 @@ impl Memory {
     }
 }
 
-impl Reading {
+impl BodyTurn {
     pub(crate) fn new(memory: &Arc<Memory>) -> Self {
         let number = memory.number.fetch_add(1, Relaxed);
-        let coming = Arc::new(Coming {
+        let coming = Arc::new(Progress {
             since: millis(),
             last: AtomicU64::new(millis()),
             bytes: AtomicUsize::new(0),
@@ -149,7 +149,7 @@ impl Reading {
         self.coming.last.store(millis(), Relaxed);
     }
 
-    /// When the body has to give way.
+    /// Waits until the body has to give way.
     pub(crate) async fn must_leave(&self) {
         self.coming.leave.notified().await;
     }
@@ -182,7 +182,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for BodyTurn {
     fn drop(&mut self) {
         lock(&self.memory.coming).remove(&self.number);
     }
@@ -216,9 +216,9 @@ mod tests {
     #[tokio::test]
     async fn short_bodies_find_room_beside_long_ones() {
         let memory = Memory::new(4 * MIB);
-        let (long, mut held) = (Reading::new(&memory), Lease::new(&memory));
+        let (long, mut held) = (BodyTurn::new(&memory), Lease::new(&memory));
         assert_eq!(long.grow(&mut held, 3 * MIB).await, Ok(()));
-        let (short, mut lease) = (Reading::new(&memory), Lease::new(&memory));
+        let (short, mut lease) = (BodyTurn::new(&memory), Lease::new(&memory));
         assert_eq!(short.grow(&mut lease, SHORT).await, Ok(()));
         drop(lease);
         held.shrink(MIB);
@@ -230,13 +230,13 @@ mod tests {
     #[tokio::test]
     async fn one_that_has_stopped_gives_way() {
         let memory = Memory::new(4 * MIB);
-        let (stopped, mut held) = (Reading::new(&memory), Lease::new(&memory));
+        let (stopped, mut held) = (BodyTurn::new(&memory), Lease::new(&memory));
         assert_eq!(stopped.grow(&mut held, 3 * MIB).await, Ok(()));
         let leaves = async move {
             stopped.must_leave().await;
             drop(held);
         };
-        let (next, mut lease) = (Reading::new(&memory), Lease::new(&memory));
+        let (next, mut lease) = (BodyTurn::new(&memory), Lease::new(&memory));
         let (grown, ()) = tokio::join!(next.grow(&mut lease, 2 * MIB), leaves);
         assert_eq!((grown, memory.refused()), (Ok(()), [("no_room", 0), ("gave_way", 1)]));
     }

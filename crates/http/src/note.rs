@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::connection::Limits;
-use crate::heads::Seen;
+use crate::heads::HeadSummary;
 
 /// Bytes that a client must take within the write limit, or all that is there for it.
 pub(crate) const PIECE: usize = 16 << 10;
@@ -51,9 +51,9 @@ pub(crate) struct Note {
     requests: AtomicU64,
     /// The head of the request that has just come, if it was seen: its length, and whether it is ambiguous.
     head: AtomicU64,
-    /// How far the body is of the request that is at work (HTTP/1.1): one of these.
+    /// The state of the body of the request that is at work (HTTP/1.1): one of these.
     body: AtomicU8,
-    /// Whether the client understands interim answers: HTTP/1.1.
+    /// True if the client understands interim answers: HTTP/1.1.
     takes_interim: AtomicBool,
 }
 
@@ -85,7 +85,7 @@ impl Note {
         (PHASES[(word & 3) as usize], word >> 2)
     }
 
-    /// How much time is left, at most `look`: another phase may begin meanwhile and end sooner.
+    /// The time that is left, at most `look`: another phase may begin meanwhile and end sooner.
     pub(crate) fn left(&self, limits: &Limits, look: Duration) -> Duration {
         let now = millis();
         let left = |since: u64, limit: Duration| limit.saturating_sub(Duration::from_millis(now.saturating_sub(since)));
@@ -170,15 +170,15 @@ impl Note {
         self.takes_interim.load(Relaxed)
     }
 
-    pub(crate) fn set_head(&self, seen: Seen) {
+    pub(crate) fn set_head(&self, seen: HeadSummary) {
         self.head.store((seen.bytes as u64) << 1 | u64::from(seen.is_ambiguous), Relaxed);
     }
 
     /// The head of the request that has just come, if it was seen.
-    pub(crate) fn take_head(&self) -> Option<Seen> {
+    pub(crate) fn take_head(&self) -> Option<HeadSummary> {
         match self.head.swap(0, Relaxed) {
             0 => None,
-            word => Some(Seen { bytes: (word >> 1) as usize, is_ambiguous: word & 1 == 1 }),
+            word => Some(HeadSummary { bytes: (word >> 1) as usize, is_ambiguous: word & 1 == 1 }),
         }
     }
 }

@@ -106,7 +106,7 @@ impl Place {
         }
     }
 
-    /// When the connection has to give way. For one that is known this costs no lock each time that it is looked at.
+    /// Waits until the connection has to give way. For one that is known this costs no lock each time that it is looked at.
     pub(crate) async fn must_leave(&self) {
         let mut told = pin!(self.leave.notified());
         let look = |context: &mut Context<'_>| match self.known.load(Relaxed) {

@@ -37,10 +37,10 @@ const FIRST_BYTE: Duration = Duration::from_secs(5);
 /// Connections at the door for administrators.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// How long threads may take to end.
+/// The time that threads may take to end.
 const END: Duration = Duration::from_secs(2);
 
-/// How long a thread for long work waits for the next: what it remembers goes with it.
+/// The time that a thread for long work waits for the next: what it remembers goes with it.
 const HELPERS_STAY: Duration = Duration::from_secs(600);
 
 /// The listener by which a request came.
@@ -61,7 +61,7 @@ pub enum Threads {
     Own(usize),
 }
 
-/// What is common to all that a server does with its clients.
+/// The part of a server that both it and its handler use: settings, keys, memory, places.
 pub struct Front {
     /// The settings.
     pub config: Config,
@@ -73,7 +73,7 @@ pub struct Front {
     places: Arc<Places>,
 }
 
-/// What is counted of connections.
+/// Counts of connections.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     begun: AtomicU64,
@@ -81,7 +81,7 @@ pub(crate) struct Counts {
     pub(crate) stalled_streams: AtomicU64,
 }
 
-/// What a request came with besides itself.
+/// The circumstances of a request.
 pub struct Call {
     /// The number of the thread that serves it, among [`Threads::Own`].
     pub thread: usize,
@@ -139,7 +139,7 @@ enum Running {
     Own(Vec<JoinHandle<()>>),
 }
 
-/// How many connections are open at the main door.
+/// Counts of the open connections and listeners of the main door.
 #[derive(Default)]
 struct Open {
     count: AtomicUsize,
@@ -155,7 +155,7 @@ impl Open {
     }
 }
 
-/// What is common to all connections of a door and thread.
+/// The part that all connections of a door and thread share.
 struct Common<H> {
     handler: Arc<H>,
     door: Door,
@@ -181,7 +181,7 @@ impl Front {
         Ok(Self { config, gate, memory, counts: Arc::default(), places })
     }
 
-    /// How many threads the settings ask for.
+    /// The number of threads that the settings ask for.
     #[must_use]
     pub fn threads(&self) -> usize {
         match self.config.threads {
@@ -296,13 +296,13 @@ impl Server {
         Ok(Self { address, admin_address, stop, end, open, running: Mutex::new(Some(running)), handle })
     }
 
-    /// Where it listens.
+    /// The address of the main listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it listens for administrators, if it does.
+    /// The address of the listener for administrators, if there is one.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
@@ -447,7 +447,7 @@ impl<H: Handler> Common<H> {
 
     /// One connection, counted for as long as it is open.
     fn spawn(self: Arc<Self>, stream: TcpStream, place: Arc<Place>) {
-        let counted = Counted::new(self);
+        let counted = OpenConnection::new(self);
         drop(tokio::spawn(async move {
             let common = &counted.0;
             let _ = stream.set_nodelay(true);
@@ -495,9 +495,9 @@ impl<H: Handler> Common<H> {
 }
 
 /// An open connection, for as long as it is.
-struct Counted<H: Handler>(Arc<Common<H>>);
+struct OpenConnection<H: Handler>(Arc<Common<H>>);
 
-impl<H: Handler> Counted<H> {
+impl<H: Handler> OpenConnection<H> {
     fn new(common: Arc<Common<H>>) -> Self {
         common.handler.front().counts.begun.fetch_add(1, Relaxed);
         if common.door == Door::Main {
@@ -507,7 +507,7 @@ impl<H: Handler> Counted<H> {
     }
 }
 
-impl<H: Handler> Drop for Counted<H> {
+impl<H: Handler> Drop for OpenConnection<H> {
     fn drop(&mut self) {
         let common = &self.0;
         common.handler.front().counts.ended.fetch_add(1, Relaxed);

@@ -10,7 +10,7 @@ use crate::connection::Protocol;
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-/// How often, and at what intervals, to look again where too few bytes have come to tell.
+/// The number of looks, and the interval between them, where too few bytes have come to tell.
 const LOOKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 

@@ -17,7 +17,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::server::Counts;
 
 thread_local! {
-    /// How many pieces the stream that is being polled has got of its answer, and whether it waits for the next.
+    /// The number of pieces that the stream being polled has got of its answer, and whether it waits for the next.
     static PIECES: Cell<(u32, bool)> = const { Cell::new((0, true)) };
 }
 
@@ -42,7 +42,7 @@ impl<S: Future<Output = ()> + Send + 'static> Executor<S> for Streams {
         let Self { write, counts } = self.clone();
         drop(tokio::spawn(async move {
             let mut stream = pin!(stream);
-            let mut waiting = Waiting { write, pieces: (0, true), since: Instant::now(), timer: None };
+            let mut waiting = Stall { write, pieces: (0, true), since: Instant::now(), timer: None };
             let taken = std::future::poll_fn(|context| {
                 let before = PIECES.replace(waiting.pieces);
                 let done = stream.as_mut().poll(context);
@@ -61,14 +61,14 @@ impl<S: Future<Output = ()> + Send + 'static> Executor<S> for Streams {
 }
 
 /// A stream that may be waiting for its client.
-struct Waiting {
+struct Stall {
     write: Duration,
     pieces: (u32, bool),
     since: Instant,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Waiting {
+impl Stall {
     /// Ready when the client has taken too long for a piece.
     fn look(&mut self, pieces: (u32, bool), context: &mut Context<'_>) -> Poll<()> {
         if pieces != self.pieces {

@@ -12,17 +12,17 @@ use crate::config::Config;
 use crate::keys::Keys;
 use crate::{Error, lock, tls};
 
-/// How often the files are looked at.
+/// The interval at which the files are looked at.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What connections and requests are let in by.
+/// The keys and certificates by which connections and requests are let in.
 pub(crate) struct Trust {
     config: Config,
     /// The protocols that TLS may agree on.
     alpn: Vec<Vec<u8>>,
     keys: ArcSwap<Keys>,
     tls: ArcSwapOption<TlsAcceptor>,
-    /// What the files held when they were last read.
+    /// Hashes of the files as they were last read.
     seen: Mutex<Vec<Option<u64>>>,
 }
 

@@ -87,8 +87,8 @@ class HttpConfig(Section):
         metadata=about(
             Size(),
             "--body-memory",
-            "Maximum memory for the bodies of all requests together, at least twice the size of one. By default four times "
-            "that size, and at least 64 MiB.",
+            "Maximum memory for the bodies of all requests together, at least twice the size of one. By default four "
+            "times that size, and at least 64 MiB.",
         ),
     )
     max_connections: int = field(
@@ -126,8 +126,9 @@ class HttpConfig(Section):
             missing = "http.tls_key" if self.tls_key is None else "http.tls_cert"
             raise ConfigError(f"{missing} is missing: TLS needs both http.tls_cert and http.tls_key")
         if self.body_memory is not None and self.body_memory < 2 * self.max_body:
+            least = 2 * self.max_body
             raise ConfigError(
-                f"http.body_memory must be at least twice http.max_body, {2 * self.max_body} bytes, got {self.body_memory}"
+                f"http.body_memory must be at least twice http.max_body, {least} bytes, got {self.body_memory}"
             )
         one_key("http.key", self.key, self.key_file)
         one_key("http.admin_key", self.admin_key, self.admin_key_file)
