@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -186,6 +187,7 @@ def test_a_policy_of_ones_own(fleet: Fleet, caplog: pytest.LogCaptureFixture) ->
         status, _, _ = ask(router.url, "/v1/completions", {**body, "prompt": [1] * 9})
         assert status == 200  # a policy's fault costs no request
     assert "policy Second: RuntimeError: too long for me" in caplog.text
+    assert re.search(r'test_router.py", line \d+, in choose\n +raise RuntimeError\("too long for me"\)', caplog.text)
 
 
 def test_a_record(fleet: Fleet, tokenizer: Path, tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ impl GuardedPolicy {
 fn log(py: Python<'_>, message: &str, error: &PyErr) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;
     let more = PyDict::new(py);
-    if error.traceback(py).is_some() {
-        more.set_item("exc_info", error.value(py))?;
+    if let Some(traceback) = error.traceback(py) {
+        more.set_item("exc_info", (error.get_type(py), error.value(py), traceback))?;
     }
     logger.call_method("error", ("%s", message), Some(&more)).map(drop)
 }
