@@ -513,7 +513,6 @@ class RouterConfig(Config):
 
     def engine_for_native(self, engine: Engine) -> dict[str, Any]:
         """An engine as the native router takes it."""
-        streams = sorted(stream.rank for stream in self.static_streams if stream.worker == engine.worker)
         about_it = {
             "name": engine.worker,
             "url": engine.url,
@@ -522,7 +521,7 @@ class RouterConfig(Config):
             "model": engine.model or self.model,
             "models": [name for name in (engine.model, *(engine.aliases or ()), *(engine.adapters or ())) if name],
             "block_size": engine.block_size or self.block_size,
-            "ranks": engine.ranks or streams or None,
+            "ranks": engine.ranks,
         }
         if not engine.model:
             about_it["models"] = []  # it is asked, all of it

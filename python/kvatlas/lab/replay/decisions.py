@@ -130,6 +130,8 @@ def _row(text: str, where: str) -> dict[str, Any] | None:
         ) from None
     if not isinstance(row, dict):
         raise TraceError(f"{where}: must be an object")
+    if "hash_ids" in row and "hashes" not in row:
+        raise TraceError(f"{where}: a request of a trace, not a decision of a router: give the file as TRACE")
     row.setdefault("model", None)
     if row.get("rank") and isinstance(row.get("worker"), str):
         row["worker"] = f"{row['worker']}#{row['rank']}"  # each rank has a cache of its own
