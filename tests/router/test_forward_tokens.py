@@ -66,6 +66,7 @@ def test_an_engine_that_makes_the_same_tokens_gets_them(engine: Engine, tokenize
             "max_tokens": 1,
             "seed": 12345678901234567890123,
             "stream": True,
+            "stream_options": {"include_usage": True},
             "stop": ["é", "x"],
         }
         assert int(engine.last.headers["content-length"]) == len(engine.last.body)

@@ -1,5 +1,6 @@
 """What `/metrics` says is what docs/reference/router-metrics.md says of it."""
 
+import http.client
 import re
 from pathlib import Path
 
@@ -63,3 +64,28 @@ def described(router: Router) -> dict[str, set[str]]:
         assert series, name
         found[whole] = {label for line in series for label in re.findall(r'[{,](\w+)="', line)} - {"le"}
     return found
+
+
+def test_the_format_is_the_one_that_was_asked_for(engine: Engine) -> None:
+    with Router(engine, flags=PLAIN) as router:
+
+        def scraped(accept: str | None) -> tuple[str, str]:
+            connection = http.client.HTTPConnection("127.0.0.1", router.port, timeout=60)
+            try:
+                connection.request("GET", "/metrics", headers={} if accept is None else {"accept": accept})
+                answer = connection.getresponse()
+                return answer.headers["content-type"].partition(";")[0], answer.read().decode()
+            finally:
+                connection.close()
+
+        for accept in (None, "*/*", "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"):
+            kind, text = scraped(accept)
+            assert kind == "application/openmetrics-text"
+            assert "# TYPE kvatlas_router_requests counter\n" in text
+            assert text.endswith("# EOF\n")
+        kind, text = scraped("text/plain;version=0.0.4;q=0.5,*/*;q=0.1")
+        assert kind == "text/plain"
+        assert "# EOF" not in text
+        kinds = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE "))
+        samples = {re.split("[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+        assert {re.sub("_(bucket|sum|count)$", "", name) for name in samples} == set(kinds)

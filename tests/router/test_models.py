@@ -74,6 +74,7 @@ SENT: dict[str, tuple[str, str, str, Callable[[str], bytes]]] = {
     "video": ("/v1/videos", JSON, "", lambda model: body(model, prompt="a")),
     "form of a page": ("/v1/score", URL_ENCODED, "", lambda model: f"a=b&model={model}".encode()),
     "gzip": ("/v1/chat/completions", JSON, "gzip", lambda model: packed(body(model, **CHAT))),
+    "gzip of a stream": ("/v1/chat/completions", JSON, "gzip", lambda model: packed(body(model, **CHAT, stream=True))),
     "gzip of a form": ("/v1/audio/transcriptions", FORM, "gzip", lambda model: packed(form(model))),
     "deflate": ("/v1/completions", JSON, "deflate", lambda model: zlib.compress(body(model, prompt="a"))),
     "raw deflate": ("/v1/completions", JSON, "deflate", lambda model: raw_deflate(body(model, prompt="a"))),

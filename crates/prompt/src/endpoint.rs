@@ -16,6 +16,9 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// All of them, in order, for metrics that begin at zero.
+    pub const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Responses, Self::Messages, Self::Embeddings];
+
     /// That of a path, be it with `/v1` or without; none if requests there have no prompts that this crate reads.
     ///
     /// A query (`?…`) and one slash at the end do not count.

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::convert;
 use crate::endpoint::Endpoint;
-use crate::request::{Request, is_there, read};
+use crate::messages::{self, Message};
+use crate::request::{Given, Request, is_there, read};
 use crate::why_not::WhyNot;
 
 /// Whose way of preparing a chat for its template is followed.
@@ -33,44 +35,134 @@ impl Engine {
 /// The path to send it to.
 pub const TOKENIZE_PATH: &str = "/tokenize";
 
-/// The parts of a chat request that its tokens depend on, which go on as they are.
+/// What an engine is asked for the tokens of a prompt.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The body to send.
+    pub body: Vec<u8>,
+    /// How many prompts the request has, if it has a list of them: the first is asked for.
+    pub prompts: u32,
+    /// Why the prompt is asked for only up to some message: what comes then is not text.
+    pub cut: Option<WhyNot>,
+}
+
+/// The parts of a request that its tokens depend on, as `/tokenize` names them.
+type Asked = serde_json::Map<String, serde_json::Value>;
+
+/// The same, as they stand in the request.
 #[derive(Serialize)]
-struct Ask<'a> {
+struct Plain<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<&'a str>,
     #[serde(flatten)]
     parts: BTreeMap<&'static str, &'a RawValue>,
 }
 
-/// The body that asks an engine for a prompt's tokens.
-///
-/// `model` is the engine's name for it, if it serves more than one. Only completions of one text and chats can be asked
-/// for: engines' `/tokenize` takes nothing else.
-///
-/// # Errors
-///
-/// Why there is nothing to ask for. A prompt that is given as tokens, or a list of prompts, is [`WhyNot::NoPrompt`].
-pub fn tokenize_body(request: &Request<'_>, model: Option<&str>) -> Result<Vec<u8>, WhyNot> {
-    let parts = &request.parts;
-    let asked = match request.endpoint {
-        Endpoint::Chat => vec![
-            ("messages", Some(parts.messages.ok_or(WhyNot::NoPrompt)?)),
+impl Question {
+    /// The question for the tokens of a prompt.
+    ///
+    /// `model` is the engine's name for it, if it serves more than one; `has_media`: whether anything in the prompt is not
+    /// text. Engines' `/tokenize` takes one text or a chat: of several texts the first is asked for, and of other kinds of
+    /// requests the chat that engines make of them. What is not text is not sent, nor what comes after it.
+    ///
+    /// # Errors
+    ///
+    /// Why there is nothing to ask for. A prompt that is given as tokens is [`WhyNot::NoPrompt`].
+    pub fn of(request: &Request<'_>, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
+        let parts = &request.parts;
+        if is_there(parts.previous_response_id) || is_there(parts.conversation) {
+            return Err(WhyNot::Stored);
+        }
+        match request.endpoint {
+            Endpoint::Chat => Self::of_chat(request, model, has_media),
+            Endpoint::Embeddings if parts.messages.is_some() => Self::of_chat(request, model, has_media),
+            Endpoint::Responses | Endpoint::Messages => Self::of_other(request, model),
+            Endpoint::Completions | Endpoint::Embeddings => match request.given()? {
+                Given::Text { first, prompts } => {
+                    let mut asked = Asked::new();
+                    asked.insert("prompt".into(), first.as_ref().into());
+                    Self::made(asked, &[("add_special_tokens", parts.add_special_tokens)], model, prompts, None)
+                }
+                Given::Tokens { .. } | Given::Chat => Err(WhyNot::NoPrompt),
+            },
+        }
+    }
+
+    /// A chat, whose messages go on as they are.
+    fn of_chat(request: &Request<'_>, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
+        let parts = &request.parts;
+        let all = parts.messages.ok_or(WhyNot::NoPrompt)?;
+        let (mut cut, mut first) = (None, None);
+        if has_media {
+            let (messages, ends) = messages::of_chat(all)?;
+            if let Some((at, why_not)) = messages.iter().enumerate().find_map(|(at, it)| Some((at, it.why_not()?))) {
+                let end = *at.checked_sub(1).and_then(|last| ends.get(last)).ok_or(why_not)?;
+                let list = format!("{}]", &all.get()[..=end]);
+                first = Some(RawValue::from_string(list).map_err(|_| WhyNot::BadMessages)?);
+                cut = Some(why_not);
+            }
+        }
+        let no = RawValue::from_string("false".to_owned()).map_err(|_| WhyNot::NotJson)?;
+        let is_whole = cut.is_none();
+        let asked = [
+            ("messages", Some(first.as_deref().unwrap_or(all))),
             ("tools", parts.tools),
-            ("add_generation_prompt", parts.add_generation_prompt),
-            ("continue_final_message", parts.continue_final_message),
+            ("add_generation_prompt", if is_whole { parts.add_generation_prompt } else { Some(&*no) }),
+            ("continue_final_message", parts.continue_final_message.filter(|_| is_whole)),
             ("add_special_tokens", parts.add_special_tokens),
             ("chat_template", parts.chat_template),
             ("chat_template_kwargs", parts.chat_template_kwargs),
-        ],
-        Endpoint::Completions if is_there(parts.prompt_embeds) => return Err(WhyNot::Embeds),
-        Endpoint::Completions => {
-            let prompt = parts.prompt.filter(|prompt| prompt.get().starts_with('"')).ok_or(WhyNot::NoPrompt)?;
-            vec![("prompt", Some(prompt)), ("add_special_tokens", parts.add_special_tokens)]
+        ];
+        let parts = asked.into_iter().filter_map(|(name, raw)| Some((name, raw.filter(|raw| is_there(Some(raw)))?)));
+        let body = serde_json::to_vec(&Plain { model, parts: parts.collect() }).map_err(|_| WhyNot::NotJson)?;
+        Ok(Self { body, prompts: 1, cut })
+    }
+
+    /// The chat that engines make of another kind of request.
+    fn of_other(request: &Request<'_>, model: Option<&str>) -> Result<Self, WhyNot> {
+        let parts = &request.parts;
+        let mut messages = match request.endpoint {
+            Endpoint::Responses => convert::of_responses(parts)?,
+            _ => convert::of_messages(parts)?,
+        };
+        let mut cut = None;
+        if let Some((at, why_not)) = messages.iter().enumerate().find_map(|(at, it)| Some((at, it.why_not()?))) {
+            if at == 0 {
+                return Err(why_not);
+            }
+            messages.truncate(at);
+            cut = Some(why_not);
         }
-        Endpoint::Responses | Endpoint::Messages | Endpoint::Embeddings => return Err(WhyNot::OtherItem),
-    };
-    let parts = asked.into_iter().filter_map(|(name, raw)| Some((name, raw.filter(|raw| is_there(Some(raw)))?)));
-    serde_json::to_vec(&Ask { model, parts: parts.collect() }).map_err(|_| WhyNot::NotJson)
+        let mut asked = Asked::new();
+        asked.insert("messages".into(), messages.iter().map(Message::to_json).collect());
+        if let Some(tools) = convert::tools(request.endpoint, parts, Engine::Vllm)? {
+            asked.insert("tools".into(), serde_json::to_value(tools).map_err(|_| WhyNot::BadMessages)?);
+        }
+        if cut.is_some() {
+            asked.insert("add_generation_prompt".into(), false.into());
+        }
+        let more = [("chat_template", parts.chat_template), ("chat_template_kwargs", parts.chat_template_kwargs)];
+        Self::made(asked, &more, model, 1, cut)
+    }
+
+    fn made(
+        mut asked: Asked,
+        more: &[(&str, Option<&RawValue>)],
+        model: Option<&str>,
+        prompts: u32,
+        cut: Option<WhyNot>,
+    ) -> Result<Self, WhyNot> {
+        if let Some(model) = model {
+            asked.insert("model".into(), model.into());
+        }
+        for (name, raw) in more {
+            if let Some(value) = read::<serde_json::Value>(*raw).filter(|value| !value.is_null()) {
+                asked.insert((*name).into(), value);
+            }
+        }
+        let body = serde_json::to_vec(&asked).map_err(|_| WhyNot::NotJson)?;
+        Ok(Self { body, prompts, cut })
+    }
 }
 
 /// The tokens in an engine's answer; none if it is not an answer to this.
@@ -87,26 +179,82 @@ pub fn tokenize_answer(body: &[u8]) -> Option<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn ask(endpoint: Endpoint, body: &str) -> Result<String, WhyNot> {
+    fn ask(endpoint: Endpoint, body: &str) -> Result<(serde_json::Value, Question), WhyNot> {
         let request = Request::parse(endpoint, body.as_bytes())?;
-        tokenize_body(&request, Some("m")).map(|body| String::from_utf8(body).unwrap())
+        let question = Question::of(&request, Some("m"), request.media().is_some())?;
+        Ok((serde_json::from_slice(&question.body).unwrap(), question))
+    }
+
+    fn asked(endpoint: Endpoint, body: &str) -> serde_json::Value {
+        ask(endpoint, body).unwrap().0
     }
 
     #[test]
     fn what_is_asked() {
         assert_eq!(
-            ask(Endpoint::Chat, r#"{"messages": [{"role": "user"}], "tools": null, "n": 2, "model": "x"}"#).unwrap(),
-            r#"{"model":"m","messages":[{"role": "user"}]}"#
+            asked(Endpoint::Chat, r#"{"messages": [{"role": "user"}], "tools": null, "n": 2, "model": "x"}"#),
+            json!({"model": "m", "messages": [{"role": "user"}]})
         );
         assert_eq!(
-            ask(Endpoint::Completions, r#"{"prompt": "a\n", "add_special_tokens": false}"#).unwrap(),
-            r#"{"model":"m","add_special_tokens":false,"prompt":"a\n"}"#
+            asked(Endpoint::Completions, r#"{"prompt": "a\n", "add_special_tokens": false}"#),
+            json!({"model": "m", "add_special_tokens": false, "prompt": "a\n"})
         );
-        assert_eq!(ask(Endpoint::Completions, r#"{"prompt": [1]}"#), Err(WhyNot::NoPrompt));
-        assert_eq!(ask(Endpoint::Completions, r#"{"prompt_embeds": "x"}"#), Err(WhyNot::Embeds));
-        assert_eq!(ask(Endpoint::Responses, r#"{"input": "x"}"#), Err(WhyNot::OtherItem));
+        let (first, question) = ask(Endpoint::Completions, r#"{"prompt": ["a", "b"]}"#).unwrap();
+        assert_eq!((first, question.prompts), (json!({"model": "m", "prompt": "a"}), 2));
+        assert_eq!(asked(Endpoint::Embeddings, r#"{"input": ["a"]}"#), json!({"model": "m", "prompt": "a"}));
+        assert_eq!(ask(Endpoint::Completions, r#"{"prompt": [1]}"#).unwrap_err(), WhyNot::NoPrompt);
+        assert_eq!(ask(Endpoint::Completions, r#"{"prompt_embeds": "x"}"#).unwrap_err(), WhyNot::Embeds);
+        assert_eq!(
+            ask(Endpoint::Responses, r#"{"input": "x", "previous_response_id": "r"}"#).unwrap_err(),
+            WhyNot::Stored
+        );
+        assert_eq!(ask(Endpoint::Responses, r#"{"input": [{"type": "reasoning"}]}"#).unwrap_err(), WhyNot::OtherItem);
+    }
+
+    #[test]
+    fn other_requests_are_asked_as_chats() {
+        let responses = r#"{"instructions": "be brief", "input": [{"role": "user", "content": "hi"},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{\"a\": 1}"},
+            {"type": "function_call_output", "call_id": "c", "output": "2"}],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]}"#;
+        let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}});
+        let tools = json!([{"type": "function", "function":
+            {"name": "f", "description": null, "parameters": {"type": "object"}}}]);
+        let expected = json!({"model": "m", "tools": tools, "messages": [
+            {"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": null, "tool_calls": [call]},
+            {"role": "tool", "content": "2", "tool_call_id": "c"},
+        ]});
+        assert_eq!(asked(Endpoint::Responses, responses), expected);
+        let messages = r#"{"system": "be brief", "messages": [{"role": "user", "content": "hi"},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {"a": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "2"}]}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}]}"#;
+        assert_eq!(asked(Endpoint::Messages, messages), expected);
+    }
+
+    #[test]
+    fn what_is_not_text_is_not_sent() {
+        let part = r#"{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}"#;
+        let body = format!(
+            r#"{{"messages": [{{"role": "system", "content": "s"}}, {{"role": "user", "content": [{{"type": "text", "text": "t"}}, {part}]}},
+            {{"role": "user", "content": "later"}}], "continue_final_message": true}}"#
+        );
+        let (asked, question) = ask(Endpoint::Chat, &body).unwrap();
+        let expected = json!([{"role": "system", "content": "s"}]);
+        assert_eq!(asked, json!({"model": "m", "messages": expected, "add_generation_prompt": false}));
+        assert_eq!(question.cut, Some(WhyNot::Image));
+        let first = format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#);
+        assert_eq!(ask(Endpoint::Chat, &first).unwrap_err(), WhyNot::Image);
+        let source = r#"{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}"#;
+        let messages = format!(r#"{{"system": "s", "messages": [{{"role": "user", "content": [{source}]}}]}}"#);
+        let (asked, question) = ask(Endpoint::Messages, &messages).unwrap();
+        assert_eq!(asked, json!({"model": "m", "messages": expected, "add_generation_prompt": false}));
+        assert_eq!(question.cut, Some(WhyNot::Image));
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod endpoint;
 mod engine;
 mod error;
 mod files;
+mod media;
 mod messages;
 mod prompted;
 mod prompter;
@@ -38,8 +39,9 @@ mod turns;
 mod why_not;
 
 pub use endpoint::Endpoint;
-pub use engine::{Engine, TOKENIZE_PATH, tokenize_answer, tokenize_body};
+pub use engine::{Engine, Question, TOKENIZE_PATH, tokenize_answer};
 pub use error::Error;
+pub use media::{MEDIA_TOKENS, Media, MediaKind};
 pub use prompted::Prompted;
 pub use prompter::{Options, Prompter};
 pub use request::Request;

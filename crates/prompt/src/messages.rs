@@ -41,12 +41,64 @@ pub(crate) struct Message<'a> {
     pub(crate) name: Option<Cow<'a, str>>,
 }
 
+impl Message<'_> {
+    /// Why its content is not all of it text.
+    pub(crate) fn why_not(&self) -> Option<WhyNot> {
+        self.content.iter().find_map(|part| match part {
+            Part::Other(_, why_not) => Some(*why_not),
+            Part::Text(_) => None,
+        })
+    }
+
+    /// The message as a chat request has it. Of its content only the texts.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let texts: Vec<&str> = self.content.iter().filter_map(Part::text).collect();
+        let content = match texts.as_slice() {
+            [] => serde_json::Value::Null,
+            [text] => (*text).into(),
+            texts => texts.iter().map(|text| serde_json::json!({ "type": "text", "text": text })).collect(),
+        };
+        let mut made = serde_json::json!({ "role": self.role, "content": content });
+        if !self.tool_calls.is_empty() {
+            made["tool_calls"] = self.tool_calls.iter().map(call_to_json).collect();
+        }
+        let others = [("reasoning", &self.reasoning), ("tool_call_id", &self.tool_call_id), ("tools", &self.tools)];
+        for (name, value) in others {
+            if let Some(value) = value.as_ref().and_then(|value| serde_json::to_value(value).ok()) {
+                made[name] = value;
+            }
+        }
+        if let Some(name) = &self.name {
+            made["name"] = name.as_ref().into();
+        }
+        made
+    }
+}
+
+/// A call as a chat request has it: its arguments are JSON in a string.
+fn call_to_json(call: &Value) -> serde_json::Value {
+    let mut made = serde_json::to_value(call).unwrap_or_default();
+    if let Some(arguments) = made.pointer_mut("/function/arguments").filter(|arguments| !arguments.is_string()) {
+        *arguments = arguments.to_string().into();
+    }
+    made
+}
+
 /// A part of a message's content.
 #[derive(Debug)]
 pub(crate) enum Part<'a> {
     Text(Cow<'a, str>),
     /// Not text: the type that templates know, and what it is counted as.
     Other(&'static str, WhyNot),
+}
+
+impl Part<'_> {
+    fn text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Other(..) => None,
+        }
+    }
 }
 
 /// As it stands in a request.

@@ -4,14 +4,16 @@ use std::sync::{Arc, OnceLock};
 
 use kvatlas_index::hash;
 
-use crate::WhyNot;
+use crate::media::Media;
 use crate::rope::Rope;
+use crate::why_not::WhyNot;
 
 /// A prompt's tokens, or as many as are known from its beginning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prompted {
     pub(crate) tokens: Tokens,
-    /// Tokens of the whole prompt: counted if `whole`, else estimated from its length in bytes.
+    /// Tokens of the whole prompt: counted if `whole`, else estimated from its bytes of text, and from
+    /// how many images and the like it has.
     pub prompt_tokens: u32,
     /// Whether [`tokens`](Self::tokens) are all of them.
     pub whole: bool,
@@ -20,6 +22,8 @@ pub struct Prompted {
     /// The prompt as text: what the template made of a chat, or the text of a completion. Where there is no tokenizer,
     /// the words of a chat one after another. Empty if not asked for by an option, or if the prompt was given as tokens.
     pub text: String,
+    /// What of the body is not text, if anything is.
+    pub media: Option<Media>,
     /// Why there are no tokens, or not all.
     pub why_not: Option<WhyNot>,
 }

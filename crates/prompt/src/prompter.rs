@@ -12,6 +12,7 @@ use crate::endpoint::Endpoint;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
+use crate::media::MEDIA_TOKENS;
 use crate::prompted::Prompted;
 use crate::request::{Given, Request, read};
 use crate::rope::Rope;
@@ -180,12 +181,19 @@ impl Prompter {
             Ok(Given::Chat) => self.chat(request, before, &mut kept)?,
             Err(why_not) => Err(why_not),
         };
-        let made = made.unwrap_or_else(|why_not| Prompted {
+        let mut made = made.unwrap_or_else(|why_not| Prompted {
             prompt_tokens: estimate(request.body_len()),
             prompts: 1,
             why_not: Some(why_not),
             ..Prompted::default()
         });
+        if made.why_not.is_some_and(WhyNot::may_have_media)
+            && let Some(media) = request.media()
+        {
+            let known = u32::try_from(made.token_count()).unwrap_or(u32::MAX);
+            made.prompt_tokens = known.max(media.tokens(&MEDIA_TOKENS) as u32);
+            made.media = Some(media);
+        }
         Some((made, kept))
     }
 

@@ -7,6 +7,7 @@ use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor}
 use serde_json::value::RawValue;
 
 use crate::endpoint::Endpoint;
+use crate::media::Media;
 use crate::why_not::WhyNot;
 
 /// What routing needs of a body. Large parts stay where they are in it until they are asked for.
@@ -22,6 +23,11 @@ pub struct Request<'a> {
     pub stream: bool,
     /// Whether a streamed answer ends with a count of tokens (`stream_options.include_usage`).
     pub include_usage: bool,
+    /// Whether it has any `stream_options`.
+    pub has_stream_options: bool,
+    /// Whether the engine computes all of the prompt, whatever is in its cache, as it is asked for what it only knows
+    /// after that: `prompt_logprobs`; `echo`, with log probabilities; `logprob_start_len` of SGLang's.
+    pub skips_cache: bool,
     /// How many answers it wants: the larger of `n` and `best_of`, at least 1.
     pub answers: u32,
     /// The most tokens that an answer may have.
@@ -89,6 +95,8 @@ impl<'a> Request<'a> {
             model: text(fields.model),
             stream: read(fields.stream).unwrap_or(false),
             include_usage: read::<StreamOptions>(fields.stream_options).is_some_and(|options| options.include_usage),
+            has_stream_options: fields.stream_options.is_some(),
+            skips_cache: fields.skips_cache(endpoint),
             answers,
             max_tokens: limits.into_iter().find_map(read::<u32>),
             priority: read(fields.priority).unwrap_or(0),
@@ -104,6 +112,14 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn body_len(&self) -> usize {
         self.body_len
+    }
+
+    /// What of the body is not text; none if all of it is.
+    #[must_use]
+    pub fn media(&self) -> Option<Media> {
+        let media = Media::of(self.body)?;
+        // Messages that were not parsed are known, and of text.
+        Some(Media { text: media.text + (self.body_len - self.body.len()), ..media })
     }
 
     /// The prompt, or that it is made of messages.
@@ -183,10 +199,31 @@ struct Fields<'a> {
     session_id: Option<&'a RawValue>,
     prompt_cache_key: Option<&'a RawValue>,
     user: Option<&'a RawValue>,
+    prompt_logprobs: Option<&'a RawValue>,
+    echo: Option<&'a RawValue>,
+    logprobs: Option<&'a RawValue>,
+    top_logprobs: Option<&'a RawValue>,
+    return_logprob: Option<&'a RawValue>,
+    logprob_start_len: Option<&'a RawValue>,
+    task: Option<&'a RawValue>,
     parts: Parts<'a>,
 }
 
 impl<'a> Fields<'a> {
+    fn skips_cache(&self, endpoint: Endpoint) -> bool {
+        let is_true = |raw| read::<bool>(raw).unwrap_or(false);
+        let echoes = is_true(self.echo)
+            && match endpoint {
+                // vLLM has `top_logprobs` there, which is 0 unless it is null.
+                Endpoint::Chat => self.top_logprobs.is_none_or(|raw| raw.get() != "null"),
+                _ => is_there(self.logprobs) && self.logprobs.is_some_and(|raw| raw.get() != "false"),
+            };
+        let scores = is_true(self.return_logprob) && read::<i64>(self.logprob_start_len).is_some_and(|from| from >= 0);
+        // A vector for each token, of which none may be missing.
+        let by_token = text(self.task).is_some_and(|task| matches!(&*task, "token_embed" | "token_classify"));
+        is_there(self.prompt_logprobs) || echoes || scores || by_token
+    }
+
     fn slot(&mut self, key: &str) -> Option<&mut Option<&'a RawValue>> {
         let parts = &mut self.parts;
         Some(match key {
@@ -203,6 +240,13 @@ impl<'a> Fields<'a> {
             "session_id" => &mut self.session_id,
             "prompt_cache_key" => &mut self.prompt_cache_key,
             "user" => &mut self.user,
+            "prompt_logprobs" => &mut self.prompt_logprobs,
+            "echo" => &mut self.echo,
+            "logprobs" => &mut self.logprobs,
+            "top_logprobs" => &mut self.top_logprobs,
+            "return_logprob" => &mut self.return_logprob,
+            "logprob_start_len" => &mut self.logprob_start_len,
+            "task" => &mut self.task,
             "prompt" => &mut parts.prompt,
             "prompt_embeds" => &mut parts.prompt_embeds,
             "messages" => &mut parts.messages,

@@ -49,11 +49,18 @@ pub enum WhyNot {
     /// The prompt is longer than the option allows to be turned into tokens here.
     #[error("the prompt is longer than the router tokenizes")]
     TooLong,
+    /// The request has its engine compute all of the prompt, whatever is in its cache: by `prompt_logprobs`, or by `echo`
+    /// with `logprobs`.
+    #[error("the request has the engine compute all of the prompt: no cache counts")]
+    SkipsCache,
+    /// The engine that was asked for the tokens did not tell them.
+    #[error("the engine's /tokenize did not tell the tokens, or not in time")]
+    NotAnswered,
 }
 
 impl WhyNot {
     /// All of them, in order, for metrics that begin at zero.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::NotJson,
         Self::NoPrompt,
         Self::BadMessages,
@@ -69,7 +76,21 @@ impl WhyNot {
         Self::Stored,
         Self::OtherItem,
         Self::TooLong,
+        Self::SkipsCache,
+        Self::NotAnswered,
     ];
+
+    /// True if the prompt has parts that are not text, or may have.
+    #[must_use]
+    pub(crate) const fn may_have_media(self) -> bool {
+        !matches!(self, Self::NotJson | Self::NoTokenizer | Self::NoTemplate | Self::TooLong)
+    }
+
+    /// True if it is the client's mistake, of which its engine tells it.
+    #[must_use]
+    pub const fn is_mistake(self) -> bool {
+        matches!(self, Self::NotJson | Self::NoPrompt | Self::BadMessages)
+    }
 
     /// The word for it in metrics.
     #[must_use]
@@ -90,6 +111,8 @@ impl WhyNot {
             Self::Stored => "stored",
             Self::OtherItem => "other_item",
             Self::TooLong => "too_long",
+            Self::SkipsCache => "skips_cache",
+            Self::NotAnswered => "not_answered",
         }
     }
 }

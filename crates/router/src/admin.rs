@@ -8,8 +8,6 @@ use bytes::Bytes;
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_http::Incoming;
 use kvatlas_prompt::Endpoint;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as answer};
@@ -93,19 +91,9 @@ pub(crate) async fn explain(
     request: Request<Incoming>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    #[derive(Deserialize)]
-    struct Asked {
-        messages: Option<IgnoredAny>,
-        input: Option<IgnoredAny>,
-    }
     let body = read(app, request.into_body(), app.config.http.max_body, until).await?;
-    let asked = aside_if_long(app, &body, |_, body| serde_json::from_slice::<Asked>(body)).await?;
-    let endpoint = match asked {
-        Ok(Asked { messages: Some(_), .. }) => Endpoint::Chat,
-        Ok(Asked { input: Some(_), .. }) => Endpoint::Responses,
-        Ok(_) => Endpoint::Completions,
-        Err(_) => return Err(Refusal::bad("malformed_json", "the body must be a JSON object")),
-    };
+    let endpoint = aside_if_long(app, &body, |_, body| Some(endpoint_of(&serde_json::from_slice(body).ok()?))).await?;
+    let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
     let known = look_at(app, Some(endpoint), ModelAt::Json, "", &body).await?;
     let (explained, bounds) = app.places.explain(app, shard, &known).await?;
     let mut said = json!({
@@ -127,6 +115,28 @@ pub(crate) async fn explain(
         said["bounds"] = bounds.to_json(app.fleet.engines().iter().map(|engine| &*engine.name));
     }
     Ok(answer(StatusCode::OK, said.to_string()))
+}
+
+/// What a body is for, which no path says here. Chats and the Messages API both have messages: what only the latter has,
+/// or only the former, tells.
+fn endpoint_of(fields: &serde_json::Map<String, Value>) -> Endpoint {
+    let list = |name: &str| fields.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let has_block = |message: &Value| {
+        const BLOCKS: [&str; 7] =
+            ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
+        let blocks = message.get("content").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        blocks.iter().any(|block| block["type"].as_str().is_some_and(|kind| BLOCKS.contains(&kind)))
+    };
+    let has_messages = fields.contains_key("messages");
+    let is_of_messages = ["system", "stop_sequences", "thinking"].iter().any(|name| fields.contains_key(*name))
+        || list("tools").iter().any(|tool| tool.get("input_schema").is_some())
+        || list("messages").iter().any(has_block);
+    match (has_messages, fields.contains_key("input")) {
+        (true, _) if is_of_messages => Endpoint::Messages,
+        (true, _) => Endpoint::Chat,
+        (_, true) => Endpoint::Responses,
+        _ => Endpoint::Completions,
+    }
 }
 
 /// `POST /engines`, by a client that has shown a key, or not.

@@ -74,6 +74,8 @@ pub struct Config {
     pub decode_alone: u32,
     /// Whether engines get completions as token ids, where those are the ones that they would make themselves.
     pub forward_tokens: bool,
+    /// Whether engines are asked for the usage of streams whose clients do not ask for it.
+    pub ask_usage: bool,
     /// A file to which decisions are written.
     pub record: Option<PathBuf>,
     /// How many of the last decisions are kept to look at.
@@ -316,6 +318,7 @@ impl Default for Config {
             response_headers: true,
             decode_alone: 256,
             forward_tokens: false,
+            ask_usage: true,
             record: None,
             decisions: 256,
             forward: Vec::new(),

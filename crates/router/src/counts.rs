@@ -76,8 +76,8 @@ impl Refused {
 /// What is counted of the router as a whole.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    /// Requests that came, forwarded or not.
-    pub(crate) all_requests: AtomicU64,
+    /// Requests for engines, by [`STATUSES`].
+    pub(crate) requests: [AtomicU64; STATUSES.len()],
     /// Requests that the router refused itself.
     pub(crate) refused: Refused,
     /// Requests sent again, by why the one before failed.
@@ -86,23 +86,55 @@ pub(crate) struct Counts {
     pub(crate) given_up: [AtomicU64; crate::proxy::GIVEN_UP.len()],
     /// Requests that were taken apart, by what prefill came to.
     pub(crate) handovers: [AtomicU64; 3],
-    /// From a request's arrival to the first piece of its answer's body.
-    pub(crate) first_byte: Histogram<16>,
+    /// From a request's arrival to the first token of its streamed answer.
+    pub(crate) first_token: Histogram<16>,
     /// What a decision took.
     pub(crate) decision: Histogram<12>,
     /// Bugs.
     pub(crate) panics: AtomicU64,
 }
 
+/// Classes of the statuses that clients get; `none` where they left before there was one.
+pub(crate) const STATUSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
+
+/// A request for an engine, which is counted once its client has a status, or has left.
+pub(crate) struct Request<'a> {
+    counts: &'a Counts,
+    status: Option<StatusCode>,
+}
+
+impl<'a> Request<'a> {
+    pub(crate) fn new(counts: &'a Counts) -> Self {
+        Self { counts, status: None }
+    }
+
+    /// Its client gets this status.
+    pub(crate) fn answered(mut self, status: StatusCode) {
+        self.status = Some(status);
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        let class = self.status.map_or(STATUSES.len(), |status| usize::from(status.as_u16() / 100).clamp(1, 5)) - 1;
+        self.counts.requests[class].fetch_add(1, Relaxed);
+    }
+}
+
 impl Counts {
+    /// Requests for engines that have an answer, or whose clients have left.
+    pub(crate) fn all_requests(&self) -> u64 {
+        self.requests.iter().map(|count| count.load(Relaxed)).sum()
+    }
+
     pub(crate) fn new() -> Self {
         Self {
-            all_requests: AtomicU64::new(0),
+            requests: Default::default(),
             refused: Refused::default(),
             retries: Default::default(),
             given_up: Default::default(),
             handovers: Default::default(),
-            first_byte: Histogram::new(&SECONDS),
+            first_token: Histogram::new(&SECONDS),
             decision: Histogram::new(&DECISION_SECONDS),
             panics: AtomicU64::new(0),
         }

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hyper::body::Body as _;
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use kvatlas_http::{Access, Call, Content, Door, Incoming};
 
@@ -16,6 +16,7 @@ use crate::admin;
 use crate::answer::{Answer, json, typed};
 use crate::app::App;
 use crate::cors;
+use crate::counts;
 use crate::exposition;
 use crate::peers;
 use crate::proxy::{REQUEST_ID, forward};
@@ -27,7 +28,6 @@ use crate::ui;
 /// Answers a request.
 pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>) -> Response<Answer> {
     let arrived = Instant::now();
-    app.counts.all_requests.fetch_add(1, Relaxed);
     let id = request.headers().get(REQUEST_ID).cloned();
     let origin = cors::origin(request.headers(), &app.config.http.origins);
     let is_http1 = request.version() <= Version::HTTP_11;
@@ -103,7 +103,10 @@ async fn dispatch(
             if forwarded.allowed == Allowed::ToAdmins && !is_known && !routes::is_listed(path, &app.config.forward) {
                 return Err(if route.is_unnamed() { unknown_path() } else { changes_engines() });
             }
-            return forward(app, shard, request, route, forwarded, until, arrived).await;
+            let counted = counts::Request::new(&app.counts);
+            let answered = forward(app, shard, request, route, forwarded, until, arrived).await;
+            counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
+            return answered;
         }
         _ => return Err(unknown_path()),
     };
@@ -124,7 +127,7 @@ async fn dispatch(
             let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
             Ok(json(StatusCode::OK, version.to_string()))
         }
-        Own::Metrics => metrics(app),
+        Own::Metrics => metrics(app, request.headers()),
         Own::Workers => Ok(json(StatusCode::OK, state::workers(app).to_string())),
         Own::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
         Own::Streams => {
@@ -157,10 +160,11 @@ fn check(app: &App, call: &Call, request: &Request<Incoming>, wants: Access) -> 
     Ok(is_known)
 }
 
-fn metrics(app: &Arc<App>) -> Result<Response<Answer>, Refusal> {
+fn metrics(app: &Arc<App>, headers: &HeaderMap) -> Result<Response<Answer>, Refusal> {
     let failed = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be written");
     let text = exposition::text(app).map_err(failed)?;
-    Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
+    let (kind, text) = kvatlas_service::negotiated_metrics(headers, text);
+    Ok(typed(StatusCode::OK, kind, text))
 }
 
 pub(crate) fn unknown_path() -> Refusal {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvatlas_prompt::WhyNot;
+use kvatlas_prompt::{Endpoint, WhyNot};
 use kvatlas_routing::{Refusal, Why};
 use kvatlas_service::write_process_metrics;
 use prometheus_client::collector::Collector;
@@ -15,7 +15,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::app::App;
-use crate::counts::Histogram;
+use crate::counts::{Histogram, STATUSES};
 use crate::elsewhere::Elsewhere;
 use crate::engine::{Engine, FAULTS, Standing};
 use crate::global;
@@ -64,7 +64,11 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let counts = &self.0.counts;
-        counter(encoder, "requests", "Requests received, on any path", counts.all_requests.load(Relaxed))?;
+        let help = "Requests for engines, on any path that is forwarded, by the class of the status that the client got; none: it left before";
+        let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
+        for (class, count) in STATUSES.iter().zip(&counts.requests) {
+            one(&mut family, &[("status", *class)], count.load(Relaxed))?;
+        }
         let help = "Requests that the router itself refused, by class of status and reason";
         let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
         for ((class, code), count) in counts.refused.all() {
@@ -133,18 +137,20 @@ impl Scrape {
         for (reason, count) in front.memory.refused() {
             one(&mut family, &[("reason", reason)], count)?;
         }
-        let help = "Seconds from a request's arrival to the first piece of its streamed answer";
-        histogram(encoder, "first_byte_seconds", help, &counts.first_byte)?;
+        let help = "Seconds from a request's arrival to the first token of its streamed answer";
+        histogram(encoder, "first_token_seconds", help, &counts.first_token)?;
         histogram(
             encoder,
             "decision_seconds",
             "Seconds that a decision took, including waiting in the router",
             &counts.decision,
         )?;
-        let help = "Prompts that could not be tokenized, or only in part, by reason";
+        let help = "Prompts that could not be tokenized, or only in part, by kind of request and reason";
         let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
-        for (why, count) in WhyNot::ALL.iter().zip(&self.0.prompts.why_not) {
-            one(&mut family, &[("reason", why.word())], count.load(Relaxed))?;
+        for (endpoint, counts) in Endpoint::ALL.iter().zip(&self.0.prompts.why_not) {
+            for (why, count) in WhyNot::ALL.iter().zip(counts) {
+                one(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
+            }
         }
         Ok(())
     }
@@ -205,6 +211,12 @@ impl Scrape {
             "requests_expired",
             "Requests given up because nothing more was heard of them",
             summary.counts.expired,
+        )?;
+        counter(
+            encoder,
+            "speed_samples_left_out",
+            "Measurements of an engine's speed that were not used, as they were far from all others",
+            summary.counts.left_out_samples,
         )?;
         counter(
             encoder,

@@ -29,6 +29,7 @@ mod exposition;
 mod fleet;
 mod global;
 mod learn;
+mod media;
 mod names;
 mod observe;
 mod observed;

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
-    Endpoint, Options, Prompter, Recalled, Request, TOKENIZE_PATH, Turns, WhyNot, tokenize_answer, tokenize_body,
+    Endpoint, Media, Options, Prompted, Prompter, Question, Recalled, Request, TOKENIZE_PATH, Turns, WhyNot,
+    tokenize_answer,
 };
 use kvatlas_service::Follower;
 use kvatlas_service::state::Keyspace;
@@ -18,6 +19,7 @@ use crate::control::ask;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::learn::Telling;
+use crate::media::{MediaTokens, ModelMedia};
 use crate::observed::Observed;
 
 /// What a configuration names instead of a tokenizer to have engines asked.
@@ -51,9 +53,14 @@ pub(crate) struct Prompts {
     /// As many long prompts are read at once as there are cores. Each thread that reads has a tokenizer's memory of
     /// words, so more of them would be slower and larger.
     helpers: Semaphore,
-    /// Prompts without tokens, by [`WhyNot::ALL`].
-    pub(crate) why_not: [AtomicU64; WhyNot::ALL.len()],
+    /// Prompts without tokens, by [`Endpoint::ALL`] and [`WhyNot::ALL`].
+    pub(crate) why_not: [[AtomicU64; WhyNot::ALL.len()]; Endpoint::ALL.len()],
+    /// What images and the like are taken for.
+    pub(crate) media: MediaTokens,
 }
+
+/// Bytes of a body that no policy looks into, from which on it is worth to look for what is not text.
+const LARGE: usize = 16 << 10;
 
 /// What a policy looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +86,12 @@ pub(crate) struct Known {
     pub(crate) answers: u32,
     /// Whether the answer comes token by token.
     pub(crate) streams: bool,
+    /// Whether it is a stream whose client has not asked how many tokens it has, though it could.
+    pub(crate) lacks_usage: bool,
+    /// Whether it has `stream_options` at all.
+    pub(crate) has_stream_options: bool,
+    /// What is not text in it.
+    pub(crate) media: Option<ModelMedia>,
     /// Whether `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
     pub(crate) is_counted: bool,
     /// The answer that it goes on from.
@@ -89,6 +102,8 @@ pub(crate) struct Known {
     pub(crate) only: Option<Arc<str>>,
     /// The tokens, where they may be forwarded.
     pub(crate) ids: Option<Vec<u32>>,
+    /// Why it has no tokens, or not all, as long as an engine may still tell them.
+    pub(crate) why_not: Option<WhyNot>,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
     /// What the index may learn by it.
@@ -130,6 +145,7 @@ impl Prompts {
             routing_group: config.routing_group.clone(),
             helpers: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             why_not: Default::default(),
+            media: MediaTokens::default(),
         })
     }
 
@@ -154,7 +170,7 @@ impl Prompts {
         let request = match recalled.parse(endpoint, body) {
             Ok(request) => request,
             Err(why_not) => {
-                self.count(why_not);
+                self.count(endpoint, why_not);
                 return Known { tokens: estimate(body), block_size: self.block_size, answers: 1, ..Known::default() };
             }
         };
@@ -167,9 +183,16 @@ impl Prompts {
             priority: request.priority,
             answers: request.answers,
             streams: request.stream,
+            lacks_usage: request.stream
+                && !request.include_usage
+                && matches!(endpoint, Endpoint::Chat | Endpoint::Completions),
+            has_stream_options: request.has_stream_options,
             ..Known::default()
         };
         if !self.wants.hashes && !self.wants.text {
+            if body.len() > LARGE {
+                self.weigh(&mut known, request.media());
+            }
             return known;
         }
         let model = known.model.as_deref().unwrap_or_default();
@@ -177,10 +200,21 @@ impl Prompts {
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
         let prompter = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
         let mut prompted = self.turns.prompt(prompter, &request, recalled, body);
-        if let Some(why_not) = prompted.why_not {
-            self.count(why_not);
+        if request.skips_cache && self.wants.hashes {
+            prompted.why_not = Some(WhyNot::SkipsCache);
         }
-        known.tokens = prompted.prompt_tokens.max(u32::try_from(prompted.token_count()).unwrap_or(u32::MAX));
+        if self.is_asked_for(&prompted) {
+            known.why_not = prompted.why_not;
+        } else if let Some(why_not) = prompted.why_not {
+            self.count(endpoint, why_not);
+        }
+        let counted = u32::try_from(prompted.token_count()).unwrap_or(u32::MAX);
+        known.tokens = prompted.prompt_tokens.max(counted);
+        if prompted.prompts > 1 {
+            known.tokens = known.tokens.max(estimate(body));
+        }
+        self.weigh(&mut known, prompted.media);
+        known.tokens = known.tokens.max(counted);
         // Of several prompts or answers, and of what engines add to other kinds of requests, the sum would be counted.
         let is_one = prompted.prompts == 1 && request.answers == 1 && prompted.token_count() > 0;
         known.is_counted = is_one && prompted.whole && matches!(endpoint, Endpoint::Chat | Endpoint::Completions);
@@ -190,7 +224,7 @@ impl Prompts {
         known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
         known.salt = request.cache_salt.as_deref().map(str::to_owned);
         known.keyspace = found.map(|found| found.keyspace);
-        if self.wants.hashes && prompted.token_count() > 0 {
+        if self.wants.hashes && prompted.token_count() > 0 && !request.skips_cache {
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
             known.hash(hashes, || prompted.tokens(), self.observed.as_ref());
         }
@@ -203,22 +237,68 @@ impl Prompts {
         known
     }
 
-    /// What an engine is asked for the tokens of a prompt; nothing if the body has none.
-    pub(crate) fn question(endpoint: Endpoint, body: &[u8], model: Option<&str>) -> Option<Vec<u8>> {
-        Request::parse(endpoint, body).and_then(|request| tokenize_body(&request, model)).ok()
+    /// The question that tells an engine's tokens of a prompt.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub(crate) fn question(
+        endpoint: Endpoint,
+        body: &[u8],
+        model: Option<&str>,
+        has_media: bool,
+    ) -> Result<Question, WhyNot> {
+        Question::of(&Request::parse(endpoint, body)?, model, has_media)
     }
 
-    /// Asks an engine for the tokens of a prompt.
-    pub(crate) async fn ask(&self, engine: &Engine, question: &[u8], known: &mut Known) {
-        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, question)).await;
-        if let Ok(Ok((200, answer))) = asked
-            && let Some(tokens) = tokenize_answer(&answer)
-        {
-            known.tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-            let hashes =
-                |size, adapter: Option<&str>, salt: Option<&str>| content_hashes(&tokens, size as usize, adapter, salt);
-            known.hash(hashes, || &tokens, self.observed.as_ref());
+    /// Asks an engine for the tokens of a prompt, and counts what it does not tell.
+    pub(crate) async fn ask(
+        &self,
+        engine: Option<&Engine>,
+        endpoint: Endpoint,
+        question: Result<Question, WhyNot>,
+        known: &mut Known,
+    ) {
+        if let Some(why_not) = self.told_by(engine, question, known).await.err().or(known.why_not.take()) {
+            self.count(endpoint, why_not);
         }
+    }
+
+    /// The tokens of a prompt as the engine tells them; what it is not asked for is left in `known.why_not`.
+    async fn told_by(
+        &self,
+        engine: Option<&Engine>,
+        question: Result<Question, WhyNot>,
+        known: &mut Known,
+    ) -> Result<(), WhyNot> {
+        let engine = engine.ok_or(WhyNot::NotAnswered)?;
+        let question = question?;
+        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, &question.body)).await;
+        let tokens = match asked {
+            Ok(Ok((200, answer))) => tokenize_answer(&answer).ok_or(WhyNot::NotAnswered)?,
+            _ => return Err(WhyNot::NotAnswered),
+        };
+        let counted = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        // Of one text or chat the engine has counted all; of others, what it has not is estimated.
+        let is_all = question.prompts == 1 && question.cut.is_none();
+        known.tokens = if is_all { counted } else { known.tokens.max(counted) };
+        known.why_not = question.cut;
+        let hashes =
+            |size, adapter: Option<&str>, salt: Option<&str>| content_hashes(&tokens, size as usize, adapter, salt);
+        known.hash(hashes, || &tokens, self.observed.as_ref());
+        Ok(())
+    }
+
+    /// Whether an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
+    fn is_asked_for(&self, prompted: &Prompted) -> bool {
+        self.asks_engines && prompted.token_count() == 0 && prompted.why_not != Some(WhyNot::SkipsCache)
+    }
+
+    /// Notes what of a prompt is not text, and how many tokens it should have with that.
+    fn weigh(&self, known: &mut Known, media: Option<Media>) {
+        let Some(media) = media else { return };
+        let model = known.model.clone().unwrap_or_default();
+        known.tokens = self.media.estimate(&model, &media);
+        known.media = Some(ModelMedia { model, media });
     }
 
     /// Whether engines are asked for the tokens of prompts.
@@ -226,9 +306,17 @@ impl Prompts {
         self.asks_engines
     }
 
-    fn count(&self, why_not: WhyNot) {
-        if let Some(at) = WhyNot::ALL.iter().position(|other| *other == why_not) {
-            self.why_not[at].fetch_add(1, Relaxed);
+    fn count(&self, endpoint: Endpoint, why_not: WhyNot) {
+        let of = Endpoint::ALL.iter().position(|other| *other == endpoint);
+        let at = WhyNot::ALL.iter().position(|other| *other == why_not);
+        let Some(count) = of.zip(at).map(|(of, at)| &self.why_not[of][at]) else { return };
+        if count.fetch_add(1, Relaxed) == 0 && !why_not.is_mistake() {
+            tracing::info!(
+                endpoint = endpoint.word(),
+                reason = why_not.word(),
+                "prompts are not tokenized, or only in part, and so placed with less knowledge of caches: {why_not}; \
+                 further ones are only counted"
+            );
         }
     }
 }

@@ -39,15 +39,12 @@ pub(crate) async fn look_at(
     } else {
         read(app, endpoint, body, &recalled)
     };
-    if app.prompts.asks_engines()
-        && known.hashes.is_empty()
-        && let Some(engine) = app.fleet.one_for(known.model.as_deref())
-    {
-        let model = known.model.clone();
-        let question = move |_: &App, body: &[u8]| Prompts::question(endpoint, body, model.as_deref());
-        if let Some(question) = aside_if_long(app, body, question).await? {
-            app.prompts.ask(&engine, &question, &mut known).await;
-        }
+    if app.prompts.asks_engines() && known.why_not.take().is_some() {
+        let (model, has_media) = (known.model.clone(), known.media.is_some());
+        let question = move |_: &App, body: &[u8]| Prompts::question(endpoint, body, model.as_deref(), has_media);
+        let question = aside_if_long(app, body, question).await?;
+        let engine = app.fleet.one_for(known.model.as_deref());
+        app.prompts.ask(engine.as_deref(), endpoint, question, &mut known).await;
     }
     Ok(known)
 }

@@ -45,7 +45,7 @@ pub(crate) fn router(app: &App) -> Value {
         "policy": places.policy,
         "in_flight": places.in_flight,
         "queued": places.waiting,
-        "requests": counts.all_requests.load(Relaxed),
+        "requests": counts.all_requests(),
         "connections": app.front.connections(),
         "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
         "expected_cached_tokens": places.counts.expected_cached,

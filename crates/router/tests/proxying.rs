@@ -39,7 +39,9 @@ fn answers_pass_whole_and_streams_as_they_come() {
     assert!(started.elapsed() < Duration::from_millis(1600), "the first token waits for no other");
     let answer = client.answer();
     assert!(answer.whole && answer.text().ends_with("data: [DONE]\n\n") && answer.text().contains("4 "));
-    assert_eq!(answer.text().matches("data: ").count(), 7);
+    // Five tokens and the end: nobody has asked for the usage, which the router has asked for itself.
+    assert_eq!(answer.text().matches("data: ").count(), 6);
+    assert_eq!(engine.last().json()["stream_options"], json!({ "include_usage": true }));
     let generated = answer.header("x-request-id").expect("one of the router's");
     assert_eq!(engine.last().header("x-request-id"), Some(generated));
     assert_eq!(client.get("/v1/models").json()["data"][0]["max_model_len"], 4096);

@@ -1,5 +1,5 @@
-//! How fast a worker has proved to be, from first tokens and the tokens after them. Robust: outliers are clipped, and a
-//! worker of which little is known counts as the fleet does.
+//! How fast a worker has proved to be, from first tokens and the tokens after them. Robust: outliers are clipped, what
+//! cannot be is left out, and a worker of which little is known counts as the fleet does.
 
 /// Samples of a worker that weigh as much as what the fleet says.
 const FLEET_WEIGHT: f64 = 3.0;
@@ -11,6 +11,11 @@ const FIRST: usize = 5;
 /// that compiles its kernels at its first prompt is not as slow as that for good.
 const FEW: f64 = 3.0;
 const FEW_MOST: f64 = 4.0;
+/// A later sample that is so many times higher or lower than what was known is an accident, and left out. As many in a
+/// row as begin it are none: then the worker is another one than before, and all is learnt anew.
+const STRAY: f64 = 8.0;
+/// Prompt tokens that no worker computes in a second: 16 GPUs of the fastest reach a quarter of it with small models.
+const MOST_RATE: f64 = 2e6;
 /// Prompt tokens that a sample of the prefill rate must have: below, other costs hide it.
 const LEAST_TOKENS: f64 = 384.0;
 /// Seconds that it must have.
@@ -23,15 +28,21 @@ pub(crate) struct Learnt {
     samples: f64,
     /// The first samples, in order.
     first: [f64; FIRST],
+    /// Samples in a row that were far off: above 0 they were too high, below 0 too low.
+    strays: i8,
 }
 
 impl Learnt {
     pub(crate) fn new(start: f64) -> Self {
-        Self { log: start.ln(), samples: 0.0, first: [f64::INFINITY; FIRST] }
+        Self { log: start.ln(), samples: 0.0, first: [f64::INFINITY; FIRST], strays: 0 }
     }
 
-    /// `down`: how much quicker it follows samples that are lower than those that are higher; 1 is a mean.
-    fn add(&mut self, sample: f64, down: f64) {
+    /// `down`: how much quicker it follows samples that are lower than those that are higher; 1 is a mean. False: the
+    /// sample was left out.
+    fn add(&mut self, sample: f64, down: f64) -> bool {
+        if self.is_stray(sample.ln() - self.log) {
+            return false;
+        }
         self.samples += 1.0;
         let nth = self.samples as usize;
         if nth <= FIRST {
@@ -39,13 +50,29 @@ impl Learnt {
             self.first.sort_unstable_by(f64::total_cmp);
             let (low, high) = (self.first[(nth - 1) / 2], self.first[nth / 2]);
             self.log = if down > 1.0 { low } else { f64::midpoint(low, high) };
-            return;
+            return true;
         }
         let far = sample.ln() - self.log;
         let share = (1.0 / self.samples).max(SLOWEST);
         let most = std::f64::consts::LN_2;
         let share = if far < 0.0 { (share * down).min(1.0) } else { share };
         self.log += far.clamp(-most, most) * share;
+        true
+    }
+
+    /// True if a sample that is so far off is an accident.
+    fn is_stray(&mut self, far: f64) -> bool {
+        if (self.samples as usize) < FIRST || far.abs() <= STRAY.ln() {
+            self.strays = 0;
+            return false;
+        }
+        let one = if far > 0.0 { 1 } else { -1 };
+        self.strays = if self.strays.signum() == one { self.strays + one } else { one };
+        if usize::from(self.strays.unsigned_abs()) < FIRST {
+            return true;
+        }
+        *self = Self::new(self.log.exp());
+        false
     }
 
     /// Its value, as far as its samples count beside those of the fleet.
@@ -65,11 +92,13 @@ pub(crate) struct FleetSpeed {
     step: Learnt,
     /// Samples since the rows were last brought up to date.
     pub(crate) fresh: u32,
+    /// Samples that were left out.
+    pub(crate) left_out: u64,
 }
 
 impl FleetSpeed {
     pub(crate) fn new(rate: f64, step: f64) -> Self {
-        Self { rate: Learnt::new(rate), step: Learnt::new(step), fresh: 0 }
+        Self { rate: Learnt::new(rate), step: Learnt::new(step), fresh: 0, left_out: 0 }
     }
 
     /// Whether one sample more changes it by little.
@@ -130,7 +159,10 @@ impl Speed {
     }
 
     fn learn(&mut self, rate: f64, fleet: &mut FleetSpeed) {
-        self.rate.add(rate, 1.0);
+        if rate > MOST_RATE || !self.rate.add(rate, 1.0) {
+            fleet.left_out += 1;
+            return;
+        }
         fleet.rate.add(rate, 1.0);
         fleet.fresh += 1;
     }
@@ -143,9 +175,12 @@ impl Speed {
     /// A request there got a token every `seconds`. Low ones count more: others are computed in between.
     pub(crate) fn stepped(&mut self, seconds: f64, fleet: &mut FleetSpeed) {
         if seconds.is_finite() && seconds > 1e-6 {
-            self.step.add(seconds, 4.0);
-            fleet.step.add(seconds, 4.0);
-            fleet.fresh += 1;
+            if self.step.add(seconds, 4.0) {
+                fleet.step.add(seconds, 4.0);
+                fleet.fresh += 1;
+            } else {
+                fleet.left_out += 1;
+            }
         }
     }
 
@@ -155,5 +190,37 @@ impl Speed {
 
     pub(crate) fn step(&self, fleet: &FleetSpeed) -> f64 {
         self.step.beside(&fleet.step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accidents_are_left_out_and_changes_are_learnt() {
+        let mut fleet = FleetSpeed::new(8000.0, 0.02);
+        let mut speed = Speed::new(&fleet);
+        let mut now = 0.0;
+        let mut sample = |speed: &mut Speed, fleet: &mut FleetSpeed, rate: f64| {
+            speed.begins(now);
+            now += 4000.0 / rate;
+            speed.computed(4000.0, false, now, fleet);
+            speed.rate(fleet)
+        };
+        for _ in 0..20 {
+            sample(&mut speed, &mut fleet, 4000.0);
+        }
+        for rate in [1e6, 1e6, 100.0, 1e6, 3e6, 100.0, 100.0] {
+            let learnt = sample(&mut speed, &mut fleet, rate);
+            assert!((learnt / 4000.0 - 1.0).abs() < 1e-9, "{learnt}");
+        }
+        assert_eq!(fleet.left_out, 7);
+        // It is no accident any more.
+        for _ in 0..20 {
+            sample(&mut speed, &mut fleet, 100.0);
+        }
+        let learnt = speed.rate(&fleet);
+        assert!((learnt / 100.0 - 1.0).abs() < 0.5, "{learnt}");
     }
 }

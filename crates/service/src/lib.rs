@@ -51,6 +51,6 @@ pub use adopt::Desk;
 pub use config::Config;
 pub use error::Error;
 pub use follower::Follower;
-pub use http::write_process_metrics;
+pub use http::{negotiated_metrics, write_process_metrics};
 pub use relay::{Relay, RelayConfig};
 pub use service::Service;

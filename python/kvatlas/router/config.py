@@ -244,6 +244,14 @@ class RouterSection(Section):
             "Say in the headers of each answer which engine gave it, and why.",
         ),
     )
+    ask_usage: Literal["on", "off"] = field(
+        default="on",
+        metadata=about(
+            Choice("on", "off"),
+            "--ask-usage",
+            "Ask engines for the usage of every stream, and keep it from clients that did not ask for it.",
+        ),
+    )
     decode_alone: int = field(
         default=256,
         metadata=about(
@@ -573,6 +581,7 @@ class RouterConfig(Config):
             "session_ttl": own.session_ttl,
             "priority_header": own.priority_header,
             "response_headers": own.response_headers == "on",
+            "ask_usage": own.ask_usage == "on",
             "decode_alone": own.decode_alone,
             "forward_tokens": own.forward_tokens,
             "record": None if own.record is None else str(own.record),

@@ -27,10 +27,12 @@ def engine(fleet: Fleet) -> Iterator[EngineHandle]:
     fleet[0].faults(**{name: getattr(Faults(), name) for name in Faults.__slots__})
 
 
-def ask(engine: EngineHandle, body: dict[str, Any], timeout: float = 30.0) -> tuple[http.client.HTTPResponse, bytes]:
+def ask(
+    engine: EngineHandle, body: dict[str, Any], path: str = "/v1/completions", timeout: float = 30.0
+) -> tuple[http.client.HTTPResponse, bytes]:
     connection = http.client.HTTPConnection(engine.url.removeprefix("http://"), timeout=timeout)
     try:
-        connection.request("POST", "/v1/completions", json.dumps(body))
+        connection.request("POST", path, json.dumps(body))
         response = connection.getresponse()
         return response, response.read()
     finally:
@@ -118,3 +120,13 @@ def test_another_model(engine: EngineHandle) -> None:
     assert engine.state()[0].epoch == epoch + 1
     assert engine.match(prompt).held == 0
     engine.serve_model("sim-model")
+
+
+def test_streams_that_begin_before_the_first_token(engine: EngineHandle) -> None:
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "stream": True}
+    plain = ask(engine, chat, "/v1/chat/completions")[1]
+    engine.faults(http_early=1.0)
+    early = ask(engine, chat, "/v1/chat/completions")[1]
+    assert plain.startswith(b"data: ")
+    assert early.startswith(b": ")
+    assert plain.count(b'"role"') == early.count(b'"role"') == 1

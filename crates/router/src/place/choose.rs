@@ -285,6 +285,7 @@ impl Places {
             micros,
             block_size: known.block_size,
             tokens: known.is_counted.then_some(known.tokens),
+            media: known.media.clone(),
             first_token: OnceLock::new(),
             bounds,
             claim: Mutex::new(claim),

@@ -11,6 +11,7 @@ use crate::decisions::{Ended, Record};
 use crate::engine::Engine;
 use crate::global::Claim;
 use crate::learn::Sent;
+use crate::media::ModelMedia;
 use crate::observe::Usage;
 use crate::prompts::Known;
 
@@ -49,6 +50,8 @@ pub(crate) struct Placement {
     pub(super) sent: Option<Sent>,
     /// Prompt tokens that the engine must count, if they are known.
     pub(super) tokens: Option<u32>,
+    /// What is not text in the prompt: the answer may tell how many tokens that is.
+    pub(crate) media: Option<ModelMedia>,
     /// Prompt tokens that are expected not to be there.
     pub(super) uncached: u32,
     pub(super) first_token: OnceLock<Instant>,

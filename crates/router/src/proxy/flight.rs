@@ -20,6 +20,7 @@ pub(crate) struct Flight {
     refused: bool,
     arrived: Instant,
     has_byte: bool,
+    has_token: bool,
     ended: bool,
     /// Events that the decision core knows of.
     told: u32,
@@ -29,7 +30,7 @@ impl Flight {
     /// `arrived`: when the request came to the router.
     pub(crate) fn new(app: Arc<App>, placement: Placement, arrived: Instant) -> Self {
         placement.engine.sent();
-        Self { app, placement, refused: false, arrived, has_byte: false, ended: false, told: 0 }
+        Self { app, placement, refused: false, arrived, has_byte: false, has_token: false, ended: false, told: 0 }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -41,24 +42,24 @@ impl Flight {
     }
 
     /// A piece of the answer's body came.
-    pub(crate) fn heard(&mut self, now: Instant, streams: bool) {
+    pub(crate) fn heard(&mut self) {
         self.placement.engine.heard();
         if !self.has_byte {
             self.has_byte = true;
             self.placement.engine.counts.waiting.fetch_sub(1, Relaxed);
-            // What comes as a whole has its first token nobody knows when.
-            if streams {
-                self.app.counts.first_byte.add(now.duration_since(self.arrived));
-                self.app.places.first_token(&self.placement);
-            }
         }
     }
 
-    /// So many tokens have come, as far as can be seen.
-    pub(crate) fn progress(&mut self, events: u32) {
-        if events >= self.told + PROGRESS {
-            self.app.places.progress(&self.placement, events - self.told);
-            self.told = events;
+    /// So many tokens of a stream have come, as far as can be seen.
+    pub(crate) fn generated(&mut self, tokens: u32, now: Instant) {
+        if tokens > 0 && !self.has_token {
+            self.has_token = true;
+            self.app.counts.first_token.add(now.duration_since(self.arrived));
+            self.app.places.first_token(&self.placement);
+        }
+        if tokens >= self.told + PROGRESS {
+            self.app.places.progress(&self.placement, tokens - self.told);
+            self.told = tokens;
         }
     }
 
@@ -82,6 +83,9 @@ impl Flight {
     pub(crate) fn done(&mut self, seen: Seen) {
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
+            if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
+                self.app.prompts.media.learn(media, prompt);
+            }
             let counts = &self.placement.engine.counts;
             if let (Some(prompt), Some(cached)) = (prompt, cached) {
                 counts.prompt_tokens.fetch_add(u64::from(prompt), Relaxed);

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
 use kvatlas_http::{BodyLimits, Incoming, body};
 use kvatlas_prompt::Endpoint;
@@ -16,13 +16,14 @@ use super::flight::Flight;
 use super::handover::{self, Prepared};
 use super::headers::{Outgoing, REQUEST_ID, hide_keys, strip};
 use super::passing::Passing;
+use super::usage;
 use crate::answer::Answer;
 use crate::app::App;
 use crate::config::Role;
 use crate::encoding::{Codings, unpacked};
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::names;
-use crate::observe::Observer;
+use crate::observe::{Dialect, Observer, Reading};
 use crate::prompts::{Known, session};
 use crate::reading::look_at;
 use crate::refusal::Refusal;
@@ -60,6 +61,12 @@ pub(crate) async fn forward(
     let repeatable = route.may_repeat(&head.method) && !known.in_background;
     let kept = known.previous.as_deref().or_else(|| stored::of_path(head.uri.path()));
     known.only = kept.and_then(|id| app.stored.engine_of(id, |name| app.fleet.engine(name).is_some()));
+
+    let mut reading = Reading { dialect: Dialect::of(endpoint), hides_usage: false };
+    let asking =
+        if known.lacks_usage && app.config.ask_usage { usage::asking(&body, known.has_stream_options) } else { None };
+    reading.hides_usage = asking.is_some();
+    let body = asking.unwrap_or(body);
 
     // Only what generates is worth to be taken apart.
     let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
@@ -127,7 +134,7 @@ pub(crate) async fn forward(
                 } else {
                     let status = answer.status;
                     let is_kept = is_response && status.is_success();
-                    let (mut passing, told) = pass(app, shard, connection, answer, flight);
+                    let (mut passing, told) = pass(app, shard, connection, answer, reading, flight);
                     if is_kept {
                         passing = passing.kept();
                     }
@@ -176,6 +183,8 @@ async fn look(
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let mut known = look_at(app, forwarded.endpoint, forwarded.model, kind, plain).await?;
+    // It is passed on as it came.
+    known.lacks_usage &= unpacked.is_none();
     if known.model.is_none() && forwarded.endpoint.is_none() {
         known.model = query.and_then(of_query);
     }
@@ -220,15 +229,19 @@ fn pass(
     shard: usize,
     connection: Connection,
     answer: Head,
+    reading: Reading,
     flight: Flight,
 ) -> (Passing, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
     strip(&mut headers);
     let observer = if headers.contains_key(CONTENT_ENCODING) {
-        Observer::of(None)
+        Observer::of(None, reading)
     } else {
-        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes))
+        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
     };
+    if observer.hides() {
+        headers.remove(CONTENT_LENGTH);
+    }
     let stall = app.config.upstream.stall_timeout;
     (Passing::new(connection, framing, keep, shard, observer, flight, stall), (status, headers))
 }

@@ -20,7 +20,7 @@ use crate::config::{Handover, Role};
 use crate::control::whole;
 use crate::engine::{Engine, Fault};
 use crate::names;
-use crate::observe::Observer;
+use crate::observe::{Observer, Reading};
 use crate::prompts::Known;
 
 /// What prefill has come to before decode is asked.
@@ -155,7 +155,7 @@ impl Prepared {
 pub(crate) const PREPARED: [&str; 3] = ["first", "meanwhile", "alone"];
 
 /// The body with some fields set.
-fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
+pub(super) fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
     let set: Vec<(&str, Box<RawValue>)> = set
         .into_iter()
         .map(|(name, value)| Some((name, serde_json::value::to_raw_value(&value).ok()?)))
@@ -239,8 +239,10 @@ async fn legwork(
     if !status.is_success() {
         return Err(Fault::Busy(status.as_u16()));
     }
-    flight.heard(Instant::now(), true);
-    let mut observer = Observer::of(Some(b"application/json"));
+    flight.heard();
+    // It is asked for one token: its answer is that.
+    flight.generated(1, Instant::now());
+    let mut observer = Observer::of(Some(b"application/json"), Reading::default());
     observer.pass(Bytes::from(body.clone()));
     flight.done(observer.seen());
     Ok(body)

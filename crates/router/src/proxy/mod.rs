@@ -13,6 +13,7 @@ mod handover;
 mod headers;
 mod passing;
 mod tokens;
+mod usage;
 
 pub(crate) use self::attempts::GIVEN_UP;
 pub(crate) use self::forward::{forward, read};

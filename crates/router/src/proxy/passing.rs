@@ -105,7 +105,10 @@ impl Passing {
         let here = [&self.first, &self.last].into_iter().flatten().map(Bytes::len).sum::<usize>() as u64;
         match (&self.connection, &self.framing) {
             (None, _) => SizeHint::with_exact(here),
-            (Some(_), Framing::Length(left)) => SizeHint::with_exact(here + self.observer.held_back() as u64 + left),
+            // What is kept from the client is part of what the engine sends.
+            (Some(_), Framing::Length(left)) if !self.observer.hides() => {
+                SizeHint::with_exact(here + self.observer.held_back() as u64 + left)
+            }
             _ => SizeHint::default(),
         }
     }
@@ -147,12 +150,8 @@ impl Passing {
                         self.flight.stored(&id);
                     }
                     let data = self.observer.pass(data);
-                    let events = match &self.observer {
-                        Observer::Events(events) => Some(events.seen.events),
-                        _ => None,
-                    };
-                    self.flight.heard(self.heard, events.is_some());
-                    self.flight.progress(events.unwrap_or(0));
+                    self.flight.heard();
+                    self.flight.generated(self.observer.tokens(), self.heard);
                     if matches!(self.framing, Framing::Done | Framing::Length(0)) {
                         self.whole();
                     }

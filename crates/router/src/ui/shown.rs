@@ -53,7 +53,7 @@ struct Counted {
     prompt: u64,
     expected: u64,
     reported: u64,
-    first_byte: Vec<(f64, u64)>,
+    first_tokens: Vec<(f64, u64)>,
     decision: Vec<(f64, u64)>,
 }
 
@@ -82,7 +82,7 @@ impl Gathering for Shown {
             "policy": summary.policy,
             "ready": any && !leaving,
             "waiting": { "draining": leaving },
-            "requests": counts.all_requests.load(Relaxed),
+            "requests": counts.all_requests(),
             "in_flight": summary.in_flight,
             "waiting_here": summary.waiting,
             "errors": counts.refused.errors(),
@@ -111,8 +111,8 @@ impl Gathering for Shown {
             "waiting_here": summary.waiting,
             "hit_real": share(now.reported.saturating_sub(before.reported), prompt),
             "hit_predicted": share(now.expected.saturating_sub(before.expected), prompt),
-            "ttft": quantile(&before.first_byte, &now.first_byte, 0.5).map(millis),
-            "ttft_p99": quantile(&before.first_byte, &now.first_byte, 0.99).map(millis),
+            "ttft": quantile(&before.first_tokens, &now.first_tokens, 0.5).map(millis),
+            "ttft_p99": quantile(&before.first_tokens, &now.first_tokens, 0.99).map(millis),
             // In milliseconds too, and much shorter.
             "decision": quantile(&before.decision, &now.decision, 0.5).map(|took| (took * 1e6).round() / 1e3),
             "events": rates.is_some().then(|| tenth(events)),
@@ -239,11 +239,11 @@ impl Counted {
         let counts = app.places.summary().counts;
         let prompt = app.fleet.engines().iter().map(|engine| engine.counts.prompt_tokens.load(Relaxed)).sum();
         Self {
-            requests: app.counts.all_requests.load(Relaxed),
+            requests: app.counts.all_requests(),
             prompt,
             expected: counts.expected_cached,
             reported: counts.reported_cached,
-            first_byte: app.counts.first_byte.read().0,
+            first_tokens: app.counts.first_token.read().0,
             decision: app.counts.decision.read().0,
         }
     }

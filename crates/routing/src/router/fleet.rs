@@ -280,6 +280,11 @@ impl Fleet {
         self.publish(at as usize);
     }
 
+    /// Measurements of speed that were left out.
+    pub(super) fn left_out_samples(&self) -> u64 {
+        self.speed.left_out
+    }
+
     /// A request that does not wait any more is over.
     pub(super) fn ended(&mut self, at: u32, share: &Share) {
         let at = at as usize;

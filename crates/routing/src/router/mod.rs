@@ -202,7 +202,7 @@ impl Router {
     /// Counts since the router was made.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.counts
+        Counts { left_out_samples: self.fleet.left_out_samples(), ..self.counts }
     }
 
     /// What a request generates, as learnt: tokens.

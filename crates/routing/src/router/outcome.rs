@@ -181,6 +181,8 @@ pub struct Counts {
     pub orphaned: u64,
     /// How often a policy chose a row that does not exist. The request went to the least loaded worker.
     pub bad_rows: u64,
+    /// Measurements of workers' speed that were left out of what is learnt, as they are far from all others.
+    pub left_out_samples: u64,
     /// Prompt tokens that were expected in caches, over finished requests whose engine reported how many were.
     pub expected_cached: u64,
     /// Prompt tokens that were in caches, over the same requests.

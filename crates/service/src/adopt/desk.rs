@@ -77,8 +77,6 @@ counts! {
     answers,
     /// Reports of how much of a prompt an engine had cached, from which nothing could be learnt
     answers_unused,
-    /// Processor time of learning blocks announced before the service started, in microseconds
-    busy_microseconds,
 }
 
 #[derive(Default)]
@@ -96,6 +94,8 @@ pub struct Desk {
     /// Whether there is a worker.
     open: std::sync::atomic::AtomicBool,
     pub(crate) counts: Counts,
+    /// Processor time of learning blocks, in microseconds.
+    pub(crate) busy_micros: AtomicU64,
 }
 
 impl std::fmt::Debug for Desk {

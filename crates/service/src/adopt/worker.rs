@@ -81,7 +81,7 @@ impl Pace<'_> {
         work();
         let took = start.elapsed();
         self.busy += took;
-        self.desk.counts.busy_microseconds.fetch_add(took.as_micros() as u64, Relaxed);
+        self.desk.busy_micros.fetch_add(took.as_micros() as u64, Relaxed);
         if self.busy >= SLICE && self.share < 1.0 {
             let pause = self.busy.mul_f64(1.0 / self.share - 1.0);
             self.busy = Duration::ZERO;

@@ -14,7 +14,7 @@ use super::query::{Body, Kind};
 use super::refusal::{PATIENCE, Refusal};
 use super::routes::{Route, WELCOME};
 use super::trace::Trace;
-use super::{dump, exposition, health, observed, page, queries, register, sites, snapshot, workers};
+use super::{dump, exposition, format, health, observed, page, queries, register, sites, snapshot, workers};
 use crate::log::panic_text;
 
 const OPENAPI: &str = include_str!("openapi.json");
@@ -85,7 +85,8 @@ async fn dispatch(
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
             let text = exposition::text(app).map_err(|_| Refusal::internal())?;
-            Ok(typed(StatusCode::OK, "application/openmetrics-text; version=1.0.0; charset=utf-8", text))
+            let (kind, text) = format::negotiated(request.headers(), text);
+            Ok(typed(StatusCode::OK, kind, text))
         }),
         Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
         Route::OpenApi => Ok(json(StatusCode::OK, OPENAPI)),

@@ -239,6 +239,9 @@ impl Scrape {
         for (name, help, count) in self.desk.counts.all() {
             counter(encoder, name, help, count)?;
         }
+        let help = "Processor time of learning blocks announced before the service started, in seconds";
+        let busy = self.desk.busy_micros.load(Relaxed) as f64 / 1e6;
+        ConstCounter::new(busy).encode(describe(encoder, "adopt_busy_seconds", help, MetricType::Counter)?)?;
         let mut parents = 0;
         for keyspace in self.fleet.keyspaces() {
             keyspace.each_late(|_, _, _, late| parents += late.frontier().len() as i64);

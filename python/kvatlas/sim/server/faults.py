@@ -50,6 +50,7 @@ class Faults:
     http_garbage: float = 0.0  # what comes back is not HTTP
     http_slow: float = 0.0  # the answer comes in small pieces, `http_slow_seconds` apart
     http_slow_seconds: float = 0.05
+    http_early: float = 0.0  # a streamed answer begins before the prompt is computed: with a comment, and a chat's role
     http_retry_after: int = 1  # seconds, in refusals
     replay_socket: ReplaySocket = "on"  # see `ReplaySocket`
 
@@ -73,7 +74,7 @@ class Faults:
         return replace(self, **changes)  # type: ignore[arg-type]  # checked on the way in
 
 
-MISHAPS = ("http_refuse", "http_hang", "http_die_before", "http_die_after", "http_garbage", "http_slow")
+MISHAPS = ("http_refuse", "http_hang", "http_die_before", "http_die_after", "http_garbage", "http_slow", "http_early")
 """What goes wrong with an answer over HTTP."""
 CHANCES = (
     "drop",

@@ -1,4 +1,4 @@
-"""What goes wrong with an answer on purpose: refused, never sent, cut short, not HTTP, or slow."""
+"""What goes wrong with an answer on purpose: refused, never sent, cut short, not HTTP, slow, or early."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ CUT = "cut"
 """In a request: its streamed answer ends after this many events, without its end."""
 SLOW = "slow"
 """In a request: seconds between the events of its streamed answer."""
+EARLY = "early"
+"""In a request: its streamed answer begins before the prompt is computed."""
 
 
 def concerns(request: web.Request) -> bool:
@@ -50,6 +52,9 @@ class Mishaps:
             if name == "http_garbage" and request.transport is not None:
                 request.transport.write(_GARBAGE)
             return _cut(request, abort=name == "http_die_before")
+        if name == "http_early":
+            request[EARLY] = True
+            return await handler(request)
         if name == "http_die_after":
             request[CUT] = 2
         else:

@@ -15,7 +15,7 @@ from kvatlas.errors import RequestFailedError, RequestRefusedError
 from kvatlas.sim.server import tokens
 from kvatlas.sim.server.api.bodies import error_response, flag, number, read_object, text, token_ids
 from kvatlas.sim.server.api.legs import Leg, Legs
-from kvatlas.sim.server.api.mishaps import CUT, SLOW, cut
+from kvatlas.sim.server.api.mishaps import CUT, EARLY, SLOW, cut
 from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
@@ -206,7 +206,9 @@ async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedR
     try:
         await response.prepare(request)
         sent = 0
-        async for content in _chunks(asked, output):
+        if EARLY in request:
+            await response.write(b": the prompt is being computed\n\n")
+        async for content in _chunks(asked, output, early=EARLY in request):
             if request.get(CUT) == sent:
                 return cut(request, response)
             await response.write(_event({**head, "choices": [content], **rest}))
@@ -228,12 +230,15 @@ async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedR
     return response
 
 
-async def _chunks(asked: _Asked, output: AsyncIterator[list[int]]) -> AsyncIterator[dict[str, object]]:
-    """The choices of each chunk."""
-    if asked.chat:
-        yield {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+async def _chunks(asked: _Asked, output: AsyncIterator[list[int]], *, early: bool) -> AsyncIterator[dict[str, object]]:
+    """The choices of each chunk. A chat's role comes with the first token, as engines have it, or before if `early`."""
+    role: dict[str, object] = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    if asked.chat and early:
+        yield {"index": 0, **role}
     sent = 0
     async for new in output:
+        if asked.chat and not early and not sent:
+            yield {"index": 0, **role}
         sent += len(new)
         piece = tokens.decode(new)
         content: dict[str, object] = {"delta": {"content": piece}} if asked.chat else {"text": piece}

@@ -1,0 +1,351 @@
+//! What of a body is not text: images, sounds and the like, which stand in it as base64 or as addresses.
+//!
+//! The bytes of an image say nothing of its tokens: 400 kB of a photo are about a thousand, and as text they would be a
+//! hundred thousand. So such values are told from the rest by the keys and types under which APIs have them, and counted
+//! by kind.
+
+use std::sync::LazyLock;
+
+use aho_corasick::AhoCorasick;
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+use crate::request::{Key, string};
+
+/// What is not text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MediaKind {
+    /// Images.
+    Image,
+    /// Sounds.
+    Audio,
+    /// Videos.
+    Video,
+    /// Files, of whatever kind.
+    File,
+    /// Prompts that are given as embeddings.
+    Embeds,
+}
+
+impl MediaKind {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Image, Self::Audio, Self::Video, Self::File, Self::Embeds];
+}
+
+/// Tokens that a value of each kind is taken for as long as no engine has counted any.
+pub const MEDIA_TOKENS: [f64; MediaKind::ALL.len()] = [1024.0, 512.0, 4096.0, 2048.0, 512.0];
+
+/// How much of a body is text, and how many values are something else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Media {
+    /// Bytes of the body that are not of such values.
+    pub text: usize,
+    /// How many of each kind there are.
+    pub items: [u32; MediaKind::ALL.len()],
+}
+
+/// Words of which one is in every body that has anything but text.
+const WORDS: [&str; 10] = [
+    ";base64,",
+    "\"base64\"",
+    "\"result\"",
+    "_url\"",
+    "\"url\"",
+    "_audio\"",
+    "_image\"",
+    "_data\"",
+    "embeds\"",
+    "\"image\"",
+];
+
+/// Characters at the beginning of a value by which base64 is known; a shorter one is not worth to be counted.
+const KNOWN_BY: usize = 64;
+
+impl Media {
+    /// What is in a body; none if all of it is text.
+    #[must_use]
+    pub fn of(body: &[u8]) -> Option<Self> {
+        static FINDER: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| AhoCorasick::new(WORDS).ok());
+        if !FINDER.as_ref()?.is_match(body) {
+            return None;
+        }
+        let mut walk = Walk::default();
+        let mut reader = serde_json::Deserializer::from_slice(body);
+        let open = At { walk: &mut walk, place: Place::Plain }.deserialize(&mut reader).ok()?;
+        walk.items[MediaKind::File as usize] += open.inline;
+        let items = walk.items;
+        items.iter().any(|count| *count > 0).then(|| Self { text: body.len().saturating_sub(walk.bytes), items })
+    }
+
+    /// The tokens of all, with so many for a value of each kind.
+    #[must_use]
+    pub fn tokens(&self, each: &[f64; MediaKind::ALL.len()]) -> f64 {
+        self.text.div_ceil(4) as f64 + self.items_tokens(each)
+    }
+
+    /// The same without the text.
+    #[must_use]
+    pub fn items_tokens(&self, each: &[f64; MediaKind::ALL.len()]) -> f64 {
+        self.items.iter().zip(each).map(|(count, tokens)| f64::from(*count) * tokens).sum()
+    }
+}
+
+/// What was found so far.
+#[derive(Default)]
+struct Walk {
+    /// Bytes of values that are not text.
+    bytes: usize,
+    items: [u32; MediaKind::ALL.len()],
+}
+
+/// Values whose kind a field beside them, or around them, says.
+#[derive(Default, Clone, Copy)]
+struct Open {
+    /// With all of their bytes.
+    inline: u32,
+    /// Addresses: they are only media if there is a kind.
+    addresses: u32,
+}
+
+/// Where a value stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Text, as far as the key says.
+    Text,
+    /// A key that says nothing.
+    Plain,
+    /// A key of media, with the kind if it says that.
+    Media(Option<MediaKind>),
+}
+
+/// A value at its place.
+struct At<'w> {
+    walk: &'w mut Walk,
+    place: Place,
+}
+
+impl Place {
+    fn of(key: &str, around: Self) -> Self {
+        let kind = match key {
+            "image_url" | "image" | "images" | "image_data" | "input_image" | "image_pil" | "image_embeds" => {
+                MediaKind::Image
+            }
+            "audio_url" | "audio" | "audios" | "audio_data" | "input_audio" | "audio_embeds" => MediaKind::Audio,
+            "video_url" | "video" | "videos" | "video_data" | "input_video" => MediaKind::Video,
+            "file" | "file_data" | "file_url" | "input_file" | "document" | "pdf" => MediaKind::File,
+            "prompt_embeds" | "input_embeds" => MediaKind::Embeds,
+            "url" | "data" | "source" | "result" | "b64_json" | "base64" | "bytes" | "blob" => {
+                return if let Self::Media(Some(_)) = around { around } else { Self::Media(None) };
+            }
+            "text" | "content" | "prompt" | "input" | "instructions" | "system" | "arguments" | "description"
+            | "thinking" | "reasoning" | "reasoning_content" | "signature" | "encrypted_content" => return Self::Text,
+            _ => return Self::Plain,
+        };
+        Self::Media(Some(kind))
+    }
+}
+
+/// The kind that a type, or a type of media, names.
+fn kind_of(word: &str) -> Option<MediaKind> {
+    const NAMES: [(&str, MediaKind); 7] = [
+        ("image", MediaKind::Image),
+        ("screenshot", MediaKind::Image),
+        ("audio", MediaKind::Audio),
+        ("video", MediaKind::Video),
+        ("file", MediaKind::File),
+        ("document", MediaKind::File),
+        ("application/", MediaKind::File),
+    ];
+    NAMES.iter().find(|(name, _)| word.contains(name)).map(|(_, kind)| *kind)
+}
+
+impl At<'_> {
+    fn string(self, text: &str) -> Open {
+        let (kind, is_media_key) = match self.place {
+            Place::Text => return Open::default(),
+            Place::Plain => (None, false),
+            Place::Media(kind) => (kind, true),
+        };
+        let is_data = text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("data:"));
+        let is_inline = if is_media_key { is_data || is_base64(text) } else { is_data && is_base64_url(text) };
+        if is_inline {
+            self.walk.bytes += text.len();
+            let named = if is_data { text.split([';', ',']).next().and_then(kind_of) } else { None };
+            return self.found(kind.or(named), Open { inline: 1, addresses: 0 });
+        }
+        let is_address = is_media_key && text.contains("://") && text.len() < 16 << 10;
+        if is_address { self.found(kind, Open { inline: 0, addresses: 1 }) } else { Open::default() }
+    }
+
+    fn found(self, kind: Option<MediaKind>, open: Open) -> Open {
+        let Some(kind) = kind else { return open };
+        self.walk.items[kind as usize] += open.inline + open.addresses;
+        Open::default()
+    }
+}
+
+fn is_base64_url(text: &str) -> bool {
+    text.split_once(',').is_some_and(|(head, _)| head.len() < 256 && head.ends_with(";base64"))
+}
+
+fn is_base64(text: &str) -> bool {
+    let is_of_it = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=-_\r\n".contains(byte);
+    text.len() >= 4 * KNOWN_BY && text.as_bytes()[..KNOWN_BY].iter().all(is_of_it)
+}
+
+impl<'de> DeserializeSeed<'de> for At<'_> {
+    type Value = Open;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Open, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for At<'_> {
+    type Value = Open;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Open, E> {
+        Ok(Open::default())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Open, E> {
+        Ok(Open::default())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Open, E> {
+        Ok(Open::default())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Open, E> {
+        Ok(Open::default())
+    }
+
+    fn visit_unit<E>(self) -> Result<Open, E> {
+        Ok(Open::default())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Open, E> {
+        Ok(self.string(text))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Open, A::Error> {
+        let mut open = Open::default();
+        if self.place == Place::Media(Some(MediaKind::Embeds)) {
+            // Tensors as strings, or one as lists of numbers.
+            let (mut count, mut bytes) = (0, 0);
+            while let Some(raw) = list.next_element::<&RawValue>()? {
+                count += u32::from(raw.get().starts_with('"'));
+                bytes += raw.get().len();
+            }
+            self.walk.items[MediaKind::Embeds as usize] += count.max(1);
+            self.walk.bytes += bytes;
+            return Ok(open);
+        }
+        while let Some(more) = list.next_element_seed(At { walk: self.walk, place: self.place })? {
+            open.inline += more.inline;
+            open.addresses += more.addresses;
+        }
+        Ok(open)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Open, A::Error> {
+        let mut open = Open::default();
+        let mut kind = None;
+        while let Some(Key(key)) = map.next_key::<Key<'_>>()? {
+            if matches!(&*key, "type" | "media_type" | "mime_type") {
+                let word = string(map.next_value::<&RawValue>()?.get());
+                kind = kind.or_else(|| word.as_deref().and_then(kind_of));
+                continue;
+            }
+            let place = Place::of(&key, self.place);
+            let more = map.next_value_seed(At { walk: self.walk, place })?;
+            open.inline += more.inline;
+            open.addresses += more.addresses;
+        }
+        Ok(self.found(kind, open))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(body: &str) -> Option<[u32; 5]> {
+        Media::of(body.as_bytes()).map(|media| {
+            assert!(media.text < 500, "{media:?}");
+            media.items
+        })
+    }
+
+    #[test]
+    fn each_api_has_its_ways_to_carry_what_is_not_text() {
+        let b64 = "iVBORw0KGgo/+A".repeat(30_000);
+        let image = Some([1, 0, 0, 0, 0]);
+        for (body, expected) in [
+            (
+                r#"{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,B64"}}]}]}"#,
+                image,
+            ),
+            (r#"{"messages":[{"content":[{"image_url":"data:image/png;base64,B64","type":"input_image"}]}]}"#, image),
+            (r#"{"messages":[{"content":[{"type":"image_url","image_url":{"url":"https://a.b/c.png"}}]}]}"#, image),
+            (
+                r#"{"messages":[{"content":[{"source":{"data":"B64","type":"base64","media_type":"image/png"},"type":"image"}]}]}"#,
+                image,
+            ),
+            (
+                r#"{"messages":[{"content":[{"type":"tool_result","content":[{"type":"image","source":{"type":"base64","data":"B64"}}]}]}]}"#,
+                image,
+            ),
+            (
+                r#"{"input":[{"type":"function_call_output","output":[{"type":"input_image","image_url":"data:image/png;base64,B64"}]}]}"#,
+                image,
+            ),
+            (r#"{"input":[{"type":"image_generation_call","result":"B64"}]}"#, image),
+            (
+                r#"{"input":[{"type":"computer_call_output","output":{"type":"computer_screenshot","image_url":"data:image/png;base64,B64"}}]}"#,
+                image,
+            ),
+            (
+                r#"{"messages":[{"content":[{"type":"input_audio","input_audio":{"data":"B64","format":"wav"}}]}]}"#,
+                Some([0, 1, 0, 0, 0]),
+            ),
+            (
+                r#"{"messages":[{"content":[{"type":"video_url","video_url":{"url":"data:video/mp4;base64,B64"}}]}]}"#,
+                Some([0, 0, 1, 0, 0]),
+            ),
+            (
+                r#"{"messages":[{"content":[{"type":"file","file":{"file_data":"data:application/pdf;base64,B64","filename":"a"}}]}]}"#,
+                Some([0, 0, 0, 1, 0]),
+            ),
+            (
+                r#"{"messages":[{"content":[{"type":"document","source":{"type":"base64","media_type":"application/pdf","data":"B64"}}]}]}"#,
+                Some([0, 0, 0, 1, 0]),
+            ),
+            (r#"{"prompt_embeds":"B64"}"#, Some([0, 0, 0, 0, 1])),
+            (r#"{"prompt_embeds":["B64","B64"]}"#, Some([0, 0, 0, 0, 2])),
+            (r#"{"messages":[{"content":[{"type":"new_thing","thing":"data:image/webp;base64,B64"}]}]}"#, image),
+            (r#"{"text":"what is this?","image_data":["B64","data:image/png;base64,B64"]}"#, Some([2, 0, 0, 0, 0])),
+        ] {
+            assert_eq!(items(&body.replace("B64", &b64)), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn text_is_text_whatever_it_is_about() {
+        let long = "x".repeat(40_000);
+        for body in [
+            r#"{"messages":[{"role":"user","content":"data:image/png;base64,LONG"}]}"#,
+            r#"{"messages":[{"content":[{"type":"text","text":"see image_url: LONG"}]}]}"#,
+            r#"{"prompt":"LONG base64"}"#,
+            r#"{"tools":[{"function":{"parameters":{"properties":{"image":{"type":"string","description":"an image_url\""}}}}}]}"#,
+            r#"{"messages":[{"content":[{"type":"tool_use","input":{"url":"https://a.b/c","base64":false}}]}]}"#,
+            r#"{"messages":[{"content":[{"type":"text","text":"a","annotations":[{"type":"url_citation","url":"https://a.b"}]}]}]}"#,
+        ] {
+            assert_eq!(Media::of(body.replace("LONG", &long).as_bytes()), None, "{body}");
+        }
+    }
+}

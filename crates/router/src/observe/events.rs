@@ -1,0 +1,321 @@
+//! An event stream on its way to the client.
+
+use bytes::{Bytes, BytesMut};
+use memchr::{memchr, memmem, memrchr};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::json;
+
+use super::generated::is_generated;
+use super::usage::{Scan, Told, told};
+use super::{Dialect, Reading, Seen};
+
+/// Bytes of a line of a stream that may wait for its end.
+const MAX_LINE: usize = 256 << 10;
+
+/// An event stream. Lines leave it whole, so that a stream that breaks off can be ended well.
+#[derive(Debug)]
+pub(crate) struct Events {
+    reading: Reading,
+    seen: Seen,
+    told: Told,
+    /// Events with data, whatever they carry.
+    count: u64,
+    /// The beginning of a line, whose end has not come yet.
+    partial: BytesMut,
+    /// The rest of a line that is too long to wait for its end.
+    long: Option<Scan>,
+    /// Whether the last line that left was an empty one, so that no event is open.
+    between: bool,
+    /// Whether the line that ends a hidden event has still to come.
+    is_hiding: bool,
+    /// Whether the event that is open is the last one.
+    is_last: bool,
+}
+
+impl Events {
+    pub(super) fn new(reading: Reading) -> Self {
+        Self {
+            reading,
+            seen: Seen::default(),
+            told: Told::default(),
+            count: 0,
+            partial: BytesMut::new(),
+            long: None,
+            between: true,
+            is_hiding: false,
+            is_last: false,
+        }
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        Seen { usage: self.told.usage(), ..self.seen }
+    }
+
+    pub(super) fn hides(&self) -> bool {
+        self.reading.hides_usage
+    }
+
+    pub(super) fn tokens(&self) -> u32 {
+        self.seen.events
+    }
+
+    pub(super) fn rest(&mut self) -> Bytes {
+        self.partial.split().freeze()
+    }
+
+    pub(super) fn held_back(&self) -> usize {
+        self.partial.len()
+    }
+
+    pub(super) fn pass(&mut self, mut data: Bytes) -> Bytes {
+        if let Some(scan) = &mut self.long {
+            let end = memchr(b'\n', &data);
+            let rest = end.map(|end| data.split_off(end + 1));
+            scan.pass(&data);
+            let Some(rest) = rest else { return data };
+            self.told.merge(scan.told);
+            self.long = None;
+            let rest = self.pass(rest);
+            return if rest.is_empty() { data } else { [&*data, &*rest].concat().into() };
+        }
+        let Some(end) = memrchr(b'\n', &data) else {
+            self.partial.extend_from_slice(&data);
+            // Nobody can wait for the end of that.
+            return if self.partial.len() > MAX_LINE { self.let_go() } else { Bytes::new() };
+        };
+        let mut lines = data;
+        let rest = lines.split_off(end + 1);
+        if !self.partial.is_empty() {
+            self.partial.extend_from_slice(&lines);
+            lines = self.partial.split().freeze();
+        }
+        if !rest.is_empty() {
+            self.partial.extend_from_slice(&rest);
+        }
+        self.look(lines)
+    }
+
+    /// The beginning of a line that is too long; its usage is looked for as the rest passes.
+    fn let_go(&mut self) -> Bytes {
+        let line = self.partial.split().freeze();
+        self.between = false;
+        if line.starts_with(b"data:") {
+            self.count += 1;
+            // What is that long has been generated, be it before.
+            self.seen.events = self.seen.events.saturating_add(1);
+        }
+        let mut scan = Scan::default();
+        scan.pass(&line);
+        self.long = Some(scan);
+        line
+    }
+
+    /// Looks at lines that are whole: those that go to the client.
+    fn look(&mut self, lines: Bytes) -> Bytes {
+        // Those that go, from the first that does not.
+        let mut kept: Option<BytesMut> = None;
+        let mut at = 0;
+        while let Some(end) = memchr(b'\n', &lines[at..]) {
+            let line = &lines[at..=at + end];
+            let is_hidden = self.line(line);
+            match &mut kept {
+                Some(kept) if !is_hidden => kept.extend_from_slice(line),
+                None if is_hidden => kept = Some(BytesMut::from(&lines[..at])),
+                _ => {}
+            }
+            at += end + 1;
+        }
+        kept.map_or(lines, BytesMut::freeze)
+    }
+
+    /// Looks at a line. True if it is kept from the client.
+    fn line(&mut self, line: &[u8]) -> bool {
+        if matches!(line, b"\n" | b"\r\n") {
+            if std::mem::take(&mut self.is_last) {
+                (self.seen.over, self.seen.finished) = (true, true);
+            }
+            if std::mem::take(&mut self.is_hiding) {
+                return true;
+            }
+            self.between = true;
+            return false;
+        }
+        if line.starts_with(b"event:") {
+            // Of an event that is too long to wait for, this is all that is seen.
+            self.is_last = ends(&line[6..], self.reading.dialect);
+        }
+        let is_hidden = line.strip_prefix(b"data:").is_some_and(|data| self.data(data.trim_ascii()));
+        if is_hidden {
+            self.is_hiding = true;
+        } else {
+            self.between = false;
+        }
+        is_hidden
+    }
+
+    /// Looks at the data of an event. True if it is kept from the client.
+    fn data(&mut self, data: &[u8]) -> bool {
+        if data == b"[DONE]" {
+            self.seen.over = true;
+            return false;
+        }
+        self.count += 1;
+        if self.seen.events > 0 || is_generated(data, self.reading.dialect) {
+            self.seen.events = self.seen.events.saturating_add(1);
+        }
+        if !self.seen.finished && names_value(data, b"\"finish_reason\":") {
+            self.seen.finished = true;
+        }
+        self.is_last |= ends(data, self.reading.dialect);
+        let Some(usage) = told(data) else { return false };
+        self.told.merge(usage);
+        self.reading.hides_usage && has_no_choices(data)
+    }
+
+    pub(super) fn last_words(&mut self, message: &str, code: &str) -> Bytes {
+        let open = if self.between { "" } else { "\n" };
+        let (error, end) = match self.reading.dialect {
+            Dialect::Responses => {
+                let number = self.count;
+                let error = json!({ "type": "error", "code": code, "message": message, "param": null, "sequence_number": number });
+                (error, "")
+            }
+            Dialect::Messages => (json!({ "type": "error", "error": { "type": "api_error", "message": message } }), ""),
+            Dialect::Chat | Dialect::Other => {
+                let error = json!({ "message": message, "type": "upstream_error", "param": null, "code": code });
+                (json!({ "error": error }), "data: [DONE]\n\n")
+            }
+        };
+        Bytes::from(format!("{open}event: error\ndata: {error}\n\n{end}"))
+    }
+}
+
+/// True if a name or the data of an event says that it is the last one, as the Responses API and the Messages API have it.
+fn ends(text: &[u8], dialect: Dialect) -> bool {
+    const ENDS: [&[u8]; 4] = [b"response.completed", b"response.incomplete", b"response.failed", b"message_stop"];
+    // In data they are strings, and quotes within a string are escaped.
+    let is_whole = |at: usize, len: usize| match text.get(at.wrapping_sub(1)) {
+        Some(b'"') => text.get(at + len) == Some(&b'"'),
+        _ => text[..at].trim_ascii().is_empty(),
+    };
+    dialect != Dialect::Chat && ENDS.iter().any(|end| memmem::find(text, end).is_some_and(|at| is_whole(at, end.len())))
+}
+
+/// Whether `name` is there with a value that is not null.
+fn names_value(text: &[u8], name: &[u8]) -> bool {
+    memmem::find_iter(text, name).any(|at| !text[at + name.len()..].trim_ascii_start().starts_with(b"null"))
+}
+
+/// True if a chunk is of no choice.
+fn has_no_choices(data: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Chunk {
+        choices: Vec<IgnoredAny>,
+    }
+    serde_json::from_slice::<Chunk>(data).is_ok_and(|chunk| chunk.choices.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Observer, Usage};
+    use super::*;
+
+    const STREAM: &str = "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"},\"finish_reason\":null}],\"usage\":null}\n\n\
+        data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}],\"usage\":null}\n\n\
+        data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n\
+        data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"prompt_tokens_details\":\
+        {\"cached_tokens\":8}}}\n\ndata: [DONE]\n\n";
+
+    fn stream(dialect: Dialect) -> Observer {
+        Observer::of(Some(b"text/event-stream; charset=utf-8"), Reading { dialect, hides_usage: false })
+    }
+
+    #[test]
+    fn usage_that_the_client_has_not_asked_for_is_hidden_however_it_is_cut() {
+        let usage = STREAM.find("data: {\"choices\":[],").expect("it is there");
+        let expected = format!("{}data: [DONE]\n\n", &STREAM[..usage]);
+        for text in [STREAM.to_owned(), STREAM.replace('\n', "\r\n")] {
+            for cut in 1..text.len() {
+                let reading = Reading { hides_usage: true, ..Reading::default() };
+                let mut observer = Observer::of(Some(b"text/event-stream"), reading);
+                let mut out = Vec::new();
+                for piece in text.as_bytes().chunks(cut) {
+                    out.extend_from_slice(&observer.pass(Bytes::copy_from_slice(piece)));
+                }
+                out.extend_from_slice(&observer.rest());
+                assert_eq!(String::from_utf8_lossy(&out).replace("\r\n", "\n"), expected, "pieces of {cut}");
+                assert_eq!(observer.seen().usage, Usage { prompt: Some(9), cached: Some(8), output: Some(2) });
+            }
+        }
+    }
+
+    #[test]
+    fn streams_pass_whole_however_they_are_cut() {
+        for cut in 1..STREAM.len() {
+            let mut observer = stream(Dialect::Chat);
+            let mut out = Vec::new();
+            for piece in STREAM.as_bytes().chunks(cut) {
+                let passed = observer.pass(Bytes::copy_from_slice(piece));
+                assert!(passed.is_empty() || passed.ends_with(b"\n"));
+                out.extend_from_slice(&passed);
+            }
+            out.extend_from_slice(&observer.rest());
+            assert_eq!(out, STREAM.as_bytes());
+            let seen = observer.seen();
+            assert_eq!(seen.usage, Usage { prompt: Some(9), cached: Some(8), output: Some(2) }, "pieces of {cut}");
+            assert!(seen.finished && seen.over && seen.events == 3);
+        }
+    }
+
+    #[test]
+    fn a_stream_that_breaks_off_ends_in_an_event() {
+        let mut observer = stream(Dialect::Chat);
+        let first = observer.pass(Bytes::from_static(b"data: {\"a\":1}\n\ndata: {\"b"));
+        let last = observer.last_words("gone", "engine_failed").expect("a stream");
+        let text = [&*first, &*last].concat();
+        let text = String::from_utf8(text).expect("utf-8");
+        let events: Vec<_> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
+        assert_eq!(events.len(), 3, "{text}");
+        assert!(events[1].starts_with("event: error\ndata: {\"error\"") && events[2] == "data: [DONE]");
+        let _ = observer.pass(Bytes::from_static(b"x\n"));
+        assert!(observer.last_words("gone", "x").expect("a stream").starts_with(b"\n"));
+    }
+
+    #[test]
+    fn errors_are_told_in_the_dialect_of_the_stream() {
+        for (dialect, expected) in [
+            (
+                Dialect::Responses,
+                r#"{"code":"engine_failed","message":"gone","param":null,"sequence_number":2,"type":"error"}"#,
+            ),
+            (Dialect::Messages, r#"{"error":{"message":"gone","type":"api_error"},"type":"error"}"#),
+        ] {
+            let mut observer = stream(dialect);
+            let _ = observer.pass(Bytes::from_static(b"event: a\ndata: {\"type\":\"a\"}\n\nevent: b\ndata: {}\n\n"));
+            let last = observer.last_words("gone", "engine_failed").expect("a stream");
+            assert_eq!(last, format!("event: error\ndata: {expected}\n\n"));
+        }
+    }
+
+    #[test]
+    fn usage_at_the_end_of_a_line_that_is_too_long_is_seen() {
+        let line = format!(
+            "event: response.completed\ndata: {{\"type\":\"response.completed\",\"response\":{{\"output\":\"{}\",\"usage\":\
+             {{\"input_tokens\":9,\"output_tokens\":2}},\"metadata\":\"{}\"}}}}\n\n",
+            "x".repeat(2 * MAX_LINE),
+            "y".repeat(MAX_LINE)
+        );
+        for cut in [1000, 16 << 10, 10 << 20] {
+            let mut observer = stream(Dialect::Responses);
+            let mut out = Vec::new();
+            for piece in line.as_bytes().chunks(cut) {
+                out.extend_from_slice(&observer.pass(Bytes::copy_from_slice(piece)));
+            }
+            assert!(out == line.as_bytes() && observer.held_back() == 0, "{cut}");
+            let seen = observer.seen();
+            assert_eq!(seen.usage, Usage { prompt: Some(9), cached: None, output: Some(2) }, "{cut}");
+            assert!(seen.over && seen.finished);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! How many tokens an answer says that it has, wherever in it that stands.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::{self, Finder};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::read;
+
+const NAME: &[u8] = b"\"usage\"";
+static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
+
+/// Bytes that a `usage` object may have.
+const MOST: usize = 8 << 10;
+
+/// Tokens, as an engine counts them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Of the prompt, cached or not.
+    pub(crate) prompt: Option<u32>,
+    /// Of those, the ones that were in its cache.
+    pub(crate) cached: Option<u32>,
+    /// Generated.
+    pub(crate) output: Option<u32>,
+}
+
+/// What `usage` objects said so far, number by number. Streams of `/v1/messages` have several, each with some of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Told {
+    /// `prompt_tokens`, or `input_tokens`.
+    prompt: Option<u32>,
+    /// `cached_tokens` among the details: part of `prompt`.
+    cached: Option<u32>,
+    /// `cache_read_input_tokens` and `cache_creation_input_tokens`, which are not part of `input_tokens`.
+    read: Option<u32>,
+    created: Option<u32>,
+    output: Option<u32>,
+}
+
+impl Told {
+    /// Takes over all numbers that another one has.
+    pub(super) fn merge(&mut self, new: Self) {
+        let Self { prompt, cached, read, created, output } = new;
+        self.prompt = prompt.or(self.prompt);
+        self.cached = cached.or(self.cached);
+        self.read = read.or(self.read);
+        self.created = created.or(self.created);
+        self.output = output.or(self.output);
+    }
+
+    /// The numbers as OpenAI counts them: those of the prompt are all of its tokens.
+    pub(super) fn usage(self) -> Usage {
+        let (prompt, cached) = match (self.prompt, self.cached, self.read.or(self.created)) {
+            (Some(input), None, Some(_)) => {
+                let (read, created) = (self.read.unwrap_or(0), self.created.unwrap_or(0));
+                (Some(input.saturating_add(read).saturating_add(created)), Some(read))
+            }
+            (prompt, cached, _) => (prompt, cached.or(self.read)),
+        };
+        // Whatever an engine makes of it: no more can be cached than there is.
+        let cached = cached.map(|cached| prompt.map_or(cached, |prompt| cached.min(prompt)));
+        Usage { prompt, cached, output: self.output }
+    }
+}
+
+/// The last `usage` object in a text that is whole.
+pub(super) fn told(text: &[u8]) -> Option<Told> {
+    let at = memmem::rfind(text, NAME)?;
+    parse(&text[at + NAME.len()..]).ok()
+}
+
+/// Looks for `usage` objects in JSON that passes piece by piece, of which nothing else is kept.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    pub(super) told: Told,
+    /// The last bytes that passed, among which a name may have begun.
+    tail: [u8; NAME.len() - 1],
+    tail_len: usize,
+    /// What stands behind a name, while its object is not whole.
+    open: Option<Vec<u8>>,
+}
+
+impl Scan {
+    pub(super) fn pass(&mut self, data: &[u8]) {
+        if let Some(mut open) = self.open.take() {
+            let room = MOST.saturating_sub(open.len());
+            open.extend_from_slice(&data[..room.min(data.len())]);
+            self.begin(&open);
+        }
+        // A name that began in the piece before.
+        if self.tail_len > 0 {
+            let mut joined = [0; 2 * (NAME.len() - 1)];
+            let more = data.len().min(NAME.len() - 1);
+            joined[..self.tail_len].copy_from_slice(&self.tail[..self.tail_len]);
+            joined[self.tail_len..self.tail_len + more].copy_from_slice(&data[..more]);
+            if let Some(at) = FINDER.find(&joined[..self.tail_len + more]) {
+                self.begin(&data[at + NAME.len() - self.tail_len..]);
+            }
+        }
+        for at in FINDER.find_iter(data) {
+            self.begin(&data[at + NAME.len()..]);
+        }
+        self.keep_tail(data);
+    }
+
+    fn begin(&mut self, text: &[u8]) {
+        let text = &text[..text.len().min(MOST)];
+        match parse(text) {
+            Ok(told) => self.told.merge(told),
+            Err(Bad::NotWhole) if text.len() < MOST => self.open = Some(text.to_vec()),
+            Err(_) => {}
+        }
+    }
+
+    fn keep_tail(&mut self, data: &[u8]) {
+        let most = self.tail.len();
+        if data.len() >= most {
+            self.tail.copy_from_slice(&data[data.len() - most..]);
+            self.tail_len = most;
+            return;
+        }
+        let keep = self.tail_len.min(most - data.len());
+        self.tail.copy_within(self.tail_len - keep..self.tail_len, 0);
+        self.tail[keep..keep + data.len()].copy_from_slice(data);
+        self.tail_len = keep + data.len();
+    }
+}
+
+/// Why there is no `usage` object.
+enum Bad {
+    /// It may come yet.
+    NotWhole,
+    /// It is null, or something else.
+    Other,
+}
+
+/// The object behind a name.
+fn parse(text: &[u8]) -> Result<Told, Bad> {
+    let object = match text.trim_ascii_start() {
+        [] => return Err(Bad::NotWhole),
+        [b':', rest @ ..] => rest.trim_ascii_start(),
+        _ => return Err(Bad::Other),
+    };
+    match object.first() {
+        None => return Err(Bad::NotWhole),
+        Some(b'{') => {}
+        Some(_) => return Err(Bad::Other),
+    }
+    match serde_json::Deserializer::from_slice(object).into_iter::<Object<'_>>().next() {
+        Some(Ok(object)) => Ok(object.told()),
+        Some(Err(error)) if error.is_eof() => Err(Bad::NotWhole),
+        _ => Err(Bad::Other),
+    }
+}
+
+/// A `usage` object, by the names of all dialects. What is of another type than it should be is not there.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Object<'a> {
+    #[serde(borrow)]
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens_details: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_read_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    cache_creation_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_tokens: Option<&'a RawValue>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Details<'a> {
+    #[serde(borrow)]
+    cached_tokens: Option<&'a RawValue>,
+}
+
+impl Object<'_> {
+    fn told(&self) -> Told {
+        let details = |raw| read::<Details<'_>>(raw).and_then(|details| read(details.cached_tokens));
+        let prompt_tokens = read::<u32>(self.prompt_tokens);
+        let cached = details(self.prompt_tokens_details).or_else(|| details(self.input_tokens_details));
+        let read_tokens = read::<u32>(self.cache_read_input_tokens);
+        Told {
+            prompt: prompt_tokens.or_else(|| read(self.input_tokens)),
+            // Beside `prompt_tokens`, which are all of them, the names of Anthropic's mean the same as the details.
+            cached: cached.or(read_tokens.filter(|_| prompt_tokens.is_some())),
+            read: read_tokens,
+            created: read(self.cache_creation_input_tokens),
+            output: read(self.completion_tokens).or_else(|| read(self.output_tokens)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(text: &str) -> Option<Usage> {
+        told(text.as_bytes()).map(Told::usage)
+    }
+
+    #[test]
+    fn the_usage_of_a_text() {
+        let some = |prompt, cached, output| Some(Usage { prompt, cached, output });
+        let openai =
+            r#"{"usage" : {"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":2}}}"#;
+        assert_eq!(usage(openai), some(Some(5), Some(2), Some(1)));
+        // Of Anthropic's, what was cached is not part of the input.
+        let messages = r#"{"usage":{"input_tokens":5,"cache_read_input_tokens":160,"output_tokens":1}}"#;
+        assert_eq!(usage(messages), some(Some(165), Some(160), Some(1)));
+        let written = r#"{"usage":{"input_tokens":5,"cache_creation_input_tokens":60,"cache_read_input_tokens":0}}"#;
+        assert_eq!(usage(written), some(Some(65), Some(0), None));
+        let both = r#"{"usage":{"prompt_tokens":165,"cache_read_input_tokens":160}}"#;
+        assert_eq!(usage(both), some(Some(165), Some(160), None));
+        let responses = r#"{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":8},"output_tokens":2}}"#;
+        assert_eq!(usage(responses), some(Some(9), Some(8), Some(2)));
+        let wrong = r#"{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":80}}}"#;
+        assert_eq!(usage(wrong), some(Some(9), Some(9), None));
+        for none in ["{}", r#"{"usage":null}"#, r#"{"usage":{"prompt"#, r#"{"usage"#, r#"{"text":"\"usage\": {}"}"#, ""]
+        {
+            assert_eq!(usage(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_several_objects_are_put_together_as_one() {
+        let mut all = Told::default();
+        all.merge(told(br#"{"usage":{"input_tokens":5,"cache_read_input_tokens":160,"output_tokens":0}}"#).unwrap());
+        all.merge(told(br#"{"usage":{"input_tokens":5,"output_tokens":7}}"#).unwrap());
+        assert_eq!(all.usage(), Usage { prompt: Some(165), cached: Some(160), output: Some(7) });
+    }
+
+    #[test]
+    fn it_is_found_however_the_text_is_cut_and_whatever_stands_behind_it() {
+        let text = format!(
+            r#"{{"id":"x","usage": {{"prompt_tokens":5,"completion_tokens":7}},"output":"{}","error":null}}"#,
+            "\\\"usage\\\": {}".repeat(9)
+        );
+        for cut in 1..text.len() {
+            let mut scan = Scan::default();
+            text.as_bytes().chunks(cut).for_each(|piece| scan.pass(piece));
+            assert_eq!(scan.told.usage(), Usage { prompt: Some(5), cached: None, output: Some(7) }, "{cut}");
+        }
+    }
+}

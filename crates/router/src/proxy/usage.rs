@@ -1,0 +1,54 @@
+//! Streams whose clients do not ask how many tokens they have: the engine is asked all the same, and the chunk in which it
+//! says so is kept from the client.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::handover::with;
+
+const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
+
+/// The body that asks for usage; none if it cannot be made. `has_options`: whether it has `stream_options`.
+pub(crate) fn asking(body: &[u8], has_options: bool) -> Option<Bytes> {
+    if has_options {
+        let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
+        let given = fields.get("stream_options").and_then(|raw| serde_json::from_str(raw.get()).ok());
+        let mut options: Map<String, Value> = given.unwrap_or_default();
+        options.insert("include_usage".to_owned(), json!(true));
+        return with(&fields, [("stream_options", options.into())]);
+    }
+    // All else stays as it is, byte for byte. There is another field, the one that asks for a stream.
+    let start = body.iter().position(|byte| *byte == b'{')? + 1;
+    let mut made = Vec::with_capacity(body.len() + FIELD.len());
+    made.extend_from_slice(&body[..start]);
+    made.extend_from_slice(FIELD.as_bytes());
+    made.extend_from_slice(&body[start..]);
+    Some(made.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_else_stays_as_it_is() {
+        let asked = |body: &str, has_options| {
+            String::from_utf8(asking(body.as_bytes(), has_options).expect("a body").to_vec()).expect("utf-8")
+        };
+        assert_eq!(
+            asked(r#" { "stream" : true, "n": 1.50}"#, false),
+            r#" {"stream_options":{"include_usage":true}, "stream" : true, "n": 1.50}"#
+        );
+        for given in ["null", "{}", r#"{"include_usage":false}"#] {
+            assert_eq!(
+                asked(&format!(r#"{{"n":1.50,"stream_options":{given}}}"#), true),
+                r#"{"n":1.50,"stream_options":{"include_usage":true}}"#
+            );
+        }
+        let more = asked(r#"{"stream_options":{"continuous_usage_stats":false}}"#, true);
+        assert_eq!(more, r#"{"stream_options":{"continuous_usage_stats":false,"include_usage":true}}"#);
+    }
+}
