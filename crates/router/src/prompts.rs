@@ -12,6 +12,7 @@ use kvatlas_prompt::{
 };
 use kvatlas_service::Follower;
 use kvatlas_service::state::Keyspace;
+use memchr::memmem;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::config::Config;
@@ -324,7 +325,8 @@ impl Prompts {
 impl Known {
     /// What is known of a request without a prompt that is read: it is work all the same, of some tokens.
     pub(crate) fn of_work(model: Option<String>, body: &[u8]) -> Self {
-        let is_text = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
+        let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
+        let is_text = is_json && memmem::find(body, b";base64,").is_none();
         let most = if is_text { u32::MAX } else { UNREADABLE };
         Self { model, tokens: estimate(body).clamp(1, most), answers: 1, ..Self::default() }
     }
