@@ -122,17 +122,25 @@ def failure(error: Exception) -> tuple[str, str]:
     return "unreachable", f"cannot be reached: {reason(error)}"
 
 
-def reason(error: BaseException) -> str:
-    """The innermost cause in words: httpx wraps the system's several times over."""
+def origin(error: BaseException) -> BaseException:
+    """The system's error that httpx has wrapped, several times over; the error itself if there is none."""
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, socket.gaierror) and cause.strerror:
-            return cause.strerror
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return f"its certificate is not trusted: {cause.verify_message}"
-        if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
-            return "it does not speak TLS: is it http:// instead of https://?"
-        if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) and cause.errno:
-            return os.strerror(cause.errno)
+        if isinstance(cause, ssl.SSLError) or (isinstance(cause, OSError) and cause.errno):
+            return cause
         cause = cause.__cause__ or cause.__context__
+    return error
+
+
+def reason(error: BaseException) -> str:
+    """The system's error in words."""
+    cause = origin(error)
+    if isinstance(cause, socket.gaierror) and cause.strerror:
+        return cause.strerror
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted: {cause.verify_message}"
+    if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+        return "it does not speak TLS: is it http:// instead of https://?"
+    if isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError) and cause.errno:
+        return os.strerror(cause.errno)
     return str(error) or type(error).__name__

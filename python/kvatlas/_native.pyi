@@ -97,6 +97,9 @@ class Match:
     def length(self) -> int:
         """int: The number of blocks in the query. No depth is greater."""
     @property
+    def block_size(self) -> int:
+        """int: The number of tokens in a block."""
+    @property
     def unit(self) -> Literal["blocks"]:
         """str: What depths and length count: "blocks"."""
     @property
@@ -3010,6 +3013,10 @@ class Decision:
 
         Returns:
             bool: False if it had ended already.
+
+        Raises:
+            InvalidArgumentError: More cached tokens than the prompt has, or a number out of range. The request goes
+                on.
         """
     def failed(self, now: float | None = None) -> bool:
         """Reports that the request has failed, or has stopped waiting. Ending it again does nothing.

@@ -67,7 +67,7 @@ class InvalidArgumentError(KvatlasError, ValueError):
     Sites: "invalid_site_name", "invalid_grain", "invalid_duration", "invalid_digest", "other_grain", "whole_wanted",
     "too_many_sites".
 
-    Routing: "unknown_worker".
+    Routing: "unknown_worker", "block_size_mismatch".
 
     Simulated engines: "bad_engine", "bad_rank", "bad_faults", "bad_request", "too_long".
     """

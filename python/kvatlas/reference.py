@@ -85,8 +85,11 @@ class ReferenceMatch:
 
     unit: Final = "blocks"
 
-    def __init__(self, views: dict[Tier, dict[tuple[str, int], int]], length: int, tier: Tier = "gpu") -> None:
+    def __init__(
+        self, views: dict[Tier, dict[tuple[str, int], int]], length: int, block_size: int, tier: Tier = "gpu"
+    ) -> None:
         self._views = views
+        self.block_size = block_size
         self.length = length
         self._by_rank = {holder: depth for holder, depth in views[tier].items() if depth > 0}
         self.depth = max(self._by_rank.values(), default=0)
@@ -96,7 +99,7 @@ class ReferenceMatch:
         return self.within("external")
 
     def within(self, tier: Tier) -> "ReferenceMatch":
-        return ReferenceMatch(self._views, self.length, tier)
+        return ReferenceMatch(self._views, self.length, self.block_size, tier)
 
     def by_rank(self) -> dict[tuple[str, int], int]:
         return dict(self._by_rank)
@@ -218,7 +221,7 @@ class ReferenceIndex:
         for worker, rank, held in self._each_rank():
             for tier, children in held.children().items():
                 views[tier][worker, rank] = depth(children, query)
-        return ReferenceMatch(views, len(query))
+        return ReferenceMatch(views, len(query), self.block_size)
 
     def _contents(
         self, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None

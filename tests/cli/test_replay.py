@@ -162,16 +162,37 @@ def test_a_policy_of_ones_own(run: Run, tmp_path: Path) -> None:
         "class Bad(First):\n"
         "    def choose(self, request, candidates): return 1 / 0\n"
         "class Unmade(First):\n"
-        "    def __init__(self): pass\n"
+        "    def __init__(self, seed, *, needed): pass\n"
+        "class Seedless:\n"
+        "    def choose(self, request, candidates): return 0\n"
+        "class Broken(First):\n"
+        "    def __init__(self, seed): {}['key']\n"
     )
     done = run("replay", *FAST, "--policy", "mine:First")
     assert done.returncode == 0, done.stderr
     assert "mine:First" in done.stdout
-    for name, error in (("mine:Bad", "ZeroDivisionError: division by zero"), ("mine:Unmade", "TypeError: ")):
-        done = run("replay", *FAST, "--policy", name)
+    assert run("replay", *FAST, "--policy", "mine:Seedless").returncode == 0
+    done = run("replay", *FAST, "--policy", "mine:Unmade")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "it is made as Unmade(seed, **options)" in done.stderr
+    for name, line, error in (("Bad", 6, "ZeroDivisionError: division by zero"), ("Broken", 12, "KeyError: 'key'")):
+        done = run("replay", *FAST, "--policy", f"mine:{name}")
         assert done.returncode == 2
-        assert error in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+        first, place, *_rest, last = done.stderr.splitlines()
+        assert first == "Traceback (most recent call last):"
+        assert f'mine.py", line {line}, in ' in place, "it begins in the code of the policy"
+        assert last.startswith("Error: policy ")
+        assert error in last
+
+
+def test_a_policy_s_module_that_cannot_be_loaded_shows_where(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text("x = 1\nraise OSError('no GPU')\n")
+    (tmp_path / "misspelt.py").write_text("class Mine\n    pass\n")
+    for name, line in (("failing", 2), ("misspelt", 1)):
+        done = run("replay", *FAST, "--policy", f"{name}:Mine")
+        assert done.returncode == 2
+        assert f'{name}.py", line {line}' in done.stderr
+        assert done.stderr.splitlines()[-1].startswith("Error: cannot load policy ")
 
 
 def test_a_workload_and_late_events(run: Run) -> None:
@@ -196,10 +217,23 @@ def test_a_router_s_record(run: Run, tmp_path: Path) -> None:
         for n in range(30)
     ]  # fmt: skip
     (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = run("replay", "--decisions", "r.jsonl", "--policy", "kvatlas")
+    for args, message in (
+        (("--engines", 8), "--engines 8 does not apply to --decisions: the record has 2 engines"),
+        (("--block-size", 16), "--block-size 16 does not apply to --decisions: the record has 32 tokens per block"),
+        (("--zipf", 1), "--zipf does not apply to --decisions"),
+        (("--save-trace", "t.jsonl"), "--save-trace does not apply to --decisions"),
+        (("--skip-bad",), "--skip-bad does not apply to --decisions"),
+    ):
+        refused = run("replay", "--decisions", "r.jsonl", "--policy", "kvatlas", *args)
+        assert refused.returncode == 2
+        assert message in " ".join(refused.stderr.split())
+    mistaken = run("replay", "r.jsonl").stderr
+    assert "line 1: a decision of a router's record, not a request of a trace: use --decisions" in mistaken
+    done = run("replay", "--decisions", "r.jsonl", "--policy", "kvatlas", "--engines", 2)
     assert done.returncode == 0, done.stderr
     assert "as recorded" in done.stdout
     assert "kvatlas" in done.stdout
+    assert "distinct blocks of 32." in " ".join(done.stdout.split())
     assert "Measured, says the record: first tokens after 0.20 s on average" in done.stdout
 
 

@@ -149,15 +149,16 @@ def test_requests_under_way_are_finished() -> None:
         assert process.end() == 0
 
 
-def test_the_second_signal_stops_at_once() -> None:
+@pytest.mark.parametrize(("second", "status"), [(signal.SIGTERM, 1), (signal.SIGINT, 130)])
+def test_the_second_signal_stops_at_once(second: signal.Signals, status: int) -> None:
     with serving("--drain-timeout", "1h") as process:
         url = httpx.URL(process.url)
         with socket.create_connection((url.host, url.port or 0), PATIENCE) as slow:
             begin(slow, 1000)
-            process.signal(signal.SIGINT)
+            process.signal(signal.SIGTERM)
             process.wait_for("stopping: finishing open requests")
-            process.signal(signal.SIGINT)
-            assert process.end() == 130
+            process.signal(second)
+            assert process.end() == status
     assert process.lines[-1] == "stopped immediately"
 
 

@@ -52,11 +52,11 @@ def _byte_names() -> list[str]:
     return names
 
 
-def stored(text: str) -> bytes:
+def stored(text: str, rank: int = 0) -> bytes:
     tokens = tokens_of(text)
     tokens = tokens[: len(tokens) // BLOCK * BLOCK]
     names = prefix_hashes(content_hashes(tokens, BLOCK)).tolist()
-    return encode_batch([Stored(names, None, tokens, BLOCK)], timestamp=time.time())
+    return encode_batch([Stored(names, None, tokens, BLOCK)], timestamp=time.time(), rank=rank)
 
 
 def cleared() -> bytes:

@@ -184,7 +184,7 @@ class Engine:
         self.given_up: list[float] = []
         self.connections = 0
         self.metrics = ""
-        self.publisher: Publisher | None = None  # of its events
+        self.publishers: dict[int, Publisher] = {}  # of its events, by the rank
         self._loop = _loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -199,6 +199,15 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @property
+    def publisher(self) -> Publisher | None:
+        """Who publishes the events of rank 0."""
+        return self.publishers.get(0)
+
+    @publisher.setter
+    def publisher(self, publisher: Publisher) -> None:
+        self.publishers = {0: publisher}
 
     @property
     def url(self) -> str:
@@ -307,10 +316,13 @@ class Engine:
             await reply("200 OK", {"object": "list", "data": [card]})(talk)
         elif path == "/health":
             await reply("200 OK" if self.healthy else "503 Service Unavailable", b"")(talk)
-        elif path == "/kv_event_sources" and self.publisher is not None:
+        elif path == "/kv_event_sources" and self.publishers:
             about = {"enable_kv_cache_events": True, "publisher": "zmq", "buffer_steps": 10_000, "topic": ""}
-            about |= {"endpoint": self.publisher.endpoint, "replay_endpoint": self.publisher.replay_endpoint}
-            await reply("200 OK", {"0": about})(talk)
+            sources = {
+                str(rank): about | {"endpoint": its.endpoint, "replay_endpoint": its.replay_endpoint}
+                for rank, its in self.publishers.items()
+            }
+            await reply("200 OK", sources)(talk)
         elif path == "/metrics":
             await talk.send(
                 head("200 OK", f"content-length: {len(self.metrics)}", kind="text/plain") + self.metrics.encode()

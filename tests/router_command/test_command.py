@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.service.fake_engine import FakeEngine, vllm
 
 from kvatlas.cli.router import router as command
 from kvatlas.sim.server import Fleet
@@ -111,6 +112,16 @@ def test_json_logs_and_no_events(fleet: Fleet) -> None:
         assert process.end() == 0
         assert all(json.loads(line)["level"] for line in process.lines), process.lines
         assert not any("publishes no" in line for line in process.lines)
+
+
+def test_hints_are_those_of_a_router() -> None:
+    silent = vllm() | {"/kv_event_sources": 404}
+    with FakeEngine(silent) as engine, routing("--engine", engine.url) as process:
+        process.wait_for(r"--replay-port 5757 to `kvatlas router` \(or events_port")
+        process.wait_for(r" WARN no configured engine's events can be followed: engines are chosen by load only$")
+        process.process.send_signal(signal.SIGTERM)
+        assert process.end() == 0
+    assert not any("kvatlas serve" in line or "can be used" in line for line in process.lines)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from kvatlas.cli.router import router as command
 from kvatlas.errors import ConfigError, PolicyError, TokenizerError
 from kvatlas.router import RouterConfig, RouterSection, read_router_config
 from kvatlas.router.config import ROUTER, show_router_config
-from kvatlas.router.policies import check_name, own_policy
 from kvatlas.router.tokenizers import resolve
+from kvatlas.routing.policies import check_name, own_policy
 from kvatlas.service import Engine
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from tests.certificates import SERVER, make, needs_openssl
 
 from kvatlas.cli.top import top
 from kvatlas.errors import ConfigError, PolicyError, ServiceError
@@ -140,6 +142,30 @@ def test_top_without_a_router(fleet: Fleet) -> None:
     assert done.exit_code == 2
 
 
+@needs_openssl
+def test_top_says_what_to_do_about_what_is_wrong(router: Router, tmp_path: Path) -> None:
+    def output(url: str) -> str:
+        done = CliRunner().invoke(top, ["--once", "--url", url])
+        assert done.exit_code == 1, done.output
+        return done.output
+
+    start = "start `kvatlas router` there, or set --url or KVATLAS_ROUTER_URL to its address"
+    assert start in output("http://127.0.0.1:9")
+    assert start in output("http://no-such-host.invalid:8080")
+    # Whoever answers in another protocol is there.
+    spoken = output(router.url.replace("http:", "https:"))
+    assert "is it http:// instead of https://?" in spoken
+    assert start not in spoken
+    cert, key = make(tmp_path, "router", "/CN=localhost", *SERVER)
+    tls = RouterHttpConfig(bind="127.0.0.1:0", tls_cert=cert, tls_key=key)
+    with Router(config=replace(settings(), http=tls)) as private:
+        untrusted = output(private.url)
+        assert "its certificate is not trusted" in untrusted
+        assert "name the CA that signed it with --ca" in untrusted
+        assert start not in untrusted
+        assert start not in output(private.url.replace("https:", "http:"))
+
+
 def test_a_policy_of_ones_own(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -161,6 +187,7 @@ def test_a_policy_of_ones_own(fleet: Fleet, caplog: pytest.LogCaptureFixture) ->
         status, _, _ = ask(router.url, "/v1/completions", {**body, "prompt": [1] * 9})
         assert status == 200  # a policy's fault costs no request
     assert "policy Second: RuntimeError: too long for me" in caplog.text
+    assert re.search(r'test_router.py", line \d+, in choose\n +raise RuntimeError\("too long for me"\)', caplog.text)
 
 
 def test_a_record(fleet: Fleet, tokenizer: Path, tmp_path: Path) -> None:

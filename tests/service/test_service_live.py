@@ -4,6 +4,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +17,8 @@ from kvatlas.client import AsyncClient, Client, Query
 from kvatlas.errors import ClientError, ServiceError, UnreachableError
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
-from kvatlas.sim.server import EngineHandle, Fleet, ServerConfig
+from kvatlas.sim.server import EngineHandle, Fleet, Publisher, ServerConfig
+from kvatlas.wire import Stored, encode_batch
 
 from .fake_native import until
 
@@ -246,3 +248,22 @@ def test_names_of_adapters_are_found_and_can_be_asked_for(service: Service, engi
     with pytest.raises(ClientError, match='known there: "sim-model", "tuned"') as caught:
         client.query(tokens=prompt, model="tunde")
     assert caught.value.code == "unknown_keyspace"
+
+
+def test_prompts_that_begin_below_a_block_named_0_mark_the_stream() -> None:
+    """LMCache/LMCache#2441: 0 as the parent where there is none."""
+    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as publisher, Service(config=CONFIG) as service:
+        client = service.client()
+        client.register(
+            "w", endpoint=publisher.endpoint, replay_endpoint=publisher.replay_endpoint, model="m", block_size=BLOCK
+        )
+        service.wait_ready(60)
+        for name, parent in ((71, None), (72, 71), (81, 0)):
+            stored = Stored([name], parent, PROMPT[:BLOCK], BLOCK)
+            publisher.publish(encode_batch([stored], timestamp=time.time()))
+        until(lambda: client.query(tokens=PROMPT, model="m").partial == (("w", 0),))
+        [stream] = client.workers()[0].streams
+        assert stream.counters["zero_parents"] == 1
+        assert stream.partial
+        assert stream.last_error is not None
+        assert "a block named 0" in stream.last_error

@@ -112,8 +112,8 @@ fn number_into(value: &Value, out: &mut String) {
 /// How `json.dumps` is to write.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// Spaces a level; all on one line if none.
-    pub(crate) indent: Option<usize>,
+    /// What stands before a line, for each level; all on one line if none.
+    pub(crate) indent: Option<String>,
     /// What stands between items.
     pub(crate) comma: String,
     /// What stands between a key and its value.
@@ -208,9 +208,9 @@ impl Json {
     }
 
     fn line(&self, level: usize, out: &mut String) {
-        if let Some(indent) = self.indent {
+        if let Some(indent) = &self.indent {
             out.push('\n');
-            out.extend(std::iter::repeat_n(' ', indent * level));
+            out.extend(std::iter::repeat_n(&**indent, level));
         }
     }
 
@@ -227,8 +227,8 @@ impl Json {
                 '\u{8}' => "\\b",
                 '\u{c}' => "\\f",
                 '\u{0}'..='\u{1f}' => "",
-                // Python's encoder takes DEL as it is, and the rest of it only if all of Unicode may be written.
-                _ if self.ascii && !char.is_ascii() => "",
+                // If only ASCII may be written, DEL may not either.
+                _ if self.ascii && char > '~' => "",
                 _ => continue,
             };
             out.push_str(&text[plain..at]);
@@ -265,8 +265,10 @@ mod tests {
             assert_eq!(Json::default().dump(&parsed(json)).unwrap(), json);
         }
         let ascii = Json { ascii: true, ..Json::default() };
-        assert_eq!(ascii.dump(&parsed(r#""ä😀""#)).unwrap(), r#""\u00e4\ud83d\ude00""#);
-        let lines = Json { indent: Some(2), comma: ",".into(), sort: true, ..Json::default() };
+        assert_eq!(ascii.dump(&parsed(r#""ä😀~""#)).unwrap(), r#""\u00e4\ud83d\ude00~""#);
+        assert_eq!(ascii.dump(&parsed("\"\u{7f}\"")).unwrap(), r#""\u007f""#);
+        assert_eq!(Json::default().dump(&parsed("\"\u{7f}\"")).unwrap(), "\"\u{7f}\"");
+        let lines = Json { indent: Some("  ".into()), comma: ",".into(), sort: true, ..Json::default() };
         let expected = "{\n  \"a\": [\n    1,\n    2\n  ],\n  \"b\": {}\n}";
         assert_eq!(lines.dump(&parsed(r#"{"b": {}, "a": [1, 2]}"#)).unwrap(), expected);
     }

@@ -227,7 +227,7 @@ impl BlockIndex {
         let given = Given::new("find", tokens, content_hashes, lora, salt)?;
         let (prompt, block_size) = (given.prompt(), self.block_size());
         let found = detach_if(py, prompt.is_long(), || self.core.find(&prompt.hashes(block_size)).to_owned());
-        Ok(Match::new(found, prompt.blocks(block_size)))
+        Ok(Match::new(found, prompt.blocks(block_size), block_size))
     }
 
     /// Statistics of the contents, the memory and the events so far.

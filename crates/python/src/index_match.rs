@@ -20,6 +20,7 @@ pub(crate) struct Match {
     answer: Answer,
     view: View,
     length: usize,
+    block_size: u32,
 }
 
 enum Answer {
@@ -29,9 +30,9 @@ enum Answer {
 }
 
 impl Match {
-    /// The answer to a query of that many blocks.
-    pub(crate) fn new(found: OwnedMatch, length: usize) -> Self {
-        Self { answer: Answer::Own(found), view: View::Device, length }
+    /// The answer to a query of that many blocks, each of that many tokens.
+    pub(crate) fn new(found: OwnedMatch, length: usize, block_size: u32) -> Self {
+        Self { answer: Answer::Own(found), view: View::Device, length, block_size }
     }
 
     fn seen(slf: &Bound<'_, Self>, view: View) -> Self {
@@ -39,7 +40,8 @@ impl Match {
             Answer::Own(_) => slf.clone().unbind(),
             Answer::Of(other) => other.clone_ref(slf.py()),
         };
-        Self { answer: Answer::Of(answer), view, length: slf.get().length }
+        let Self { length, block_size, .. } = *slf.get();
+        Self { answer: Answer::Of(answer), view, length, block_size }
     }
 
     pub(crate) fn found(&self) -> &OwnedMatch {
@@ -60,8 +62,14 @@ impl Match {
 
     /// int: The number of blocks in the query. No depth is greater.
     #[getter]
-    fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         self.length
+    }
+
+    /// int: The number of tokens in a block.
+    #[getter]
+    pub(crate) fn block_size(&self) -> u32 {
+        self.block_size
     }
 
     /// str: What depths and length count: "blocks".

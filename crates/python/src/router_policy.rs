@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvatlas_routing::{Candidates, Choice, Policy, Request};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::routing::{Failure, Names, PythonPolicy};
 
@@ -34,7 +35,7 @@ impl GuardedPolicy {
             let message =
                 format!("policy {}: {words}; the engine with the least to compute was chosen", self.policy.name());
             Python::attach(|py| {
-                if let Err(error) = log(py, &message) {
+                if let Err(error) = log(py, &message, error) {
                     error.print(py);
                 }
             });
@@ -42,9 +43,14 @@ impl GuardedPolicy {
     }
 }
 
-fn log(py: Python<'_>, message: &str) -> PyResult<()> {
+/// Logs the message, with the traceback of the error if it happened in Python.
+fn log(py: Python<'_>, message: &str, error: &PyErr) -> PyResult<()> {
     let logger = py.import("logging")?.call_method1("getLogger", ("kvatlas.router",))?;
-    logger.call_method1("error", ("%s", message)).map(drop)
+    let more = PyDict::new(py);
+    if let Some(traceback) = error.traceback(py) {
+        more.set_item("exc_info", (error.get_type(py), error.value(py), traceback))?;
+    }
+    logger.call_method("error", ("%s", message), Some(&more)).map(drop)
 }
 
 impl Policy for GuardedPolicy {
@@ -72,8 +78,9 @@ pub(crate) fn learn_names(names: &Mutex<Vec<(String, u32)>>, workers: &serde_jso
     let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
     for worker in workers.as_array().into_iter().flatten() {
         let name = worker["name"].as_str().unwrap_or_default();
-        for (rank, row) in worker["ranks"].as_array().into_iter().flatten().enumerate() {
-            let (Some(number), Ok(rank)) = (row["number"].as_u64(), u32::try_from(rank)) else { continue };
+        for row in worker["ranks"].as_array().into_iter().flatten() {
+            let rank = row["rank"].as_u64().and_then(|rank| u32::try_from(rank).ok());
+            let (Some(number), Some(rank)) = (row["number"].as_u64(), rank) else { continue };
             let at = usize::try_from(number).unwrap_or(usize::MAX);
             if at < 1 << 20 {
                 if names.len() <= at {

@@ -1,5 +1,8 @@
 //! Single values: worker, rank, tier, names, sizes, block hashes. Each error says what was given and what is wanted.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
 use kvatlas_index::{BlockHash, Tier};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::intern;
@@ -66,6 +69,7 @@ macro_rules! argument {
         }
     )*};
 }
+pub(crate) use argument;
 
 argument! {
     /// A data-parallel rank.
@@ -92,10 +96,40 @@ argument! {
 
 /// A data-parallel rank.
 pub(crate) fn rank(value: &Bound<'_, PyAny>) -> PyResult<u32> {
-    let value = int(value, || "rank".to_owned())?;
-    value
-        .extract()
-        .map_err(|_| errors::argument("out_of_range", &format!("rank must be from 0 to {}, got {value}", u32::MAX)))
+    within(value, "rank", 0..=u32::MAX)
+}
+
+/// An integer of this range.
+pub(crate) fn within<T>(value: &Bound<'_, PyAny>, what: &str, range: RangeInclusive<T>) -> PyResult<T>
+where
+    T: for<'a, 'py> FromPyObject<'a, 'py> + PartialOrd + Display,
+{
+    let value = int(value, || what.to_owned())?;
+    match value.extract::<T>() {
+        Ok(number) if range.contains(&number) => Ok(number),
+        _ => {
+            let (least, most) = range.into_inner();
+            Err(errors::argument("out_of_range", &format!("{what} must be from {least} to {most}, got {value}")))
+        }
+    }
+}
+
+/// A finite number that `accepts` takes, which `wanted` describes.
+pub(crate) fn number(
+    value: &Bound<'_, PyAny>,
+    what: &str,
+    wanted: &str,
+    accepts: impl Fn(f64) -> bool,
+) -> PyResult<f64> {
+    let number = if value.is_instance_of::<PyBool>() { None } else { Some(value.extract::<f64>()) };
+    match number {
+        Some(Ok(number)) if number.is_finite() && accepts(number) => Ok(number),
+        Some(Err(error)) if !error.is_instance_of::<PyOverflowError>(value.py()) => {
+            Err(errors::wrong_type(&format!("{what} must be a number, got {}", describe(value))))
+        }
+        None => Err(errors::wrong_type(&format!("{what} must be a number, got {}", describe(value)))),
+        _ => Err(errors::argument("out_of_range", &format!("{what} must be {wanted}, got {value}"))),
+    }
 }
 
 /// The name of a tier.
@@ -134,7 +168,7 @@ fn size(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
 }
 
 /// `True` or `False`, and nothing that is merely true or false.
-fn flag(value: &Bound<'_, PyAny>, what: &str) -> PyResult<bool> {
+pub(crate) fn flag(value: &Bound<'_, PyAny>, what: &str) -> PyResult<bool> {
     let value = value
         .cast::<PyBool>()
         .map_err(|_| errors::wrong_type(&format!("{what} must be True or False, got {}", describe(value))))?;

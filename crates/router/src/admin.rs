@@ -94,7 +94,7 @@ pub(crate) async fn explain(
     let body = read(app, request.into_body(), app.config.http.max_body, until).await?;
     let endpoint = aside_if_long(app, &body, |_, body| Some(endpoint_of(&serde_json::from_slice(body).ok()?))).await?;
     let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let known = look_at(app, Some(endpoint), ModelAt::Json, &body).await?;
+    let known = look_at(app, Some(endpoint), ModelAt::Json, "", &body).await?;
     let (explained, bounds) = app.places.explain(app, shard, &known).await?;
     let mut said = json!({
         "policy": app.places.policy(),

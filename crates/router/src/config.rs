@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::error::Error;
+pub use crate::ranks::{RankHeader, Ranks};
 
 /// Everything.
 #[derive(Debug, Clone, Deserialize)]
@@ -156,9 +157,13 @@ pub struct EngineConfig {
     /// Its share of the work beside others.
     #[serde(default = "one")]
     pub weight: f64,
-    /// Data-parallel ranks that requests can be sent to, each with a cache of its own; 1 if it has none.
-    #[serde(default = "first")]
-    pub ranks: u32,
+    /// Data-parallel ranks that requests can be sent to, each with a cache of its own: how many, or their numbers; 1 if it
+    /// has none.
+    #[serde(default)]
+    pub ranks: Ranks,
+    /// By which numbers requests name one of these ranks.
+    #[serde(default)]
+    pub rank_header: RankHeader,
     /// The bearer key that it wants.
     #[serde(default)]
     pub key: Option<Secret>,
@@ -453,7 +458,8 @@ impl EngineConfig {
             model: None,
             role: Role::Both,
             weight: one(),
-            ranks: first(),
+            ranks: Ranks::default(),
+            rank_header: RankHeader::default(),
             key: None,
             use_key: None,
             capacity_blocks: None,
@@ -466,10 +472,6 @@ impl EngineConfig {
 
 fn one() -> f64 {
     1.0
-}
-
-fn first() -> u32 {
-    1
 }
 
 mod seconds {

@@ -65,14 +65,16 @@ fn trust(app: &App, engines: &[Arc<Engine>]) {
         let streams = keyspace.map(|keyspace| keyspace.streams_of(&engine.name)).unwrap_or_default();
         let is_unverified = streams.iter().any(|(_, stream)| stream.status.unverified.load(Relaxed));
         engine.is_unverified.store(is_unverified, Relaxed);
-        for rank in 0..engine.config.ranks {
+        for (place, rank) in engine.config.ranks.numbers().enumerate() {
             let trusted = keyspace.is_some_and(|keyspace| keyspace.is_trusted(&engine.name, rank));
-            app.places.set_trusted(engine, rank as usize, trusted);
+            app.places.set_trusted(engine, place, trusted);
         }
         let Some(keyspace) = keyspace else { continue };
         for rank in keyspace.index().ranks_of(&engine.name) {
             let load = Load { held_blocks: Some(rank.device_blocks as f64), ..Load::default() };
-            app.places.report(engine, rank.rank as usize, &load);
+            if let Some(place) = engine.config.ranks.place(rank.rank) {
+                app.places.report(engine, place, &load);
+            }
         }
     }
 }
@@ -92,8 +94,14 @@ async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
         };
         // One without metrics of a known kind is asked seldom.
         pause = if loads.is_empty() { (pause * 2).min(Duration::from_secs(60)) } else { health.load_interval };
+        // Some count their ranks from 0 in metrics, whatever their numbers are.
+        let ranks = &engine.config.ranks;
+        let are_numbers = loads.keys().all(|rank| ranks.place(*rank).is_some());
         for (rank, load) in loads {
-            app.places.report(&engine, rank as usize, &load);
+            let place = if are_numbers { ranks.place(rank) } else { Some(rank as usize) };
+            if let Some(place) = place {
+                app.places.report(&engine, place, &load);
+            }
         }
         tokio::time::sleep(pause).await;
     }

@@ -106,9 +106,9 @@ impl Fleet {
                 return Err(Error::Taken { name, url: old.config.url.clone() });
             }
             let others = engines.iter().filter(|other| *other.name != name);
-            let ranks = others.map(|other| other.config.ranks as usize).sum::<usize>() + config.ranks as usize;
+            let ranks = others.map(|other| other.config.ranks.count()).sum::<usize>() + config.ranks.count();
             let most = self.config.max_ranks;
-            if ranks > most && old.as_deref().is_none_or(|old| old.config.ranks < config.ranks) {
+            if ranks > most && old.as_deref().is_none_or(|old| old.config.ranks.count() < config.ranks.count()) {
                 return Err(Error::Full { ranks, most });
             }
             config.use_key = config.use_key.or(Some(old.as_deref().is_some_and(Engine::uses_key)));

@@ -1,6 +1,5 @@
 //! From a request's body to what the decision core asks for: model, tokens, content hashes.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,6 +12,7 @@ use kvatlas_prompt::{
 };
 use kvatlas_service::Follower;
 use kvatlas_service::state::Keyspace;
+use memchr::memmem;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::config::Config;
@@ -28,6 +28,9 @@ const ENGINE: &str = "engine";
 
 /// Within which an engine must say what a prompt's tokens are: a request does not wait longer to be placed well.
 const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Tokens that sound, images and whatever else is not text are taken to be, at most.
+const UNREADABLE: u32 = 1_500;
 
 /// Bytes that what is known of chats seen before may take.
 const REMEMBERED: usize = 256 << 20;
@@ -320,9 +323,12 @@ impl Prompts {
 }
 
 impl Known {
-    /// What is known of a request without a prompt that is read.
-    pub(crate) fn of_model(model: Option<Cow<'_, str>>) -> Self {
-        Self { model: model.map(Cow::into_owned), ..Self::default() }
+    /// What is known of a request without a prompt that is read: it is work all the same, of some tokens.
+    pub(crate) fn of_work(model: Option<String>, body: &[u8]) -> Self {
+        let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
+        let is_text = is_json && memmem::find(body, b";base64,").is_none();
+        let most = if is_text { u32::MAX } else { UNREADABLE };
+        Self { model, tokens: estimate(body).clamp(1, most), answers: 1, ..Self::default() }
     }
 
     /// Whether it is for an adapter, as far as the index knows.

@@ -20,15 +20,17 @@ const LONG_PROMPT: usize = 32 << 10;
 /// Bytes beyond which a body is parsed aside: about a millisecond.
 const LONG_BODY: usize = 512 << 10;
 
-/// What a body asks, whose prompt is that of `endpoint`, or which names the model at `model`.
+/// What a body of this type (`Content-Type`) asks, whose prompt is that of `endpoint`, or which names the model at `model`.
 pub(crate) async fn look_at(
     app: &Arc<App>,
     endpoint: Option<Endpoint>,
     model: ModelAt,
+    kind: &str,
     body: &Bytes,
 ) -> Result<Known, Refusal> {
     let Some(endpoint) = endpoint else {
-        return aside_if_long(app, body, move |_, body| Known::of_model(model.of(body))).await;
+        let kind = kind.to_owned();
+        return aside_if_long(app, body, move |_, body| Known::of_work(model.of(&kind, body), body)).await;
     };
     let recalled = app.prompts.recall(endpoint, body);
     let is_long_prompt = app.places.wants().hashes && recalled.new_bytes() > LONG_PROMPT;

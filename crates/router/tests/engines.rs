@@ -184,3 +184,24 @@ fn ranks_are_told_to_the_engine() {
     assert_eq!(ranks.iter().flatten().filter(|rank| *rank == "0").count(), 2, "{ranks:?}");
     assert_eq!(ranks.iter().flatten().filter(|rank| *rank == "1").count(), 2, "{ranks:?}");
 }
+
+#[test]
+fn an_engine_s_ranks_keep_their_numbers() {
+    for (header, wanted) in [("local", ["0", "1"]), ("global", ["4", "5"])] {
+        let engine = Engine::start("m");
+        let about = json!({ "name": "e", "url": engine.url(), "ranks": [4, 5], "rank_header": header });
+        let router = router(&[], json!({ "engines": [about] }));
+        let mut client = Client::to(&router);
+        let mut told: Vec<_> = (0..4)
+            .map(|_| {
+                client.post("/v1/completions", &completion(json!({})));
+                engine.last().header("x-data-parallel-rank").unwrap().to_owned()
+            })
+            .collect();
+        told.sort();
+        assert_eq!(told, [wanted[0], wanted[0], wanted[1], wanted[1]], "{header}");
+        let workers = client.get("/workers").json();
+        let numbers: Vec<_> = workers[0]["ranks"].as_array().unwrap().iter().map(|rank| &rank["rank"]).collect();
+        assert_eq!(numbers, [4, 5]);
+    }
+}

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvatlas.cli import INTERRUPTED
-from kvatlas.errors import KvatlasError
+from kvatlas.errors import KvatlasError, PolicyError
+from kvatlas.routing.policies import own_traceback
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _WIDTH = 110  # when the output is not a terminal, unless COLUMNS says another
@@ -58,6 +59,12 @@ class Interrupt:
         self.pressed = True
 
 
+def show_cause(error: KvatlasError) -> None:
+    """Print where an error happened, if it was in the code of a user's policy."""
+    if isinstance(error, PolicyError) and error.__cause__ is not None:
+        click.echo(own_traceback(error.__cause__), err=True, nl=False)
+
+
 def exit_status(function: _F) -> _F:
     """Turn errors into one line and exit status 2, and Ctrl-C into 130."""
 
@@ -69,6 +76,7 @@ def exit_status(function: _F) -> _F:
             raise
         except KvatlasError as error:
             # Usage is fine where this comes from: only the text matters.
+            show_cause(error)
             click.echo(f"Error: {error}", err=True)
             sys.exit(2)
         except BrokenPipeError:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar
@@ -40,6 +41,8 @@ from kvatlas.sim.hardware import HARDWARE, StepTime, find_hardware
 
 _CONFIG = ReplayConfig()
 _WORK = WorkloadConfig()
+# Options of a trace that is generated.
+_OF_GENERATED = ("request_rate", "agents", "zipf", "save_trace")
 _SECONDS = click.FloatRange(0)
 _BLOCK_SIZES = [size for size in range(1, TRACE_BLOCK + 1) if TRACE_BLOCK % size == 0]
 
@@ -211,7 +214,6 @@ def replay(trace: Path | None, **options: Any) -> None:
 
 
 def _run(path: Path | None, options: dict[str, Any]) -> ReplayResult:
-    sys.path.insert(0, "")  # policies of one's own, from here
     workload = _workload(path, options)
     record = _record(path, options)
     config = _config(options, workload, record)
@@ -239,10 +241,20 @@ def _workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
         return None
     if path is not None or options["decisions"] is not None:
         raise click.UsageError("--workload, --decisions and TRACE are mutually exclusive.")
-    for flag in ("request_rate", "agents", "zipf", "save_trace"):
-        if options[flag] is not None:
+    for flag in (*_OF_GENERATED, "skip_bad"):
+        if options[flag] not in (None, False):
             raise click.UsageError(f"--{flag.replace('_', '-')} does not apply to --workload.")
     return find_workload(options["workload"])
+
+
+def _check_recorded(name: str, recorded: int, what: str, options: dict[str, Any]) -> None:
+    """Check that what a record says was not asked for otherwise."""
+    source = click.get_current_context().get_parameter_source(name)
+    if options[name] != recorded and source is not ParameterSource.DEFAULT:
+        flag = f"--{name.replace('_', '-')}"
+        raise click.UsageError(
+            f"{flag} {options[name]} does not apply to --decisions: the record has {recorded} {what}."
+        )
 
 
 def _record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
@@ -252,6 +264,9 @@ def _record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
         return None
     if path is not None:
         raise click.UsageError("--workload, --decisions and TRACE are mutually exclusive.")
+    for flag in (*_OF_GENERATED, "skip_bad"):
+        if options[flag] not in (None, False):
+            raise click.UsageError(f"--{flag.replace('_', '-')} does not apply to --decisions.")
     record = read_decisions(options["decisions"], model=options["model"])
     if (limit := options["requests"]) is not None:
         record.trace = replace(record.trace, requests=record.trace.requests[:limit])
@@ -268,6 +283,8 @@ def _config(options: dict[str, Any], workload: Workload | None, record: Decision
     engine = engine_config(options, _CONFIG.fleet.engine)
     engines = options["engines"]
     if record is not None:
+        _check_recorded("engines", len(record.workers), "engines", options)
+        _check_recorded("block_size", record.trace.block, "tokens per block", options)
         tokens, engines = engine.cache_tokens, len(record.workers)
         engine = replace(engine, block_size=record.trace.block, blocks=max(1, tokens // record.trace.block))
     constants = {
@@ -291,7 +308,7 @@ def _config(options: dict[str, Any], workload: Workload | None, record: Decision
 
 def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
     if path is not None:
-        for flag in ("request_rate", "agents", "zipf", "save_trace"):
+        for flag in _OF_GENERATED:
             if options[flag] is not None:
                 raise click.UsageError(
                     f"--{flag.replace('_', '-')} only applies to generated traces: omit it or TRACE."

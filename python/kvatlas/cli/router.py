@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kvatlas.cli.console import show_cause
 from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
 from kvatlas.router.config import ROUTER, read_router_config, show_router_config
@@ -48,7 +49,8 @@ def router(config: Path | None, print_config: bool, check: bool, **options: Any)
     configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.
 
     SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off,
-    the router could not start, or --check found something wrong; 2 if an argument or setting is invalid.
+    the router could not start, or --check found something wrong; 2 if an argument or setting is invalid; 130 after a
+    second Ctrl-C.
     """
     try:
         resolved = read_router_config(given(ROUTER, options), file=config)
@@ -64,6 +66,7 @@ def router(config: Path | None, print_config: bool, check: bool, **options: Any)
 
             status = run(resolved.config)
     except KvatlasError as error:
+        show_cause(error)
         click.echo(f"Error: {error}", err=True)
         sys.exit(2 if isinstance(error, ValueError) else 1)
     sys.exit(status)

@@ -65,6 +65,6 @@ def serve(config: Path | None, print_config: bool, **options: Any) -> None:
     configuration file, in this order of precedence. Durations are written like 30s or 500ms, sizes like 8MiB.
 
     SIGTERM or Ctrl-C lets open requests finish; a second one stops at once. Exit status: 0; 1 if requests were cut off
-    or the service could not start; 2 if an argument or setting is invalid.
+    or the service could not start; 2 if an argument or setting is invalid; 130 after a second Ctrl-C.
     """
     run_service(config, print_config, options)

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import httpx
 
+from kvatlas._http import origin
 from kvatlas.client import DEFAULT_URL, Client
 from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError, UnreachableError
 from kvatlas.service.config.section import check_secret, read_secret
@@ -62,12 +63,27 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
         with Client(url, key=key_of(key_file, env), timeout=timeout, ssl_context=trust(ca)) as client:
             yield client
     except KvatlasError as error:
-        refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
-        hint = ": set KVATLAS_KEY or --key-file" if refused else ""
-        if isinstance(error, UnreachableError) and error.code == "unreachable":
-            hint = ": start `kvatlas serve` there, or set --url or KVATLAS_URL to its address"
-        click.echo(f"Error: {error}{hint}", err=True)
+        click.echo(f"Error: {error}{hint(error, 'kvatlas serve', 'KVATLAS_URL')}", err=True)
         sys.exit(1 if isinstance(error, ClientError) or error.code in ("unreachable", "timeout") else 2)
+
+
+def hint(error: KvatlasError, command: str, variable: str) -> str:
+    """What may help against an error of a client, to follow its message; empty if nothing is known to.
+
+    Args:
+        error: The error.
+        command: The command that runs what was asked.
+        variable: The environment variable that has its address.
+    """
+    if isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED:
+        return ": set KVATLAS_KEY or --key-file"
+    if not isinstance(error, UnreachableError) or error.__cause__ is None:
+        return ""
+    if isinstance(cause := origin(error.__cause__), ssl.SSLCertVerificationError):
+        return ": if it is the right one, name the CA that signed it with --ca"
+    # What does not answer in HTTP, or in TLS, is there.
+    nobody = isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError | TimeoutError)
+    return f": start `{command}` there, or set --url or {variable} to its address" if nobody else ""
 
 
 def key_of(key_file: Path | None, env: Mapping[str, str]) -> str | None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from kvatlas._http import authorization, checked_url, failure
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console
-from kvatlas.cli.service_options import key_of, trust
+from kvatlas.cli.service_options import hint, key_of, trust
 from kvatlas.cli.top_view import Look, View
 from kvatlas.errors import ClientError, InvalidArgumentError, KvatlasError, UnreachableError
 
@@ -90,11 +90,7 @@ def top(url: str, key_file: Path | None, ca: Path | None, interval: float, decis
                     if not out.is_terminal:
                         out.print(shown)  # one after the other
     except KvatlasError as error:
-        refused = isinstance(error, ClientError) and error.status == httpx.codes.UNAUTHORIZED
-        hint = ": set KVATLAS_KEY or --key-file" if refused else ""
-        if isinstance(error, UnreachableError) and error.code == "unreachable":
-            hint = ": start `kvatlas router` there, or set --url or KVATLAS_ROUTER_URL to its address"
-        click.echo(f"Error: {error}{hint}", err=True)
+        click.echo(f"Error: {error}{hint(error, 'kvatlas router', 'KVATLAS_ROUTER_URL')}", err=True)
         sys.exit(1 if isinstance(error, ClientError) else 2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -486,6 +486,8 @@ class RouterConfig(Config):
         ConfigError: A value has the wrong type or is out of range. The message names it and says what is allowed.
     """
 
+    command: ClassVar[str] = "kvatlas router"
+
     drain_timeout: float = field(
         default=60.0,
         metadata=about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the router stops."),

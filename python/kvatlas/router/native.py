@@ -113,7 +113,9 @@ class Engines:
         """It was asked: now its ranks, its block size and its kind are known."""
         about = dict(self._config.engine_for_native(engine))
         if found is not None:
-            about["ranks"] = len(found.sources)
+            about["ranks"] = found.ranks
+            if found.rank_header is not None:
+                about["rank_header"] = found.rank_header
             about["block_size"] = found.block_size
             about.setdefault("model", found.model)
         if prober.kind == "sglang":

@@ -10,8 +10,8 @@ from typing import Any
 from kvatlas.errors import ConfigError
 from kvatlas.router import native
 from kvatlas.router.config import RouterConfig
-from kvatlas.router.policies import check_name, own_policy
 from kvatlas.router.tokenizers import resolve
+from kvatlas.routing.policies import check_name, own_policy
 from kvatlas.service.config import Engine
 from kvatlas.service.config.kinds import shown
 from kvatlas.service.discovery.watch import HOLD, Discovery

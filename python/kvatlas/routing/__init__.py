@@ -7,7 +7,7 @@ kvatlas; one of your own is a class with `choose(request, candidates)` (`ArrayPo
 from kvatlas._native import Candidates, Decision, RoutedRequest, policy_names
 from kvatlas.errors import PolicyError
 from kvatlas.routing.depths import Depths
-from kvatlas.routing.router import ArrayPolicy, Router, load_policy
+from kvatlas.routing.router import ArrayPolicy, Router
 
 __all__ = [
     "ArrayPolicy",
@@ -17,6 +17,5 @@ __all__ = [
     "PolicyError",
     "RoutedRequest",
     "Router",
-    "load_policy",
     "policy_names",
 ]

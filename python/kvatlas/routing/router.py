@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, Self
 
 from kvatlas import _native
-from kvatlas._native import Candidates, Decision, RoutedRequest, policy_names
-from kvatlas._text import nearest
-from kvatlas.errors import PolicyError
+from kvatlas._native import Candidates, Decision, RoutedRequest
+from kvatlas.errors import InvalidTypeError
+from kvatlas.routing.policies import check_name, own_policy
 
 _LOOK_AGAIN = 0.02  # seconds
 
@@ -18,8 +17,9 @@ _LOOK_AGAIN = 0.02  # seconds
 class ArrayPolicy(Protocol):
     """Picks a worker for each request: the protocol of a policy of your own.
 
-    Name it as `module:Class`: the router creates `Class(seed)`, with the options as keywords. If it does not use
-    depths, set the attribute `uses_index = False`: prompts are then not looked up for it.
+    Name it as `module:Class`: the router creates `Class(seed)`, with the options as keywords; or without the seed, if
+    it takes none. If it does not use depths, set the attribute `uses_index = False`: prompts are then not looked up for
+    it.
     """
 
     def choose(self, request: RoutedRequest, candidates: Candidates) -> int | None:
@@ -56,20 +56,19 @@ class Router(_native.Router):
     ) -> Self:
         """See the class. A policy `module:Class` is made as `Class(seed, **options)`. Raises `PolicyError`."""
         made: Any = policy
+        options, settings = _as_dict(options, "options"), _as_dict(settings, "settings")
         if isinstance(policy, str) and ":" in policy:
-            made, options = load_policy(policy)(seed, **(options or {})), None
-        elif isinstance(policy, str) and policy not in policy_names():
-            names = policy_names()
-            hint = nearest(policy, names, otherwise=f"it must be one of {', '.join(names)}, or module:Class")
-            raise PolicyError(f"no policy {policy!r}: {hint}")
+            made, options = own_policy(policy, seed, options), None
+        elif isinstance(policy, str):
+            check_name(policy)
         return super().__new__(
             cls,
             made,
             workers,
             block_size=block_size,
             seed=seed,
-            options=None if options is None else dict(options),
-            settings=None if settings is None else dict(settings),
+            options=options,
+            settings=settings,
             clock=clock,
         )
 
@@ -89,14 +88,7 @@ class Router(_native.Router):
         return decision
 
 
-def load_policy(name: str) -> Callable[..., ArrayPolicy]:
-    """The class at `module:Class`. Raises `PolicyError`."""
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may do anything
-        raise PolicyError(f"cannot load policy {name!r}: {type(error).__name__}: {error}") from error
-    if not (callable(found) and callable(getattr(found, "choose", None))):
-        raise PolicyError(f"{name!r} is not a policy: it needs a choose(request, candidates) method")
-    factory: Callable[..., ArrayPolicy] = found
-    return factory
+def _as_dict(given: Mapping[str, Any] | None, what: str) -> dict[str, Any] | None:
+    if given is None or isinstance(given, Mapping):
+        return None if given is None else dict(given)
+    raise InvalidTypeError(f"{what} must be a dict, got {type(given).__name__}")

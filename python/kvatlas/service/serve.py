@@ -23,6 +23,7 @@ logger = logging.getLogger("kvatlas.service")
 
 _POLL = 0.1  # seconds between looks at readiness, until it is there
 _LOOK = 0.5  # and afterwards between looks at signals
+_CUT_OFF = 1  # the exit status if requests were cut off
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _R = TypeVar("_R", bound="Running")
 
@@ -48,7 +49,7 @@ class _Stop:
     def handle(self, number: int, _frame: FrameType | None) -> None:
         if self.asked.is_set():
             os.write(2, b"stopped immediately\n")
-            os._exit(128 + number)
+            os._exit(128 + number if number == signal.SIGINT else _CUT_OFF)
         self.number = number
         self.asked.set()
 
@@ -159,4 +160,4 @@ def _drain(running: Running) -> int:
         logger.info("stopped")
         return 0
     logger.warning("stopped; some requests were cut off")
-    return 1
+    return _CUT_OFF

@@ -19,7 +19,8 @@ class TraceStatistics:
     duration: float
     input_tokens: int
     output_tokens: int
-    distinct_blocks: int  # trace blocks: of 512 tokens, if the trace does not say otherwise
+    distinct_blocks: int  # trace blocks
+    block: int  # tokens of a trace block
     seen_before: float  # share of the prompt tokens that one infinite cache would hold
     input_quantiles: dict[str, float]  # p10, p50, p90, p99, max
     output_quantiles: dict[str, float]
@@ -37,6 +38,7 @@ def trace_statistics(trace: Trace, block_size: int) -> TraceStatistics:
         input_tokens=total,
         output_tokens=int(outputs.sum()),
         distinct_blocks=len({name for r in requests for name in r.hash_ids}),
+        block=trace.block,
         seen_before=sum(infinite_cache(requests, block_size, trace.block)) / total,
         input_quantiles=_quantiles(inputs),
         output_quantiles=_quantiles(outputs),

@@ -34,6 +34,15 @@ TRACE_BLOCK = 512  # tokens
 _MAX_LINE = 64 << 20
 _MAX_TOKENS = 1 << 31
 
+_COMPRESSED = {
+    b"\x1f\x8b": "compressed with gzip",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"PK\x03\x04": "a ZIP archive",
+}
+_WANTED = "what is wanted is JSON lines, an object for each request"
+
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
@@ -141,13 +150,15 @@ def parse_line(line: bytes) -> TraceRequest:
     try:
         text = line.decode()
     except UnicodeDecodeError:
-        raise TraceError("not text (is this a JSONL file?)") from None
+        raise TraceError(f"not text ({other_format(line) or 'is this a JSONL file?'})") from None
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"not JSON: {_brief(error)}") from None
+        raise TraceError(f"not JSON: {other_format(line) or _brief(error)}") from None
     if not isinstance(row, dict):
         raise TraceError(f"a JSON object was expected, not {_kind(row)}")
+    if "timestamp" not in row and {"t", "worker", "hashes"} <= row.keys():
+        raise TraceError("a decision of a router's record, not a request of a trace: use --decisions")
     timestamp = _number(row, "timestamp", 0, 1 << 53)
     input_length = _number(row, "input_length", 1, _MAX_TOKENS)
     output_length = _number(row, "output_length", 0, _MAX_TOKENS)
@@ -166,6 +177,20 @@ def parse_line(line: bytes) -> TraceRequest:
     if session is not None and type(session) not in (str, int):
         raise TraceError(f"session_id must be a string or a whole number, not {_show(session)}")
     return TraceRequest(timestamp, input_length, output_length, tuple(ids), session)
+
+
+def other_format(line: bytes) -> str | None:
+    """What a line that is no JSON belongs to, and what to do about it; None if it looks like no other format."""
+    for magic, name in _COMPRESSED.items():
+        if line.startswith(magic):
+            return f"the file is {name}: unpack it first"
+    if line.startswith(b"PAR1"):
+        return f"the file is in Parquet; {_WANTED}"
+    if line.strip() in (b"[", b"[{"):
+        return f"the file is a single JSON array; {_WANTED}"
+    if any(separator in line for separator in b",;\t") and not any(bracket in line for bracket in b"{}[]"):
+        return f"the file looks like CSV; {_WANTED}"
+    return None
 
 
 def write_trace(path: str | os.PathLike[str], requests: Sequence[TraceRequest]) -> None:

@@ -119,7 +119,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 def _tojson(
     value: object,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:

@@ -63,6 +63,8 @@ def test_a_record_is_read(tmp_path: Path) -> None:
         ("", "no decisions"),
         ("{", "r.jsonl:1: not JSON"),
         ("[]", "r.jsonl:1: must be an object"),
+        ("time,tokens", "r.jsonl:1: not JSON: the file looks like CSV"),
+        ('{"timestamp": 0, "hash_ids": [1]}', "r.jsonl:1: a request of a trace, not a decision"),
         (json.dumps(line(hashes=["zz"])), "r.jsonl:1: t, tokens"),
         (json.dumps(line(tokens=-1)), "r.jsonl:1: t, tokens"),
     ],

@@ -9,6 +9,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
+use super::strftime::strftime;
 use crate::python::{self, Json};
 
 /// What time templates are told.
@@ -67,8 +68,7 @@ pub(super) fn environment(clock: Clock) -> Environment<'static> {
         Err(Error::new(ErrorKind::InvalidOperation, message))
     });
     environment.add_function("strftime_now", move |format: String| -> Result<String, Error> {
-        jiff::fmt::strtime::format(&format, &clock.0())
-            .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
+        strftime(&format, &clock.0()).map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
     });
     environment
 }
@@ -80,7 +80,7 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
     let separators = named(&args, &kwargs, 2, "separators")?.filter(|value| !value.is_none());
     let sort = named(&args, &kwargs, 3, "sort_keys")?.is_some_and(|value| value.is_true());
     kwargs.assert_all_used()?;
-    let indent = indent.map(usize::try_from).transpose()?;
+    let indent = indent.map(|indent| indentation(&indent)).transpose()?;
     let mut json = Json { indent, ascii, sort, ..Json::default() };
     if json.indent.is_some() {
         json.comma = ",".into();
@@ -92,6 +92,17 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
         }
     }
     json.dump(value).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "this is not JSON serializable"))
+}
+
+/// What stands before a line on the first level: so many spaces, or a string.
+fn indentation(indent: &Value) -> Result<String, Error> {
+    if let Some(text) = indent.as_str() {
+        return Ok(text.to_owned());
+    }
+    // A bool is an int in Python, and less than none is none.
+    let spaces =
+        if indent.kind() == ValueKind::Bool { i64::from(indent.is_true()) } else { i64::try_from(indent.clone())? };
+    Ok(" ".repeat(usize::try_from(spaces).unwrap_or(0)))
 }
 
 /// An argument, by name or place.
@@ -130,4 +141,33 @@ fn parts(found: Option<(&str, &str)>, mark: &str, none: (&str, &str, &str)) -> V
         None => none,
     };
     [left, mark, right].into_iter().map(Value::from).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rendered(source: &str) -> String {
+        let now: jiff::civil::DateTime = "2026-03-05T07:08:09".parse().unwrap();
+        let clock = Clock::at(now.to_zoned(jiff::tz::TimeZone::UTC).unwrap());
+        environment(clock).render_str(source, ()).unwrap_or_else(|error| error.to_string())
+    }
+
+    #[test]
+    fn filters_and_functions_are_those_of_python() {
+        for (source, expected) in [
+            (r"{{ {'a': [1, {}]} | tojson(indent='\t') }}", "{\n\t\"a\": [\n\t\t1,\n\t\t{}\n\t]\n}"),
+            ("{{ [1, [2]] | tojson(indent='--') }}", "[\n--1,\n--[\n----2\n--]\n]"),
+            ("{{ [1] | tojson(indent='') }}", "[\n1\n]"),
+            ("{{ [1] | tojson(indent=0) }}", "[\n1\n]"),
+            ("{{ [1] | tojson(indent=-1) }}", "[\n1\n]"),
+            ("{{ [1] | tojson(indent=true) }}", "[\n 1\n]"),
+            ("{{ [1, 2] | tojson(indent=none) }}", "[1, 2]"),
+            ("{{ 'é\u{7f}~' | tojson(ensure_ascii=true) }}", "\"\\u00e9\\u007f~\""),
+            ("{{ 'é\u{7f}~' | tojson }}", "\"é\u{7f}~\""),
+            ("{{ strftime_now('%c|%x|%X|%Z|%Q') }}", "Thu Mar  5 07:08:09 2026|03/05/26|07:08:09||%Q"),
+        ] {
+            assert_eq!(rendered(source), expected, "{source}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ mod generation;
 mod golden;
 mod local;
 mod output;
+mod strftime;
 mod wants_parts;
 mod watched;
 

@@ -2,17 +2,96 @@
 
 use std::sync::{MutexGuard, PoisonError};
 
+use kvatlas_index::View;
 use kvatlas_routing::{self as core, Config, Depth, Depths, Options, WorkerId};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::{MutexExt, PyOnceLock};
-use pyo3::types::{PyDict, PyMapping, PyString, PyType};
+use pyo3::types::{PyBytes, PyDict, PyMapping, PyString, PyTuple, PyType};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::router::{Inner, Router};
 use crate::errors;
 use crate::index_match::Match;
-use crate::scalars::{describe, string};
+use crate::scalars::{argument, describe, flag, number, rank, string, within};
+
+argument! {
+    /// Where all random choices begin.
+    Seed(u64) = |value| within(value, "seed", 0..=u64::MAX);
+    /// The length of a prompt.
+    PromptTokens(u32) = |value| within(value, "prompt_tokens", 0..=u32::MAX);
+    /// How many tokens a request may generate.
+    MaxTokens(u32) = |value| within(value, "max_tokens", 0..=u32::MAX);
+    /// The rank of a request among those that wait.
+    Priority(i32) = |value| within(value, "priority", i32::MIN..=i32::MAX);
+    /// How many answers a request asks for.
+    Answers(u32) = |value| within(value, "answers", 1..=u32::MAX);
+    /// Whether the policy's terms are kept.
+    Explain(bool) = |value| flag(value, "explain");
+    /// Whether a worker is trusted.
+    Trusted(bool) = |value| flag(value, "trusted");
+    /// Tokens that came.
+    NewTokens(u32) = |value| within(value, "tokens", 0..=u32::MAX);
+    /// Tokens that were generated.
+    OutputTokens(u32) = |value| within(value, "output_tokens", 0..=u32::MAX);
+    /// Leading blocks.
+    BlockDepth(u32) = |value| within(value, "depth", 0..=u32::MAX);
+    /// A worker's share of the work.
+    Weight(f64) = |value| number(value, "weight", "a finite number above 0", |weight| weight > 0.0);
+    /// A time.
+    Now(f64) = |value| number(value, "now", "a finite number of seconds", |_| true);
+    /// Requests in an engine's queue.
+    WaitingRequests(f64) = |value| amount(value, "waiting");
+    /// Requests that an engine runs.
+    RunningRequests(f64) = |value| amount(value, "running");
+    /// The share of a cache in use.
+    KvUsage(f64) = |value| number(value, "kv_usage", "a share from 0 to 1", |share| (0.0..=1.0).contains(&share));
+    /// Blocks that a cache has room for.
+    CapacityBlocks(f64) = |value| amount(value, "capacity_blocks");
+    /// Blocks that a cache holds.
+    HeldBlocks(f64) = |value| amount(value, "held_blocks");
+}
+
+fn amount(value: &Bound<'_, PyAny>, what: &str) -> PyResult<f64> {
+    number(value, what, "a finite number of at least 0", |amount| amount >= 0.0)
+}
+
+/// Tokens that an engine found in its cache, of a prompt of at most so many.
+pub(super) fn cached_tokens(value: &Bound<'_, PyAny>, most: u32) -> PyResult<u32> {
+    let tokens = within(value, "cached_tokens", 0..=u32::MAX)?;
+    if tokens > most {
+        let message = format!("cached_tokens must be from 0 to {most}, the length of this prompt, got {tokens}");
+        return Err(errors::argument("out_of_range", &message));
+    }
+    Ok(tokens)
+}
+
+/// The names in an argument that has workers: each a name, or a name and a rank.
+pub(super) fn workers(value: &Bound<'_, PyAny>, what: &str) -> PyResult<Vec<(String, Option<u32>)>> {
+    if value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>() {
+        let message =
+            format!("{what} must be an iterable of names, got the single {}: [{}]?", describe(value), value.repr()?);
+        return Err(errors::wrong_type(&message));
+    }
+    let items = value
+        .try_iter()
+        .map_err(|_| errors::wrong_type(&format!("{what} must be an iterable of names, got {}", describe(value))))?;
+    items.map(|item| worker(&item?, what)).collect()
+}
+
+/// A worker's name, or its name and a rank.
+fn worker(value: &Bound<'_, PyAny>, what: &str) -> PyResult<(String, Option<u32>)> {
+    if value.is_instance_of::<PyString>() {
+        return Ok((string(value, what)?.to_owned(), None));
+    }
+    let Ok(pair) =
+        value.cast::<PyTuple>().map_err(|_| ()).and_then(|pair| if pair.len() == 2 { Ok(pair) } else { Err(()) })
+    else {
+        let message = format!("{what} must have names, or tuples of a name and a rank, got {} in it", describe(value));
+        return Err(errors::wrong_type(&message));
+    };
+    Ok((string(&pair.get_item(0)?, what)?.to_owned(), Some(rank(&pair.get_item(1)?)?)))
+}
 
 impl Router {
     pub(super) fn inner(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
@@ -20,17 +99,20 @@ impl Router {
         self.core.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn time(&self, py: Python<'_>, now: Option<f64>) -> PyResult<f64> {
+    pub(super) fn time(&self, py: Python<'_>, now: Option<Now>) -> PyResult<f64> {
         match now {
-            Some(now) => Ok(now),
-            None => self.clock.bind(py).call0()?.extract(),
+            Some(now) => Ok(now.0),
+            None => {
+                let told = self.clock.bind(py).call0()?;
+                number(&told, "what clock returns", "a finite number of seconds", |_| true)
+            }
         }
     }
 
     pub(crate) fn with<T>(
         &self,
         py: Python<'_>,
-        now: Option<f64>,
+        now: Option<Now>,
         work: impl FnOnce(&mut core::Router, f64) -> T,
     ) -> PyResult<T> {
         let now = self.time(py, now)?;
@@ -63,18 +145,15 @@ impl Router {
         allowed: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Vec<WorkerId>>> {
         let Some(allowed) = allowed else { return Ok(None) };
-        let mut workers = Vec::new();
-        for item in allowed.try_iter()? {
-            let item = item?;
-            let inner = self.inner(py);
-            if item.is_instance_of::<PyString>() {
-                workers.extend(inner.router.ranks(string(&item, "allowed")?));
-            } else {
-                let (name, rank): (String, u32) = item.extract()?;
-                workers.extend(inner.router.worker(&name, rank));
+        let (names, mut ids) = (workers(allowed, "allowed")?, Vec::new());
+        let inner = self.inner(py);
+        for (name, rank) in names {
+            match rank {
+                Some(rank) => ids.extend(inner.router.worker(&name, rank)),
+                None => ids.extend(inner.router.ranks(&name)),
             }
         }
-        Ok(Some(workers))
+        Ok(Some(ids))
     }
 
     pub(super) fn add(&self, py: Python<'_>, name: &str, rank: u32, weight: f64, now: f64) {
@@ -88,13 +167,25 @@ impl Router {
     }
 }
 
-pub(super) fn fill(router: &core::Router, found: &Bound<'_, PyAny>, depths: &mut Depths) -> PyResult<()> {
+/// What a lookup returned for a prompt of so many blocks, in blocks of so many tokens.
+pub(super) fn fill(
+    router: &core::Router,
+    found: &Bound<'_, PyAny>,
+    blocks: u32,
+    block_size: u32,
+    depths: &mut Depths,
+) -> PyResult<()> {
     if let Ok(found) = found.cast::<Match>() {
-        router.look_up(found.get().found(), depths);
+        let found = found.get();
+        same_block_size(found.block_size(), block_size)?;
+        if found.found().depth(View::AnyTier) > blocks {
+            return Err(other_prompt(found.length(), blocks));
+        }
+        router.look_up(found.found(), depths);
         return Ok(());
     }
     depths.begin();
-    for (name, rank, depth) in found_pairs(found)? {
+    for (name, rank, depth) in found_pairs(found, blocks, block_size)? {
         if let Some(id) = router.worker(&name, rank) {
             depths.set(id.0, Depth { device: depth, host: depth, any: depth });
         }
@@ -103,10 +194,21 @@ pub(super) fn fill(router: &core::Router, found: &Bound<'_, PyAny>, depths: &mut
 }
 
 /// Worker, rank and depth of what a lookup returned: something with `scores()`, or a mapping.
-pub(super) fn found_pairs(found: &Bound<'_, PyAny>) -> PyResult<Vec<(String, u32, u32)>> {
+pub(super) fn found_pairs(found: &Bound<'_, PyAny>, blocks: u32, block_size: u32) -> PyResult<Vec<(String, u32, u32)>> {
     let py = found.py();
     let scores = match found.getattr_opt(intern!(py, "scores"))? {
-        Some(scores) => scores.call0()?,
+        Some(scores) => {
+            if let Some(unit) = found.getattr_opt(intern!(py, "unit"))?
+                && !unit.eq("blocks")?
+            {
+                let message = format!("match must count blocks, got one that counts {unit}");
+                return Err(errors::argument("invalid_argument", &message));
+            }
+            if let Some(size) = found.getattr_opt(intern!(py, "block_size"))? {
+                same_block_size(within(&size, "block_size of match", 1..=u32::MAX)?, block_size)?;
+            }
+            scores.call0()?
+        }
         None => found.clone(),
     };
     let scores = scores.cast::<PyMapping>().map_err(|_| {
@@ -114,35 +216,58 @@ pub(super) fn found_pairs(found: &Bound<'_, PyAny>) -> PyResult<Vec<(String, u32
     })?;
     let mut pairs = Vec::new();
     for item in scores.items()?.iter() {
-        let (worker, depth): (Bound<'_, PyAny>, u32) = item.extract()?;
-        if worker.is_instance_of::<PyString>() {
-            pairs.push((worker.extract()?, 0, depth));
-        } else {
-            let (name, rank) = worker.extract()?;
-            pairs.push((name, rank, depth));
+        let (name, depth): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        let (name, rank) = worker(&name, "match")?;
+        pairs.push((name, rank.unwrap_or(0), within(&depth, "a depth in match", 0..=u32::MAX)?));
+        if let Some((.., depth)) = pairs.last()
+            && *depth > blocks
+        {
+            return Err(other_prompt(*depth as usize, blocks));
         }
     }
     Ok(pairs)
+}
+
+fn same_block_size(given: u32, wanted: u32) -> PyResult<()> {
+    if given == wanted {
+        return Ok(());
+    }
+    let message =
+        format!("match counts blocks of {given} tokens, and this router blocks of {wanted}: both must be the same");
+    Err(errors::argument("block_size_mismatch", &message))
+}
+
+fn other_prompt(given: usize, blocks: u32) -> PyErr {
+    let message = format!("match has {given} blocks of a prompt that has {blocks}: it must be of the same prompt");
+    errors::argument("length_mismatch", &message)
 }
 
 pub(super) fn session_number(session: &Bound<'_, PyAny>) -> PyResult<u64> {
     if session.is_instance_of::<PyString>() {
         return Ok(xxh3_64(string(session, "session")?.as_bytes()));
     }
-    session
-        .extract()
-        .map_err(|_| errors::wrong_type(&format!("session must be a str or an int, got {}", describe(session))))
+    if session.hasattr(intern!(session.py(), "__index__"))? {
+        return within(session, "session as a number", 0..=u64::MAX);
+    }
+    Err(errors::wrong_type(&format!("session must be a str or an int, got {}", describe(session))))
 }
 
 pub(super) fn unknown(name: &str, rank: u32) -> PyErr {
     errors::argument("unknown_worker", &format!("the router has no worker {name:?} with rank {rank}"))
 }
 
-pub(super) fn json(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<String> {
-    match options {
-        None => Ok(String::new()),
-        Some(options) => py.import("json")?.call_method1("dumps", (options,))?.extract(),
+/// A dict of options or settings as JSON.
+pub(super) fn json(py: Python<'_>, options: Option<&Bound<'_, PyAny>>, what: &str) -> PyResult<String> {
+    let Some(options) = options else { return Ok(String::new()) };
+    if !options.is_instance_of::<PyDict>() {
+        return Err(errors::wrong_type(&format!("{what} must be a dict, got {}", describe(options))));
     }
+    let written = py.import("json")?.call_method1("dumps", (options,));
+    written
+        .map_err(|error| {
+            errors::wrong_type(&format!("{what} must have numbers, strings and bools only: {}", error.value(py)))
+        })?
+        .extract()
 }
 
 pub(super) fn policy_error(py: Python<'_>, message: &str, code: &str) -> PyResult<PyErr> {
@@ -155,9 +280,10 @@ pub(super) fn config(
     py: Python<'_>,
     seed: u64,
     block_size: u32,
-    settings: Option<&Bound<'_, PyDict>>,
+    settings: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Config> {
-    let mut options = Options::from_json(&json(py, settings)?).map_err(|error| errors::config(&error.message))?;
+    let mut options =
+        Options::from_json(&json(py, settings, "settings")?).map_err(|error| errors::config(&error.message))?;
     Config::from_options(&mut options, seed, block_size)
         .and_then(|config| options.finish("the router").map(|()| config))
         .map_err(|error| errors::config(&error.message))

@@ -6,6 +6,7 @@ use kvatlas_routing::{Decision as Core, Explanation, Outcome, Refusal, RequestId
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use super::arguments::{self, NewTokens, Now, OutputTokens};
 use super::router::Router;
 
 /// Where a request goes. Returned by Router.choose, which counts the request at that worker from then on.
@@ -18,6 +19,8 @@ pub(crate) struct Decision {
     id: RequestId,
     state: Mutex<State>,
     terms: Option<Explained>,
+    /// Tokens of the prompt at most: it may be given by its full blocks only.
+    prompt_tokens: u32,
 }
 
 enum State {
@@ -32,13 +35,13 @@ pub(crate) struct Explained {
 }
 
 impl Decision {
-    pub(crate) fn new(router: Py<Router>, outcome: Outcome, terms: Option<Explained>) -> Self {
+    pub(crate) fn new(router: Py<Router>, outcome: Outcome, terms: Option<Explained>, prompt_tokens: u32) -> Self {
         let (id, state) = match outcome {
             Outcome::Placed(decision) => (decision.id, State::Placed(decision)),
             Outcome::Waits(id) => (id, State::Waits),
             Outcome::Refused(why) => (RequestId(0), State::Refused(why)),
         };
-        Self { router, id, state: Mutex::new(state), terms }
+        Self { router, id, state: Mutex::new(state), terms, prompt_tokens }
     }
 
     pub(crate) fn id(&self) -> RequestId {
@@ -156,7 +159,7 @@ impl Decision {
     /// Args:
     ///     now: The time in seconds; None for the router's clock.
     #[pyo3(signature = (now=None))]
-    fn first_token(&self, py: Python<'_>, now: Option<f64>) -> PyResult<()> {
+    fn first_token(&self, py: Python<'_>, now: Option<Now>) -> PyResult<()> {
         self.router.get().with(py, now, |router, now| router.first_token(self.id, now))
     }
 
@@ -166,8 +169,8 @@ impl Decision {
     ///     tokens: How many tokens came since the last call.
     ///     now: The time in seconds; None for the router's clock.
     #[pyo3(signature = (tokens, now=None))]
-    fn progress(&self, py: Python<'_>, tokens: u32, now: Option<f64>) -> PyResult<()> {
-        self.router.get().with(py, now, |router, now| router.progress(self.id, tokens, now))
+    fn progress(&self, py: Python<'_>, tokens: NewTokens, now: Option<Now>) -> PyResult<()> {
+        self.router.get().with(py, now, |router, now| router.progress(self.id, tokens.0, now))
     }
 
     /// Reports that the request has finished. Ending it again does nothing.
@@ -179,15 +182,21 @@ impl Decision {
     ///
     /// Returns:
     ///     bool: False if it had ended already.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: More cached tokens than the prompt has, or a number out of range. The request goes
+    ///         on.
     #[pyo3(signature = (cached_tokens=None, output_tokens=None, now=None))]
     fn finish(
         &self,
         py: Python<'_>,
-        cached_tokens: Option<u32>,
-        output_tokens: Option<u32>,
-        now: Option<f64>,
+        cached_tokens: Option<&Bound<'_, PyAny>>,
+        output_tokens: Option<OutputTokens>,
+        now: Option<Now>,
     ) -> PyResult<bool> {
-        let usage = Usage { cached_tokens, output_tokens };
+        let cached_tokens =
+            cached_tokens.map(|tokens| arguments::cached_tokens(tokens, self.prompt_tokens)).transpose()?;
+        let usage = Usage { cached_tokens, output_tokens: output_tokens.map(|tokens| tokens.0) };
         self.router.get().with(py, now, |router, now| router.finish(self.id, usage, now).is_some())
     }
 
@@ -199,7 +208,7 @@ impl Decision {
     /// Returns:
     ///     bool: False if it had ended already.
     #[pyo3(signature = (now=None))]
-    fn failed(&self, py: Python<'_>, now: Option<f64>) -> PyResult<bool> {
+    fn failed(&self, py: Python<'_>, now: Option<Now>) -> PyResult<bool> {
         self.router.get().forget(py, self.id);
         self.router.get().with(py, now, |router, now| router.fail(self.id, now))
     }

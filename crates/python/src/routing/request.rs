@@ -3,6 +3,7 @@
 use kvatlas_routing::Request;
 use pyo3::prelude::*;
 
+use super::arguments::BlockDepth;
 use super::candidates::array;
 
 /// A request to place.
@@ -100,7 +101,7 @@ impl RoutedRequest {
     /// Returns:
     ///     int
     #[pyo3(signature = (depth))]
-    fn uncached(&self, depth: u32) -> u32 {
-        self.core().uncached(depth)
+    fn uncached(&self, depth: BlockDepth) -> u32 {
+        self.core().uncached(depth.0)
     }
 }

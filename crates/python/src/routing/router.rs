@@ -7,13 +7,17 @@ use kvatlas_index::hash;
 use kvatlas_routing::{self as core, Depth, Depths, Load, Options, Outcome, Request, WorkerId};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyType};
 
-use super::arguments::{config, fill, found_pairs, json, policy_error, session_number};
+use super::arguments::{
+    Answers, CapacityBlocks, Explain, HeldBlocks, KvUsage, MaxTokens, Now, Priority, PromptTokens, RunningRequests,
+    Seed, Trusted, WaitingRequests, Weight, config, fill, found_pairs, json, policy_error, session_number,
+    workers as worker_names,
+};
 use super::decision::{Decision, Explained};
 use super::policy::{Failure, Names, PythonPolicy};
 use crate::errors;
-use crate::scalars::{BlockSize, describe, optional_string, string};
+use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
 use crate::sequences::{contents, tokens as token_ids};
 
 /// Chooses a worker for each request, and keeps track of what each worker was sent, what it runs and how fast it is.
@@ -66,7 +70,7 @@ pub(crate) fn policy_names(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
 #[pymethods]
 impl Router {
     #[new]
-    #[pyo3(signature = (policy=None, workers=None, *, block_size=BlockSize(16), seed=0, options=None, settings=None,
+    #[pyo3(signature = (policy=None, workers=None, *, block_size=BlockSize(16), seed=Seed(0), options=None, settings=None,
                         clock=None))]
     #[pyo3(text_signature = "(policy='kvatlas', workers=(), *, block_size=16, seed=0, options=None, settings=None, \
                              clock=None)")]
@@ -76,9 +80,9 @@ impl Router {
         policy: Option<&Bound<'_, PyAny>>,
         workers: Option<&Bound<'_, PyAny>>,
         block_size: BlockSize,
-        seed: u64,
-        options: Option<&Bound<'_, PyDict>>,
-        settings: Option<&Bound<'_, PyDict>>,
+        seed: Seed,
+        options: Option<&Bound<'_, PyAny>>,
+        settings: Option<&Bound<'_, PyAny>>,
         clock: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let (failure, names) = (Failure::default(), Names::default());
@@ -86,8 +90,9 @@ impl Router {
             None => Some("kvatlas".to_owned()),
             Some(policy) => policy.extract::<String>().ok(),
         };
+        let seed = seed.0;
         let config = config(py, seed, block_size.0, settings)?;
-        let options = json(py, options)?;
+        let options = json(py, options, "options")?;
         let made = match (&name, policy) {
             (Some(name), _) => {
                 let made = Options::from_json(&options).and_then(|options| core::by_name(name, options, seed));
@@ -99,7 +104,12 @@ impl Router {
                     }
                 }
             }
-            (None, Some(policy)) if policy.hasattr("choose")? => {
+            (None, Some(policy)) if policy.is_instance_of::<PyType>() => {
+                let message =
+                    format!("policy must be a name or an object, got the class {}: make one of it", policy.repr()?);
+                return Err(errors::wrong_type(&message));
+            }
+            (None, Some(policy)) if policy.getattr_opt("choose")?.is_some_and(|choose| choose.is_callable()) => {
                 let name = policy.get_type().name()?.to_string();
                 Box::new(PythonPolicy::new(&name, policy, failure.clone(), names.clone())?)
             }
@@ -111,7 +121,11 @@ impl Router {
             }
         };
         let clock = match clock {
-            Some(clock) => clock,
+            Some(clock) if clock.bind(py).is_callable() => clock,
+            Some(clock) => {
+                let message = format!("clock must be callable, got {}", describe(clock.bind(py)));
+                return Err(errors::wrong_type(&message));
+            }
             None => py.import("time")?.getattr("monotonic")?.unbind(),
         };
         let inner = Inner { router: core::Router::new(config, made), depths: Depths::unknown() };
@@ -126,14 +140,8 @@ impl Router {
         if let Some(workers) = workers {
             // Before whatever time the first call says, also where that is not the clock's.
             let now = f64::NEG_INFINITY;
-            for worker in workers.try_iter()? {
-                let worker = worker?;
-                if worker.is_instance_of::<PyString>() {
-                    router.add(py, string(&worker, "worker")?, 0, 1.0, now);
-                } else {
-                    let (name, rank): (String, u32) = worker.extract()?;
-                    router.add(py, &name, rank, 1.0, now);
-                }
+            for (name, rank) in worker_names(workers, "workers")? {
+                router.add(py, &name, rank.unwrap_or(0), 1.0, now);
             }
         }
         Ok(router)
@@ -206,25 +214,29 @@ impl Router {
     ///     InvalidArgumentError: Both tokens and content_hashes are given, or the prompt's length is unknown.
     ///     PolicyError: A policy in Python failed.
     #[pyo3(signature = (*, tokens=None, content_hashes=None, prompt_tokens=None, r#match=None, lora=None, salt=None,
-                        session=None, max_tokens=None, priority=0, answers=1, text=None, allowed=None, explain=false,
+                        session=None, max_tokens=None, priority=Priority(0), answers=Answers(1), text=None, allowed=None,
+                        explain=Explain(false),
                         now=None))]
+    #[pyo3(text_signature = "($self, *, tokens=None, content_hashes=None, prompt_tokens=None, match=None, lora=None, \
+                             salt=None, session=None, max_tokens=None, priority=0, answers=1, text=None, \
+                             allowed=None, explain=False, now=None)")]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn choose(
         slf: &Bound<'_, Self>,
         tokens: Option<&Bound<'_, PyAny>>,
         content_hashes: Option<&Bound<'_, PyAny>>,
-        prompt_tokens: Option<u32>,
+        prompt_tokens: Option<PromptTokens>,
         r#match: Option<&Bound<'_, PyAny>>,
         lora: Option<&Bound<'_, PyAny>>,
         salt: Option<&Bound<'_, PyAny>>,
         session: Option<&Bound<'_, PyAny>>,
-        max_tokens: Option<u32>,
-        priority: i32,
-        answers: u32,
+        max_tokens: Option<MaxTokens>,
+        priority: Priority,
+        answers: Answers,
         text: Option<&Bound<'_, PyAny>>,
         allowed: Option<&Bound<'_, PyAny>>,
-        explain: bool,
-        now: Option<f64>,
+        explain: Explain,
+        now: Option<Now>,
     ) -> PyResult<Py<Decision>> {
         let (py, this) = (slf.py(), slf.get());
         let now = this.time(py, now)?;
@@ -252,25 +264,33 @@ impl Router {
                 return Err(errors::argument("missing_argument", message));
             }
         };
+        let told = prompt_tokens.map(|tokens| tokens.0);
+        let length = u32::try_from(length).unwrap_or(u32::MAX);
         let request = Request {
-            tokens: prompt_tokens.unwrap_or_else(|| u32::try_from(length).unwrap_or(u32::MAX)),
+            tokens: told.unwrap_or(length),
             block_size: this.block_size,
             content_hashes: hashes,
             text: optional_string(text, "text")?,
             session: session.map(session_number).transpose()?,
-            max_tokens,
-            priority,
-            answers,
+            max_tokens: max_tokens.map(|tokens| tokens.0),
+            priority: priority.0,
+            answers: answers.0,
             number: 0,
         };
+        // Of a prompt that is given by its full blocks, the length is not known exactly.
+        let rest = if told.is_none() && tokens.is_none() { this.block_size - 1 } else { 0 };
+        let (at_most, blocks) = (
+            request.tokens.saturating_add(rest),
+            request.blocks().max(u32::try_from(hashes.len()).unwrap_or(u32::MAX)),
+        );
         let allowed = this.allowed(py, allowed)?;
         let mut depths = std::mem::take(&mut this.inner(py).depths);
         depths.clear();
         if let Some(found) = r#match {
-            fill(&this.inner(py).router, found, &mut depths)?;
+            fill(&this.inner(py).router, found, blocks, this.block_size, &mut depths)?;
         }
         let mut inner = this.inner(py);
-        let explained = explain.then(|| {
+        let explained = explain.0.then(|| {
             let why = inner.router.explain(&request, &depths, allowed.as_deref(), now);
             let name = |id: &WorkerId| {
                 inner.router.name(*id).map_or_else(Default::default, |(name, rank)| (name.to_string(), rank))
@@ -287,7 +307,7 @@ impl Router {
             return Err(error);
         }
         let waits = matches!(outcome, Outcome::Waits(_));
-        let decision = Py::new(py, Decision::new(slf.clone().unbind(), outcome, explained))?;
+        let decision = Py::new(py, Decision::new(slf.clone().unbind(), outcome, explained, at_most))?;
         if waits {
             let id = decision.get().id();
             let mut waiting = this.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
@@ -316,7 +336,7 @@ impl Router {
         &self,
         py: Python<'py>,
         find: Option<&Bound<'py, PyAny>>,
-        now: Option<f64>,
+        now: Option<Now>,
     ) -> PyResult<Bound<'py, PyList>> {
         let now = self.time(py, now)?;
         let mut failed = None;
@@ -334,7 +354,7 @@ impl Router {
                         let hashes = super::candidates::array(py, request.content_hashes, "uint64")?;
                         let found = find.call1((hashes,))?;
                         depths.begin();
-                        for (name, rank, depth) in found_pairs(&found)? {
+                        for (name, rank, depth) in found_pairs(&found, request.blocks(), self.block_size)? {
                             if let Some(&at) = numbers.get(&(name, rank)) {
                                 depths.set(at, Depth { device: depth, host: depth, any: depth });
                             }
@@ -369,7 +389,7 @@ impl Router {
     /// Returns:
     ///     int: How many requests were given up.
     #[pyo3(signature = (now=None))]
-    fn expire(&self, py: Python<'_>, now: Option<f64>) -> PyResult<usize> {
+    fn expire(&self, py: Python<'_>, now: Option<Now>) -> PyResult<usize> {
         self.with(py, now, |router, now| router.expire(now))
     }
 
@@ -380,10 +400,18 @@ impl Router {
     ///     rank: Data-parallel rank.
     ///     weight: The worker's share of the work relative to others, above 0.
     ///     now: The time in seconds; None for the clock.
-    #[pyo3(signature = (worker, rank=0, weight=1.0, now=None))]
-    fn add_worker(&self, py: Python<'_>, worker: &str, rank: u32, weight: f64, now: Option<f64>) -> PyResult<()> {
-        let now = self.time(py, now)?;
-        self.add(py, worker, rank, weight, now);
+    #[pyo3(signature = (worker, rank=Rank(0), weight=Weight(1.0), now=None))]
+    #[pyo3(text_signature = "($self, worker, rank=0, weight=1.0, now=None)")]
+    fn add_worker(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        rank: Rank,
+        weight: Weight,
+        now: Option<Now>,
+    ) -> PyResult<()> {
+        let (worker, now) = (name(worker)?, self.time(py, now)?);
+        self.add(py, worker, rank.0, weight.0, now);
         Ok(())
     }
 
@@ -397,10 +425,17 @@ impl Router {
     /// Returns:
     ///     int: How many requests it had.
     #[pyo3(signature = (worker, rank=None, now=None))]
-    fn remove_worker(&self, py: Python<'_>, worker: &str, rank: Option<u32>, now: Option<f64>) -> PyResult<usize> {
+    fn remove_worker(
+        &self,
+        py: Python<'_>,
+        worker: &Bound<'_, PyAny>,
+        rank: Option<Rank>,
+        now: Option<Now>,
+    ) -> PyResult<usize> {
+        let worker = name(worker)?;
         self.with(py, now, |router, now| {
             let ids: Vec<WorkerId> = match rank {
-                Some(rank) => router.worker(worker, rank).into_iter().collect(),
+                Some(rank) => router.worker(worker, rank.0).into_iter().collect(),
                 None => router.ranks(worker).collect(),
             };
             ids.into_iter().map(|id| router.remove_worker(id, now)).sum()
@@ -415,9 +450,10 @@ impl Router {
     ///
     /// Raises:
     ///     InvalidArgumentError: There is no such worker.
-    #[pyo3(signature = (worker, rank=0))]
-    fn drain_worker(&self, py: Python<'_>, worker: &str, rank: u32) -> PyResult<()> {
-        let id = self.known(py, worker, rank)?;
+    #[pyo3(signature = (worker, rank=Rank(0)))]
+    #[pyo3(text_signature = "($self, worker, rank=0)")]
+    fn drain_worker(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, rank: Rank) -> PyResult<()> {
+        let id = self.known(py, name(worker)?, rank.0)?;
         self.inner(py).router.drain_worker(id);
         Ok(())
     }
@@ -431,10 +467,11 @@ impl Router {
     ///
     /// Raises:
     ///     InvalidArgumentError: There is no such worker.
-    #[pyo3(signature = (worker, trusted, rank=0))]
-    fn set_trusted(&self, py: Python<'_>, worker: &str, trusted: bool, rank: u32) -> PyResult<()> {
-        let id = self.known(py, worker, rank)?;
-        self.inner(py).router.set_trusted(id, trusted);
+    #[pyo3(signature = (worker, trusted, rank=Rank(0)))]
+    #[pyo3(text_signature = "($self, worker, trusted, rank=0)")]
+    fn set_trusted(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, trusted: Trusted, rank: Rank) -> PyResult<()> {
+        let id = self.known(py, name(worker)?, rank.0)?;
+        self.inner(py).router.set_trusted(id, trusted.0);
         Ok(())
     }
 
@@ -453,22 +490,30 @@ impl Router {
     /// Raises:
     ///     InvalidArgumentError: There is no such worker.
     #[pyo3(signature = (worker, *, waiting=None, running=None, kv_usage=None, capacity_blocks=None, held_blocks=None,
-                        rank=0, now=None))]
+                        rank=Rank(0), now=None))]
+    #[pyo3(text_signature = "($self, worker, *, waiting=None, running=None, kv_usage=None, capacity_blocks=None, \
+                             held_blocks=None, rank=0, now=None)")]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn report(
         &self,
         py: Python<'_>,
-        worker: &str,
-        waiting: Option<f64>,
-        running: Option<f64>,
-        kv_usage: Option<f64>,
-        capacity_blocks: Option<f64>,
-        held_blocks: Option<f64>,
-        rank: u32,
-        now: Option<f64>,
+        worker: &Bound<'_, PyAny>,
+        waiting: Option<WaitingRequests>,
+        running: Option<RunningRequests>,
+        kv_usage: Option<KvUsage>,
+        capacity_blocks: Option<CapacityBlocks>,
+        held_blocks: Option<HeldBlocks>,
+        rank: Rank,
+        now: Option<Now>,
     ) -> PyResult<()> {
-        let id = self.known(py, worker, rank)?;
-        let load = Load { waiting, running, kv_usage, capacity_blocks, held_blocks };
+        let id = self.known(py, name(worker)?, rank.0)?;
+        let load = Load {
+            waiting: waiting.map(|it| it.0),
+            running: running.map(|it| it.0),
+            kv_usage: kv_usage.map(|it| it.0),
+            capacity_blocks: capacity_blocks.map(|it| it.0),
+            held_blocks: held_blocks.map(|it| it.0),
+        };
         self.with(py, now, |router, now| router.report(id, &load, now))
     }
 
@@ -480,7 +525,7 @@ impl Router {
     /// Returns:
     ///     Candidates
     #[pyo3(signature = (now=None))]
-    fn candidates(&self, py: Python<'_>, now: Option<f64>) -> PyResult<super::candidates::Candidates> {
+    fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::candidates::Candidates> {
         let rows = self.with(py, now, |router, now| router.candidates(now).clone())?;
         let names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
         Ok(super::candidates::Candidates::new(rows, names.into_pyobject(py)?.unbind()))

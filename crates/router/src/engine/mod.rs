@@ -133,8 +133,9 @@ impl Engine {
         if !(config.weight > 0.0 && config.weight.is_finite()) {
             return Err(Error::config(format!("engine {name}: weight must be above 0, got {}", config.weight)));
         }
-        if config.ranks == 0 || config.ranks > 1024 {
-            return Err(Error::config(format!("engine {name}: ranks must be from 1 to 1024, got {}", config.ranks)));
+        if !config.ranks.are_valid() {
+            let wanted = "ranks must be a number from 1 to 1024, or a list of so many numbers in ascending order";
+            return Err(Error::config(format!("engine {name}: {wanted}")));
         }
         let card = |name: &String| Model {
             name: name.clone(),

@@ -72,5 +72,5 @@ pub(super) fn keeper(fleet: &Fleet, known: &Known) -> Option<core::WorkerId> {
 /// The decision core's number for a worker's rank.
 pub(crate) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
     let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
-    engines[at].ids.get()?.get(rank as usize).map(|id| id.0)
+    engines[at].ids.get()?.get(engines[at].config.ranks.place(rank)?).map(|id| id.0)
 }

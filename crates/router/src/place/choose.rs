@@ -268,7 +268,7 @@ impl Places {
             record
         });
         Some(Placement {
-            rank: (engine.config.ranks > 1).then_some(decision.rank),
+            rank: engine.config.ranks.header(decision.rank, engine.config.rank_header),
             // What one engine has written for another is in nobody's cache yet.
             sent: known
                 .telling

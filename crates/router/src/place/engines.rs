@@ -17,12 +17,11 @@ impl Places {
         let now = seconds();
         if let Some(replaced) = replaced {
             let same = replaced.config.url == engine.config.url;
-            let stay = if same { engine.config.ranks as usize } else { 0 };
-            core.leave(replaced, stay, now);
+            core.leave(replaced, now, |rank| same && engine.config.ranks.place(rank).is_some());
         }
         let weight = engine.config.weight;
         let ids: Box<[_]> =
-            (0..engine.config.ranks).map(|rank| core.router.add_worker(&engine.name, rank, weight, now)).collect();
+            engine.config.ranks.numbers().map(|rank| core.router.add_worker(&engine.name, rank, weight, now)).collect();
         if let Some(blocks) = engine.config.capacity_blocks {
             let load = core::Load { capacity_blocks: Some(blocks as f64), ..core::Load::default() };
             for id in &ids {
@@ -47,7 +46,7 @@ impl Places {
 
     /// An engine is gone.
     pub(crate) fn remove(&self, engine: &Engine) {
-        self.core().leave(engine, 0, seconds());
+        self.core().leave(engine, seconds(), |_| false);
     }
 
     /// An engine takes nothing new, or does again.
@@ -63,9 +62,9 @@ impl Places {
         core.fleet_changed();
     }
 
-    /// What an engine says of itself.
-    pub(crate) fn report(&self, engine: &Engine, rank: usize, load: &core::Load) {
-        if let Some(id) = engine.ids.get().and_then(|ids| ids.get(rank)) {
+    /// What an engine says of the rank at this place.
+    pub(crate) fn report(&self, engine: &Engine, place: usize, load: &core::Load) {
+        if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             let mut core = self.core();
             core.router.report(*id, load, seconds());
             if let (Some(unheard), Some(blocks)) = (&mut core.unheard, load.capacity_blocks) {
@@ -99,18 +98,19 @@ impl Places {
         heard
     }
 
-    /// What the index says of an engine's rank can be trusted, or not.
-    pub(crate) fn set_trusted(&self, engine: &Engine, rank: usize, trusted: bool) {
-        if let Some(id) = engine.ids.get().and_then(|ids| ids.get(rank)) {
+    /// What the index says of an engine's rank at this place can be trusted, or not.
+    pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
+        if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             self.core().router.set_trusted(*id, trusted);
         }
     }
 }
 
 impl Core {
-    /// An engine's ranks from `first` on are gone.
-    fn leave(&mut self, engine: &Engine, first: usize, now: f64) {
-        for id in engine.ids.get().into_iter().flatten().skip(first) {
+    /// An engine's ranks are gone, except those whose number `stays`.
+    fn leave(&mut self, engine: &Engine, now: f64, stays: impl Fn(u32) -> bool) {
+        let ids = engine.ids.get().into_iter().flatten();
+        for (id, _) in ids.zip(engine.config.ranks.numbers()).filter(|(_, rank)| !stays(*rank)) {
             self.router.remove_worker(*id, now);
             if let Some(unheard) = &mut self.unheard {
                 unheard.left(id.0);

@@ -149,10 +149,11 @@ impl Places {
     pub(crate) fn rows_of(&self, engine: &Engine) -> Value {
         let mut core = self.core();
         let rows = core.router.candidates(seconds());
-        let of = |id: &core::WorkerId| {
+        let of = |(id, rank): (&core::WorkerId, u32)| {
             let at = rows.worker.iter().position(|worker| *worker == id.0)?;
             Some(json!({
                 "number": id.0,
+                "rank": rank,
                 "requests": rows.requests[at],
                 "waiting": rows.waiting[at],
                 "queued_tokens": number(rows.queued_tokens[at]),
@@ -170,7 +171,7 @@ impl Places {
                 "age": number(rows.age[at]),
             }))
         };
-        engine.ids.get().into_iter().flatten().filter_map(of).collect()
+        engine.ids.get().into_iter().flatten().zip(engine.config.ranks.numbers()).filter_map(of).collect()
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {

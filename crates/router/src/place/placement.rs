@@ -33,7 +33,7 @@ pub(crate) const OFF_WHY: [&str; 5] =
 /// An engine that takes a request. It is reserved there until one of the ways to end it is called.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
-    /// Its data-parallel rank, if it has several.
+    /// What requests call its data-parallel rank, if it has several.
     pub(crate) rank: Option<u32>,
     pub(super) id: core::RequestId,
     pub(super) cached: u32,

@@ -20,13 +20,14 @@ use super::usage;
 use crate::answer::Answer;
 use crate::app::App;
 use crate::config::Role;
+use crate::encoding::{Codings, unpacked};
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::names;
 use crate::observe::{Dialect, Observer, Reading};
 use crate::prompts::{Known, session};
 use crate::reading::look_at;
 use crate::refusal::Refusal;
-use crate::routes::{Forwarded, Route};
+use crate::routes::{Forwarded, Route, of_query};
 use crate::stored;
 
 /// The longest that an engine is left alone because it asks for it.
@@ -54,7 +55,7 @@ pub(crate) async fn forward(
         id: new_id.as_ref(),
         plain: endpoint.is_some(),
     };
-    let mut known = look_at(app, endpoint, forwarded.model, &body).await?;
+    let mut known = look(app, &head.headers, head.uri.query(), forwarded, &body).await?;
     hints(app, &head.headers, &mut known);
     let is_response = endpoint == Some(Endpoint::Responses);
     let repeatable = route.may_repeat(&head.method) && !known.in_background;
@@ -164,6 +165,30 @@ pub(crate) async fn forward(
         last = Some(refusal);
         app.counts.retries[fault.number()].fetch_add(1, Relaxed);
     }
+}
+
+/// What a request asks. A body that is compressed is read all the same.
+async fn look(
+    app: &Arc<App>,
+    headers: &HeaderMap,
+    query: Option<&str>,
+    forwarded: Forwarded,
+    body: &Bytes,
+) -> Result<Known, Refusal> {
+    let codings = Codings::of(headers);
+    let unpacked = match codings {
+        Some(codings) if !codings.are_none() => unpacked(codings, body, app.config.http.max_body).await,
+        _ => None,
+    };
+    let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let mut known = look_at(app, forwarded.endpoint, forwarded.model, kind, plain).await?;
+    // It is passed on as it came.
+    known.lacks_usage &= unpacked.is_none();
+    if known.model.is_none() && forwarded.endpoint.is_none() {
+        known.model = query.and_then(of_query);
+    }
+    Ok(known)
 }
 
 /// What headers say of where a request should go, and when.

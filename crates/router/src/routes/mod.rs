@@ -10,7 +10,7 @@ use hyper::Method;
 use kvatlas_http::Access;
 use kvatlas_prompt::Endpoint;
 
-pub(crate) use self::model::ModelAt;
+pub(crate) use self::model::{ModelAt, of_query};
 pub(crate) use self::table::WELCOME;
 use self::table::{LISTED, LISTED_CHANGE, ROUTES, UNNAMED};
 

@@ -1,11 +1,13 @@
 //! Where a request names its model, apart from prompts that are read as a whole.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use memchr::memmem;
-use serde::Deserialize;
+use percent_encoding::percent_decode_str;
+use serde_json::value::RawValue;
 
-/// Where a body names the model.
+/// Where a body names the model, if its type does not say otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelAt {
     /// In the field `model` of a JSON object.
@@ -16,43 +18,118 @@ pub(crate) enum ModelAt {
 }
 
 impl ModelAt {
-    /// The model that a body names, if it names one.
-    pub(crate) fn of(self, body: &[u8]) -> Option<Cow<'_, str>> {
-        #[derive(Deserialize)]
-        struct Asked<'a> {
-            #[serde(borrow, default)]
-            model: Option<Cow<'a, str>>,
+    /// The model that a body of this type (`Content-Type`) names, if it names one.
+    pub(crate) fn of(self, kind: &str, body: &[u8]) -> Option<String> {
+        if self == Self::Nowhere {
+            return None;
         }
-        match self {
-            Self::Json => serde_json::from_slice::<Asked<'_>>(body).ok()?.model,
-            Self::Form => form_field(body, "model").map(Cow::Borrowed),
-            Self::Nowhere => None,
+        let (name, parameters) = kind.split_once(';').unwrap_or((kind, ""));
+        match name.trim().to_ascii_lowercase().as_str() {
+            "multipart/form-data" => form_field(body, parameter(parameters, "boundary").as_deref(), "model"),
+            "application/x-www-form-urlencoded" => of_query(std::str::from_utf8(body).ok()?),
+            _ if self == Self::Form && body.starts_with(b"--") => form_field(body, None, "model"),
+            _ => json_field(body),
         }
     }
 }
 
-/// A short field of a form, which is between the blank line of its part and the next line's end (RFC 7578).
-fn form_field<'b>(body: &'b [u8], name: &str) -> Option<&'b str> {
-    let part = memmem::find(body, format!("form-data; name=\"{name}\"\r\n").as_bytes())?;
-    let rest = &body[part..];
-    let value = &rest[memmem::find(rest, b"\r\n\r\n")? + 4..];
-    std::str::from_utf8(&value[..memmem::find(value, b"\r\n")?]).ok()
+/// The model that the query of a URL names.
+pub(crate) fn of_query(query: &str) -> Option<String> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix("model="))?;
+    let plain = percent_decode_str(&value.replace('+', " ")).decode_utf8().ok()?.into_owned();
+    Some(plain).filter(|model| !model.is_empty())
+}
+
+/// Of a field that is there twice, engines take the last.
+fn json_field(body: &[u8]) -> Option<String> {
+    let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(body).ok()?;
+    serde_json::from_str(fields.get("model")?.get()).ok()
+}
+
+/// A short field of a form (RFC 7578). `boundary`: what stands between its parts; else its first line says that.
+fn form_field(body: &[u8], boundary: Option<&str>, name: &str) -> Option<String> {
+    let mark = match boundary {
+        Some(boundary) => format!("--{boundary}").into_bytes(),
+        None => body.split(|byte| *byte == b'\n').next()?.trim_ascii_end().to_vec(),
+    };
+    if mark.len() <= 2 {
+        return None;
+    }
+    let starts: Vec<usize> =
+        memmem::find_iter(body, &mark).filter(|&at| at == 0 || body[at - 1] == b'\n').take(1024).collect();
+    starts.iter().enumerate().find_map(|(at, start)| {
+        let end = starts.get(at + 1).copied().unwrap_or(body.len());
+        let part = body.get(start + mark.len()..end)?;
+        let (behind, length) = match memmem::find(part, b"\r\n\r\n") {
+            Some(behind) => (behind, 4),
+            None => (memmem::find(part, b"\n\n")?, 2),
+        };
+        let head = std::str::from_utf8(&part[..behind]).ok()?;
+        let is_it = head.lines().any(|line| {
+            let Some((field, value)) = line.split_once(':') else { return false };
+            field.trim().eq_ignore_ascii_case("content-disposition")
+                && parameter(value, "name").as_deref() == Some(name)
+        });
+        let value = part[behind + length..].strip_suffix(b"\n")?;
+        let value = value.strip_suffix(b"\r").unwrap_or(value);
+        is_it.then(|| std::str::from_utf8(value).ok().map(str::to_owned))?
+    })
+}
+
+/// A parameter of a header's value: `name="value"` or `name=value`, behind a semicolon or at the beginning.
+fn parameter(text: &str, name: &str) -> Option<String> {
+    text.split(';').find_map(|parameter| {
+        let (key, value) = parameter.split_once('=')?;
+        let value = value.trim();
+        let bare = value.strip_prefix('"').and_then(|value| value.strip_suffix('"')).unwrap_or(value);
+        key.trim().eq_ignore_ascii_case(name).then(|| bare.to_owned())
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const FORM: &str = "multipart/form-data; boundary=x";
+
     #[test]
-    fn models_in_bodies() {
-        let form = b"--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\nRIFF\r\n--x\r\n\
-            Content-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--x--\r\n";
-        assert_eq!(ModelAt::Form.of(form).as_deref(), Some("whisper"));
-        assert_eq!(ModelAt::Form.of(b"--x").as_deref(), None);
-        assert_eq!(ModelAt::Json.of(br#"{"query": "x", "model": "m"}"#).as_deref(), Some("m"));
-        for none in [&br#"{"model": null}"#[..], b"{}", b"[", br#"{"model": 5}"#] {
-            assert_eq!(ModelAt::Json.of(none), None);
+    fn models_in_forms() {
+        let form = |disposition: &str, end: &str| {
+            let audio = "Content-Disposition: form-data; name=\"file\"; filename=\"model\"\r\n\r\nRIFF--x\r\n";
+            format!("--x\r\n{audio}--x\r\n{disposition}\r\n\r\nwhisper\r\n--x{end}").into_bytes()
+        };
+        for (disposition, end) in [
+            ("Content-Disposition: form-data; name=\"model\"", "--\r\n"),
+            ("content-disposition:form-data;name=model", "--"),
+            ("Content-Type: text/plain\r\nCONTENT-DISPOSITION: Form-Data; Name=\"model\"", "--\r\n"),
+            ("Content-Disposition: form-data; name=\"model\"; x=\"y\"\r\nContent-Length: 7", "\r\n\r\n--x--"),
+        ] {
+            for kind in [FORM, "Multipart/Form-Data; charset=utf-8; Boundary=\"x\"", "multipart/form-data", ""] {
+                let body = form(disposition, end);
+                assert_eq!(ModelAt::Form.of(kind, &body).as_deref(), Some("whisper"), "{disposition} {kind}");
+            }
         }
-        assert_eq!(ModelAt::Nowhere.of(br#"{"model": "m"}"#), None);
+        assert_eq!(ModelAt::Form.of(FORM, &form("X: name=\"model\"", "--")), None);
+        assert_eq!(ModelAt::Form.of(FORM, b"--x"), None);
+        assert_eq!(ModelAt::Form.of("multipart/form-data", b""), None);
+        assert_eq!(
+            ModelAt::Json.of(FORM, &form("Content-Disposition: form-data; name=\"model\"", "--")).as_deref(),
+            Some("whisper")
+        );
+    }
+
+    #[test]
+    fn models_elsewhere() {
+        for at in [ModelAt::Json, ModelAt::Form] {
+            assert_eq!(at.of("application/json", br#"{"query": "x", "model": "m"}"#).as_deref(), Some("m"));
+            assert_eq!(at.of("application/x-www-form-urlencoded", b"a=b&model=org%2Fm").as_deref(), Some("org/m"));
+        }
+        assert_eq!(ModelAt::Json.of("", br#"{"model": "a", "model": "b\u0020"}"#).as_deref(), Some("b "));
+        for none in [&br#"{"model": null}"#[..], b"{}", b"[", br#"{"model": 5}"#, b"\xff"] {
+            assert_eq!(ModelAt::Json.of("application/json", none), None);
+        }
+        assert_eq!(ModelAt::Nowhere.of("application/json", br#"{"model": "m"}"#), None);
+        assert_eq!(of_query("a=1&model=org%2Fm+1").as_deref(), Some("org/m 1"));
+        assert_eq!(of_query("xmodel=m&model="), None);
     }
 }

@@ -32,6 +32,12 @@ const fn work(path: &'static str, model: ModelAt) -> Route {
     forwarded(POST, path, "computed by the engine", what)
 }
 
+/// What an engine makes and keeps.
+const fn made(path: &'static str, about: &'static str) -> Route {
+    let what = Forwarded { endpoint: None, model: Json, repeats: false, allowed: Allowed::Always };
+    forwarded(ANY, path, about, what)
+}
+
 /// What an engine knows, or keeps for a client.
 const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Route {
     let what = Forwarded { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed: Allowed::Always };
@@ -44,11 +50,17 @@ const fn change(path: &'static str, allowed: Allowed) -> Route {
     forwarded(ANY, path, "changes an engine for everybody", what)
 }
 
+/// Whatever else is below `/v1/`: it may be work for a model.
+const fn unnamed() -> Route {
+    let what = Forwarded { endpoint: None, model: Json, repeats: false, allowed: ToAdmins };
+    forwarded(ANY, UNNAMED, "what no other row is about", what)
+}
+
 /// The paths below `/v1/` that have no row of their own.
 pub(super) const UNNAMED: &str = "/v1/{path*}";
 
 /// What the setting `forward` adds, unless it is known to change engines.
-pub(super) static LISTED: Route = kept(ANY, "", "a path that the setting `forward` adds");
+pub(super) static LISTED: Route = made("", "a path that the setting `forward` adds");
 pub(super) static LISTED_CHANGE: Route = change("", IfListed);
 
 /// All routes: the most frequent ones first.
@@ -129,12 +141,12 @@ pub(super) static ROUTES: &[Route] = &[
     kept(ANY, "/v1/files/{path*}", "one of them"),
     kept(ANY, "/v1/batches", "batches that an engine keeps"),
     kept(ANY, "/v1/batches/{path*}", "one of them"),
-    kept(ANY, "/v1/fine_tuning/{path*}", "training that an engine keeps"),
-    kept(ANY, "/v1/videos", "videos that an engine makes"),
-    kept(ANY, "/v1/videos/{path*}", "one of them"),
+    made("/v1/fine_tuning/{path*}", "training that an engine keeps"),
+    made("/v1/videos", "videos that an engine makes"),
+    made("/v1/videos/{path*}", "one of them"),
     change("/v1/load_lora_adapter", ToAdmins),
     change("/v1/unload_lora_adapter", ToAdmins),
-    change(UNNAMED, ToAdmins),
+    unnamed(),
     change("/load_lora_adapter", IfListed),
     change("/load_lora_adapter_from_tensors", IfListed),
     change("/unload_lora_adapter", IfListed),

@@ -140,7 +140,8 @@ impl Shown {
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
         let standing = engine.health.standing().name();
         let Value::Array(ranks) = self.app.places.rows_of(engine) else { return };
-        for (rank, known) in ranks.iter().enumerate() {
+        for known in &ranks {
+            let rank = &known["rank"];
             let row = rows.entry(format!("{}/{rank}", engine.name)).or_insert_with(|| json!({}));
             let number = |name: &str| known[name].as_f64().filter(|number| number.is_finite());
             let more = json!({

@@ -104,6 +104,8 @@ counters! {
     group_blocks,
     /// Blocks stored with the content hash of other tokens seen shortly before: lookups by content hash cannot tell them apart.
     collisions,
+    /// Stores that continue a block named 0 that the engine does not hold: their blocks do not count.
+    zero_parents,
     /// Clears announced by the engine.
     clears,
     /// Gaps: how often batches were missing.

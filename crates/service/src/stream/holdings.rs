@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::panic::resume_unwind;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvatlas_adopt::{At, Kept, Late, Scheme};
@@ -55,6 +55,8 @@ pub(crate) struct Holdings {
     schemes: Arc<[Scheme]>,
     /// Whether the log was told of events of unknown types.
     warned: bool,
+    /// Whether the log was told of parents that are no blocks.
+    warned_of_parents: bool,
     /// Blocks forgotten since the log was told.
     forgotten: u64,
     /// How often all was forgotten.
@@ -103,6 +105,7 @@ impl Holdings {
             limits,
             schemes: config.schemes.clone(),
             warned: false,
+            warned_of_parents: false,
             forgotten: 0,
             clears: 0,
             had: HashMap::new(),
@@ -221,7 +224,16 @@ impl Holdings {
         if live {
             self.untold.timestamps.push(batch.timestamp);
         }
-        if strange.is_some() { Verdict::Strange } else { self.verdict(rank, batch, &tally) }
+        let nameless = self.zero_parents(rank, batch);
+        if nameless > 0 {
+            counters.zero_parents.fetch_add(nameless, Relaxed);
+            self.warn_of_parents();
+        }
+        match self.verdict(rank, batch, &tally) {
+            _ if strange.is_some() => Verdict::Strange,
+            Verdict::Whole if nameless > 0 => Verdict::Partial,
+            verdict => verdict,
+        }
     }
 
     /// Applies what a batch has changed in what a rank holds, as a relay says it. `seq`: the message's number.
@@ -329,6 +341,37 @@ impl Holdings {
             // It clears one rank.
             (0, true) if self.is_only(rank) => Verdict::Cleared,
             _ => Verdict::Whole,
+        }
+    }
+
+    /// How many stores continue a block named 0, where the rank holds no such block. Some publishers write that where a
+    /// prompt begins, instead of no parent at all (LMCache/LMCache#2441): what they store is kept, and does not count.
+    fn zero_parents(&self, rank: u32, batch: &BatchOf<BlockHash>) -> u64 {
+        static ZEROS: LazyLock<[BlockHash; 5]> =
+            LazyLock::new(|| [8, 16, 20, 32, 64].map(|length| BlockHash::from_bytes(&vec![0; length])));
+        let is_zero = |parent: &BlockHash| parent.0 == 0 || ZEROS.contains(parent);
+        let parents = batch.events.iter().filter_map(|event| match event {
+            EventOf::Stored(stored) => stored.parent.filter(is_zero),
+            _ => None,
+        });
+        let is_held = |parent| self.index.held(&self.stream.worker, rank, &[parent]) == [true];
+        parents.filter(|parent| !is_held(*parent)).count() as u64
+    }
+
+    fn warn_of_parents(&mut self) {
+        let status = &self.stream.status;
+        if status.last_error().is_none() {
+            status.set_error("blocks continue a block named 0, which is not held: they do not count".to_owned());
+        }
+        if !std::mem::replace(&mut self.warned_of_parents, true) {
+            let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
+            tracing::warn!(
+                worker,
+                rank,
+                "the engine names block 0 as the parent of blocks, and has no such block: blocks that begin a prompt should \
+                 have no parent. They and what follows them do not count, and the stream is marked as partial; a newer \
+                 version of what publishes the events (LMCache?) may have none"
+            );
         }
     }
 
@@ -595,6 +638,37 @@ mod tests {
         assert_eq!(holdings.apply(0, &clear(Some(1)), false), Verdict::Cleared);
         holdings.apply(0, &clear(None), false);
         assert_eq!(holdings.apply(0, &clear(Some(1)), false), Verdict::Partial);
+    }
+
+    #[test]
+    fn a_parent_named_0_that_is_no_block_makes_the_stream_partial() {
+        let stored = |name: Name, parent: Option<Name>| {
+            let stored = Stored {
+                block_hashes: vec![name],
+                parent,
+                tokens: (0..4).collect(),
+                block_size: 4,
+                ..Stored::default()
+            };
+            encode(&Batch { events: vec![Event::Stored(Box::new(stored))], ..Batch::default() }, Dialect::Vllm)
+        };
+        let zeros = [Name::from(0_u64), Name::from(&[0; 8][..]), Name::from(&[0; 32][..])];
+        for zero in zeros {
+            let keyspace = Arc::new(Keyspace::new("m", "g", 4).expect("a block size"));
+            let stream = Stream::for_test("w", 0);
+            keyspace.add(&stream).map_err(|_| ()).expect("it is the first");
+            let mut holdings = Holdings::new(keyspace, stream.clone(), &StreamConfig::default());
+            let count = || stream.status.counters.zero_parents.load(Relaxed);
+            assert_eq!(holdings.apply(0, &stored(Name::from(7_u64), None), true), Verdict::Whole);
+            assert_eq!(holdings.apply(1, &stored(Name::from(8_u64), Some(Name::from(6_u64))), true), Verdict::Whole);
+            assert_eq!(holdings.apply(2, &stored(Name::from(9_u64), Some(zero.clone())), true), Verdict::Partial);
+            assert_eq!(count(), 1);
+            assert!(stream.status.last_error().is_some());
+            // A block may have that name.
+            assert_eq!(holdings.apply(3, &stored(zero.clone(), None), true), Verdict::Whole);
+            assert_eq!(holdings.apply(4, &stored(Name::from(10_u64), Some(zero)), true), Verdict::Whole);
+            assert_eq!(count(), 1);
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvatlas.lab.demo.config import DemoConfig
 from kvatlas.lab.demo.load import Load, Tally
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
-from kvatlas.router.policies import check_name, own_policy
+from kvatlas.routing.policies import check_name, own_policy
 from kvatlas.service import LogConfig
 from kvatlas.sim import Trace
 from kvatlas.sim.server import Fleet

@@ -146,7 +146,7 @@ class NestedDict:
         query = self._hashes("find", tokens, content_hashes, lora, salt)
         depth = self._strict_depth if self.strict else self._depth
         depths = {(worker, 0): depth(blocks, query) for worker, blocks in self._blocks.items()}
-        return ReferenceMatch({"gpu": depths}, len(query))
+        return ReferenceMatch({"gpu": depths}, len(query), self.block_size)
 
     def _hashes(
         self, call: str, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None

@@ -26,7 +26,7 @@ from kvatlas.errors import TraceError
 from kvatlas.lab.replay.measure import IndexMatch
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
-from kvatlas.sim.trace import Trace, TraceRequest
+from kvatlas.sim.trace import Trace, TraceRequest, other_format
 
 RECORDED = "as recorded"
 """What the replay of the recorded choices is called."""
@@ -125,9 +125,13 @@ def _row(text: str, where: str) -> dict[str, Any] | None:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
-        raise TraceError(f"{where}: not JSON") from None
+        raise TraceError(
+            f"{where}: not JSON: {other_format(text.encode()) or 'is this a record of a router?'}"
+        ) from None
     if not isinstance(row, dict):
         raise TraceError(f"{where}: must be an object")
+    if "hash_ids" in row and "hashes" not in row:
+        raise TraceError(f"{where}: a request of a trace, not a decision of a router: give the file as TRACE")
     row.setdefault("model", None)
     if row.get("rank") and isinstance(row.get("worker"), str):
         row["worker"] = f"{row['worker']}#{row['rank']}"  # each rank has a cache of its own

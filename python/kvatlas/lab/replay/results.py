@@ -72,7 +72,7 @@ class ReplayResult:
     config: ReplayConfig
     statistics: TraceStatistics
     bound_rate: float  # hit rate of one infinite cache over the whole trace
-    shared_rate: float  # hit rate of one cache as large as all engines' together (in blocks of 512 tokens)
+    shared_rate: float  # hit rate of one cache as large as all engines' together (in trace blocks)
     policies: list[PolicyResult] = field(default_factory=list)
     partial: bool = False
 

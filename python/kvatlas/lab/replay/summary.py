@@ -17,7 +17,7 @@ def about_trace(result: ReplayResult) -> list[str]:
         (
             f"{result.trace}: {count(stats.requests)} requests in {duration(stats.duration)} ({rate:.1f} a second), "
             f"{count(stats.input_tokens)} prompt tokens, {count(stats.output_tokens)} generated, "
-            f"{count(stats.distinct_blocks)} distinct blocks of 512."
+            f"{count(stats.distinct_blocks)} distinct blocks of {stats.block}."
         ),
         (
             f"Prompt length: median {count(lengths['p50'])} tokens, 10 % below {count(lengths['p10'])}, "

@@ -15,7 +15,7 @@ from kvatlas.router.config import RouterConfig
 from kvatlas.router.tokenizers import ENGINE, NONE, resolve
 from kvatlas.service.config import Engine as EngineEntry
 from kvatlas.service.discovery.http import Asker
-from kvatlas.service.discovery.probe import Prober
+from kvatlas.service.discovery.probe import Found, Prober
 from kvatlas.service.discovery.watch import Discovery
 from kvatlas.tokenize import LocalTokenizer
 
@@ -141,7 +141,7 @@ async def _events(config: RouterConfig, looked: Looked) -> None:
 
     async with Asker(config.discovery.request_timeout, config.discovery.bearer()) as asker:
         try:
-            found = await Prober(asker, looked.entry, config, allowed).whole()
+            found = await Prober(asker, looked.entry, config, allowed, names_ranks=True).whole()
         except DiscoveryError as error:
             if looked.report.role == "decode":
                 words = f"{error}; a decode engine is chosen by load then"
@@ -158,6 +158,8 @@ async def _events(config: RouterConfig, looked: Looked) -> None:
     ranks = "" if count == 1 else f", {count} ranks"
     where = ", ".join(source.endpoint for source in found.sources[:4])
     report.add("events", "ok", f"published at {where}{ranks}; blocks of {found.block_size} tokens ({found.engine})")
+    if found.has_choice_of_numbers:
+        _ranks(looked, found)
     without = [source.rank for source in found.sources if source.replay_endpoint is None]
     if without:
         report.add(
@@ -168,6 +170,22 @@ async def _events(config: RouterConfig, looked: Looked) -> None:
             'add "replay_endpoint": "tcp://*:5757" to its --kv-events-config (and --replay-port 5757 for vLLM before '
             "0.31)",
         )
+
+
+def _ranks(looked: Looked, found: Found) -> None:
+    """Say what requests call the ranks of an engine that shares its deployment's ranks with others."""
+    numbers = ", ".join(map(str, found.ranks))
+    if found.rank_header is None:
+        looked.report.add(
+            "ranks",
+            "warning",
+            f"its ranks are {numbers}, and it refuses requests that name them so, as well as requests that count them "
+            "from 0: it is not known what X-data-parallel-rank has to be, and they are counted from 0",
+            "let POST /v1/completions work with one of both",
+        )
+        return
+    how = "by these numbers" if found.rank_header == "global" else f"as 0 to {len(found.ranks) - 1}"
+    looked.report.add("ranks", "ok", f"{numbers}; requests name them {how} (X-data-parallel-rank)")
 
 
 def _compare_models(looked: list[Looked]) -> None:

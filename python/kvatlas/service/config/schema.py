@@ -34,6 +34,8 @@ class Config(Section):
     """
 
     section: ClassVar[str] = ""
+    command: ClassVar[str] = "kvatlas serve"
+    """The command that takes these settings as flags."""
 
     engines: tuple[Engine, ...] = ()
     static_streams: tuple[Stream, ...] = ()

@@ -1,10 +1,11 @@
-"""GET requests to engines."""
+"""Requests to engines."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import ssl
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -51,23 +52,10 @@ class Asker:
         Raises:
             DiscoveryError: There is no answer, or an unexpected one.
         """
-        try:
-            async with self._turn, self._http.stream("GET", url) as answer:
-                body = bytearray()
-                async for piece in answer.aiter_bytes():
-                    body += piece
-                    if len(body) > _MOST:
-                        raise DiscoveryError(
-                            f"GET {answer.url.path} returned more than {_MOST >> 20} MiB", "bad_answer"
-                        )
-        except (httpx.HTTPError, OSError) as error:
-            code, words = failure(error)
-            raise DiscoveryError(f"it {words}", code, temporary=True) from error
-        except (httpx.InvalidURL, ValueError) as error:
-            raise DiscoveryError(f"the request cannot be sent: {error}", "unreachable") from error
-        status, path = answer.status_code, answer.url.path
+        status, body = await self._ask("GET", url)
+        path = httpx.URL(url).path
         if status == httpx.codes.OK:
-            return body.decode(errors="replace")
+            return body
         if status in absent:
             return None
         if status in (401, 403):
@@ -78,6 +66,31 @@ class Asker:
             )
         temporary = status >= 500 or status == 429
         raise DiscoveryError(f"GET {path} returned status {status}", f"http_{status}", temporary=temporary)
+
+    async def post(self, url: str, body: object, headers: Mapping[str, str]) -> tuple[int, str]:
+        """The status and the body of the answer to a body in JSON.
+
+        Raises:
+            DiscoveryError: There is no answer.
+        """
+        return await self._ask("POST", url, json=body, headers=headers)
+
+    async def _ask(self, method: str, url: str, **more: Any) -> tuple[int, str]:
+        try:
+            async with self._turn, self._http.stream(method, url, **more) as answer:
+                body = bytearray()
+                async for piece in answer.aiter_bytes():
+                    body += piece
+                    if len(body) > _MOST:
+                        raise DiscoveryError(
+                            f"{method} {answer.url.path} returned more than {_MOST >> 20} MiB", "bad_answer"
+                        )
+        except (httpx.HTTPError, OSError) as error:
+            code, words = failure(error)
+            raise DiscoveryError(f"it {words}", code, temporary=True) from error
+        except (httpx.InvalidURL, ValueError) as error:
+            raise DiscoveryError(f"the request cannot be sent: {error}", "unreachable") from error
+        return answer.status_code, body.decode(errors="replace")
 
     async def get_json(self, url: str, *, absent: tuple[int, ...] = ()) -> Any:
         """An answer in JSON; None for the statuses of `absent`.

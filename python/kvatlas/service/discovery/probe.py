@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -50,6 +51,8 @@ class Found:
         sources: One for each rank.
         aliases: Other names of the model.
         adapters: Names of its LoRA adapters.
+        rank_header: By which numbers requests name its ranks, where these do not begin at 0: "local", counted from 0,
+            or "global", the ranks' own; None if that is not known, or makes no difference.
     """
 
     engine: str
@@ -58,6 +61,17 @@ class Found:
     sources: tuple[Source, ...]
     aliases: tuple[str, ...] = ()
     adapters: tuple[str, ...] = ()
+    rank_header: str | None = None
+
+    @property
+    def ranks(self) -> list[int]:
+        """The numbers of its ranks, in ascending order."""
+        return sorted(source.rank for source in self.sources)
+
+    @property
+    def has_choice_of_numbers(self) -> bool:
+        """True if its ranks have other numbers than those counted from 0, and requests have to name one of them."""
+        return len(self.ranks) > 1 and self.ranks != list(range(len(self.ranks)))
 
 
 @dataclass(frozen=True)
@@ -79,7 +93,15 @@ class _Said:
 class Prober:
     """Asks one engine."""
 
-    def __init__(self, asker: Asker, engine: Engine, config: Config, allowed: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        engine: Engine,
+        config: Config,
+        allowed: Callable[[str, str], None],
+        *,
+        names_ranks: bool = False,
+    ) -> None:
         """Nothing is asked yet.
 
         Args:
@@ -87,7 +109,10 @@ class Prober:
             engine: Who is asked.
             config: The configuration.
             allowed: Raises `KvatlasError` if an endpoint may not be connected to that the engine at a host has named.
+            names_ranks: Whether requests will name ranks, so that it is to be found out what they are called.
         """
+        self._names_ranks = names_ranks
+        self._rank_header: tuple[list[int], str] | None = None  # found out for these ranks
         self._allowed = allowed
         self._asker = asker
         self._engine = engine
@@ -119,10 +144,41 @@ class Prober:
             raise DiscoveryError(_NO_EVENTS, "no_events")
         if len(found.sources) > _MOST_RANKS:
             raise _too_many(len(found.sources))
+        if self._names_ranks and found.has_choice_of_numbers:
+            with contextlib.suppress(DiscoveryError):  # a busy engine is registered all the same
+                found = dataclasses.replace(found, rank_header=await self._header_of(found))
         self._said = said
         return found
 
+    async def _header_of(self, found: Found) -> str | None:
+        """By which numbers requests name these ranks.
+
+        The frontends of vLLM differ, and none of them says so: it is found out by the shortest request there is.
+        """
+        if self._rank_header is None or self._rank_header[0] != found.ranks:
+            self._rank_header = None
+            # No number counted from 0 is as high as the highest.
+            status, words = await self._try_rank(found, found.ranks[-1])
+            header = "global" if status < 300 else "local"
+            if header == "local" and "out of range" not in words:
+                status, words = await self._try_rank(found, len(found.ranks) - 1)
+                if status >= 300:
+                    return None
+            self._rank_header = (found.ranks, header)
+        return self._rank_header[1]
+
+    async def _try_rank(self, found: Found, number: int) -> tuple[int, str]:
+        body = {"model": (*self._models.served, found.model)[0], "prompt": "1", "max_tokens": 1}
+        return await self._asker.post(f"{self._engine.url}/v1/completions", body, {"X-data-parallel-rank": str(number)})
+
     async def _ask(self) -> _Said:
+        try:
+            return await self._asked()
+        except DiscoveryError:
+            self._rank_header = None  # it may be another one when it answers again
+            raise
+
+    async def _asked(self) -> _Said:
         sources = await self._asker.get_json(f"{self._engine.url}/kv_event_sources", absent=(404, 405))
         if sources is not None:
             if not isinstance(sources, dict):
@@ -256,7 +312,7 @@ class Prober:
         events = engine.events_port or discovery.events_port
         replay = engine.replay_port or discovery.replay_port
         if events is None:
-            raise DiscoveryError(_ports_wanted(version), "unknown_address")
+            raise DiscoveryError(_ports_wanted(version, self._config.command), "unknown_address")
         ranks = (
             range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
         )
@@ -327,8 +383,8 @@ class Prober:
         return events
 
 
-def _ports_wanted(version: str) -> str:
-    """What to do about an engine that does not report its event sockets."""
+def _ports_wanted(version: str, command: str) -> str:
+    """What to do, with this command, about an engine that does not report its event sockets."""
     engine = f"vLLM {version}" if version else "this engine"
     config = {
         "enable_kv_cache_events": True,
@@ -338,7 +394,7 @@ def _ports_wanted(version: str) -> str:
     }
     return (
         f"{engine} does not report where its KV events are: it has no GET /kv_event_sources, which vLLM has since "
-        f"0.31. Add --events-port 5557 --replay-port 5757 to `kvatlas serve` (or events_port and replay_port to its "
+        f"0.31. Add --events-port 5557 --replay-port 5757 to `{command}` (or events_port and replay_port to its "
         f"[[engine]] table), and start the engine with the same ports: vllm serve MODEL --kv-events-config "
         f"'{json.dumps(config)}'"
     )

@@ -125,7 +125,10 @@ class Discovery:
             logger.warning("no longer waiting for %s%s", ", ".join(away[:3]), more)
         self._native.release(HOLD)
         if self._config.follows_events and first and not any(follower.is_registered for _entry, follower in first):
-            logger.warning("none of the configured engines can be used")
+            if self.watcher is None:
+                logger.warning("none of the configured engines can be used")
+            else:  # it sends them requests all the same
+                logger.warning("no configured engine's events can be followed: engines are chosen by load only")
 
     def _follow(self) -> None:
         """Make the followers those of the lists."""
@@ -145,7 +148,8 @@ class Discovery:
     def _add(self, name: Name, entry: Entry) -> None:
         follower: Follower
         if isinstance(entry, Engine):
-            prober = Prober(self._asker, entry, self._config, self._native.check_allowed)
+            check, routes = self._native.check_allowed, self.watcher is not None
+            prober = Prober(self._asker, entry, self._config, check, names_ranks=routes)
             if self.watcher is not None:
                 self.watcher.listed(entry)
             follower = EngineFollower(self._native, self._config, prober, entry, self.pace, self.watcher)

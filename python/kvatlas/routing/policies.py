@@ -1,0 +1,96 @@
+"""Policies of the user's own: classes found by name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import kvatlas
+from kvatlas._native import policy_names
+from kvatlas._text import nearest
+from kvatlas.errors import PolicyError
+
+
+def check_name(name: str) -> None:
+    """Check that a policy by this name comes with kvatlas.
+
+    Raises:
+        PolicyError: There is none; the message has the nearest name, or all.
+    """
+    names = policy_names()
+    if name not in names:
+        hint = nearest(name, names, otherwise=f"it must be one of {', '.join(names)}, or module:Class")
+        raise PolicyError(f"no policy {name!r}: {hint}")
+
+
+def own_policy(name: str, seed: int, options: Mapping[str, Any] | None = None) -> object:
+    """An instance of the class at `module:Class`, made as `Class(seed, **options)`; without the seed if it takes none.
+
+    Modules are looked for where Python looks, and in the working directory.
+
+    Raises:
+        PolicyError: It cannot be loaded, is no policy, or cannot be made with these options.
+    """
+    module, _colon, attribute = name.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - as a string, as sys.path has them
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a user's module may do anything
+        raise PolicyError(f"cannot load policy {name!r}: {type(error).__name__}: {error}") from error
+    if not (callable(found) and callable(getattr(found, "choose", None))):
+        raise PolicyError(f"{name!r} is not a policy: it needs a choose(request, candidates) method")
+    try:
+        made = _make(found, seed, options or {})
+    except Exception as error:
+        frames = own_frames(error)
+        place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+        if isinstance(error, TypeError) and not frames:  # it was never begun
+            place = f"; it is made as {attribute}(seed, **options)"
+        raise PolicyError(
+            f"policy {name!r} cannot be made: {type(error).__name__}: {error}{place}", "policy_failed"
+        ) from error
+    return made
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an error that are neither of kvatlas nor of Python's import system: those of a user's code."""
+    ours = str(Path(kvatlas.__file__).parent) + os.sep
+    imports = str(Path(importlib.__file__).parent) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith((ours, imports, "<frozen "))]
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback of an error in a user's code, from where that code begins; empty if it happened in none of it."""
+    frames = own_frames(error)
+    if not frames:
+        # Python cannot compile a module that has such an error: that is in no frame of its own.
+        return "".join(traceback.format_exception_only(error)) if isinstance(error, SyntaxError) else ""
+    lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
+    return "".join([*lines, *traceback.format_exception_only(error)])
+
+
+def _make(factory: Callable[..., object], seed: int, options: Mapping[str, Any]) -> object:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # it does not tell what it takes
+        return factory(seed, **options)
+    ways: list[tuple[tuple[int, ...], Mapping[str, Any]]] = [
+        ((seed,), options),
+        ((), {"seed": seed, **options}),
+        ((), options),
+    ]
+    for arguments, keywords in ways:
+        try:
+            signature.bind(*arguments, **keywords)
+        except TypeError:
+            continue
+        return factory(*arguments, **keywords)
+    return factory(seed, **options)
