@@ -17,8 +17,8 @@ def fleet() -> Iterator[tuple[Router, list[Engine]]]:
     """Four engines and a router that looks at them seldom. Tests leave them as they were."""
     with Engine() as first, Engine() as second, Engine() as third, Engine() as fourth:
         engines = [first, second, third, fourth]
-        flags = (*PLAIN, "--retries", "3", "--first-byte-timeout", "2s", "--health-interval", "1h")
-        flags += ("--forward", "/v1/unknown,/v1/messages/batches")
+        limits = ("--retries", "3", "--first-byte-timeout", "2s", "--health-interval", "1h")
+        flags = (*PLAIN, *limits, "--forward", "/v1/unknown,/v1/messages/batches")
         with Router(*engines, flags=flags) as router:
             yield router, engines
 
