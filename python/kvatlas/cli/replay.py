@@ -248,7 +248,7 @@ def _workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
 
 
 def _check_recorded(name: str, recorded: int, what: str, options: dict[str, Any]) -> None:
-    """Check that what a record says was not asked for otherwise."""
+    """Check that no option contradicts the record."""
     source = click.get_current_context().get_parameter_source(name)
     if options[name] != recorded and source is not ParameterSource.DEFAULT:
         flag = f"--{name.replace('_', '-')}"

@@ -68,7 +68,7 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
 
 
 def hint(error: KvatlasError, command: str, variable: str) -> str:
-    """What may help against an error of a client, to follow its message; empty if nothing is known to.
+    """A hint to follow the message of a client's error; empty if none is known.
 
     Args:
         error: The error.

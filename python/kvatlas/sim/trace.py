@@ -180,7 +180,7 @@ def parse_line(line: bytes) -> TraceRequest:
 
 
 def other_format(line: bytes) -> str | None:
-    """What a line that is no JSON belongs to, and what to do about it; None if it looks like no other format."""
+    """The format of a line that is not JSON, and advice; None if it looks like no other format."""
     for magic, name in _COMPRESSED.items():
         if line.startswith(magic):
             return f"the file is {name}: unpack it first"

@@ -151,7 +151,7 @@ class Prober:
         return found
 
     async def _header_of(self, found: Found) -> str | None:
-        """By which numbers requests name these ranks.
+        """The numbers by which requests name these ranks.
 
         The frontends of vLLM differ, and none of them says so: it is found out by the shortest request there is.
         """
