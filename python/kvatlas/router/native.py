@@ -107,7 +107,10 @@ class Engines:
 
     def listed(self, engine: Engine, /) -> None:
         """An engine is in the list: send it requests, unless it is there already as it is."""
-        self._tell(engine.worker, self._config.engine_for_native(engine))
+        about = self._config.engine_for_native(engine)
+        if engine.worker not in self._told and about.get("role", "both") != "both":
+            about = {**about, "awaits_kind": True}  # until it has said whose hand-over it speaks
+        self._tell(engine.worker, about)
 
     def found(self, engine: Engine, found: Found | None, prober: Prober, /) -> None:
         """It was asked: now its ranks, its block size and its kind are known."""
@@ -120,6 +123,8 @@ class Engines:
             about["handover"] = "sglang"
             if prober.bootstrap_port is not None:
                 about["bootstrap_port"] = prober.bootstrap_port
+        if prober.kind is not None:
+            about["awaits_kind"] = False
         elif found is None and engine.worker in self._told:
             return  # nothing new
         self._tell(engine.worker, about)
