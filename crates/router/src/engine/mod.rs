@@ -6,11 +6,12 @@ mod connection;
 mod fault;
 mod health;
 mod pool;
+mod recent;
 mod reported;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -25,8 +26,10 @@ pub(crate) use self::fault::{Fault, NAMES as FAULTS};
 pub(crate) use self::health::Health;
 pub use self::health::Standing;
 pub(crate) use self::pool::Pool;
+pub(crate) use self::recent::Recent;
 pub(crate) use self::reported::loads;
 use crate::clock::millis;
+use crate::condition::{Condition, Refused};
 use crate::config::{Config, EngineConfig, Role};
 use crate::error::Error;
 
@@ -46,6 +49,13 @@ pub struct Engine {
     /// Whether it may hold nothing of what is known of it, as only a number says that it has not restarted.
     pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
+    /// How its last requests ended.
+    pub(crate) recent: Recent,
+    /// Why it is down, if it is.
+    pub(crate) why_down: Mutex<Option<String>>,
+    /// The worst thing that is known of it, as seen last.
+    pub(crate) condition: Mutex<Option<Condition>>,
+    pub(crate) refused: Mutex<Refused>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
@@ -152,6 +162,10 @@ impl Engine {
             health: Arc::new(Health::new(&all.health)),
             is_unverified: AtomicBool::new(false),
             counts: Arc::default(),
+            recent: Recent::default(),
+            why_down: Mutex::default(),
+            condition: Mutex::default(),
+            refused: Mutex::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
             tls,
             connect_timeout: all.upstream.connect_timeout,
