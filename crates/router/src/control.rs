@@ -115,11 +115,11 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             Err(_) => Some(format!("GET {} is not answered within {:?}", health.path, health.timeout)),
         };
         let well = why_not.is_none();
+        lock(&engine.why_down).clone_from(&why_not);
         if !health.interval.is_zero() && engine.health.asked(well) {
             match &why_not {
                 Some(why) => {
                     tracing::warn!(engine = &*engine.name, reason = why, "the engine is down: {why}");
-                    *lock(&engine.why_down) = Some(why.clone());
                     if app.fleet.engines().iter().all(|engine| engine.health.standing() == Standing::Down) {
                         tracing::error!(
                             "every engine is down, and requests fail: check that the engines run and that the router \
@@ -127,10 +127,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                         );
                     }
                 }
-                None => {
-                    *lock(&engine.why_down) = None;
-                    tracing::info!(engine = &*engine.name, "the engine is back");
-                }
+                None => tracing::info!(engine = &*engine.name, "the engine is back"),
             }
             app.tokens.forget(&engine);
             if well {

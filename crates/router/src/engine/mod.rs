@@ -32,6 +32,7 @@ use crate::clock::millis;
 use crate::condition::{Condition, Refused};
 use crate::config::{Config, EngineConfig, Role};
 use crate::error::Error;
+use crate::lock;
 
 /// An engine.
 pub struct Engine {
@@ -50,9 +51,9 @@ pub struct Engine {
     pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
     /// How its last requests ended.
-    pub(crate) recent: Recent,
+    pub(crate) recent: Arc<Recent>,
     /// Why it is down, if it is.
-    pub(crate) why_down: Mutex<Option<String>>,
+    pub(crate) why_down: Arc<Mutex<Option<String>>>,
     /// The worst thing that is known of it, as seen last.
     pub(crate) condition: Mutex<Option<Condition>>,
     pub(crate) refused: Mutex<Refused>,
@@ -162,8 +163,8 @@ impl Engine {
             health: Arc::new(Health::new(&all.health)),
             is_unverified: AtomicBool::new(false),
             counts: Arc::default(),
-            recent: Recent::default(),
-            why_down: Mutex::default(),
+            recent: Arc::default(),
+            why_down: Arc::default(),
             condition: Mutex::default(),
             refused: Mutex::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
@@ -193,6 +194,9 @@ impl Engine {
     pub(crate) fn goes_on_from(&mut self, old: &Self) {
         self.health = old.health.clone();
         self.counts = old.counts.clone();
+        self.recent = old.recent.clone();
+        self.why_down = old.why_down.clone();
+        self.condition = Mutex::new(lock(&old.condition).clone());
         if self.config.models.is_empty() && old.config.models.is_empty() {
             self.models.store(old.models.load_full());
             self.is_known.store(old.is_known.load(Relaxed), Relaxed);

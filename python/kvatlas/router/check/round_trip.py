@@ -162,8 +162,8 @@ class RoundTrip:
             report.add(
                 "block size",
                 "problem",
-                f"the blocks of its events have another size than the {size} tokens {given}: none of them can be matched",
-                "leave --block-size out, or set it to the size that the engine's events have (`kvatlas decode` shows it)",
+                f"the blocks of its events have another size than the {size} tokens {given}: none can be matched",
+                "leave --block-size out, or set it to the size that `kvatlas decode` shows in the engine's events",
             )
         elif depth:
             report.add(
