@@ -138,7 +138,7 @@ def _shown(out: Console, fleet: list[WorkerStatus], ready: Readiness) -> Rendera
     trusted = sum(stream.trusted for _worker, stream in streams)
     words = f"{counted(len(fleet), 'worker')}, {counted(len(streams), 'stream')}, "
     is_emergency = trusted == 0
-    if is_emergency:
+    if is_emergency and ready:
         words += f"NONE TRUSTED: queries find nothing. Check that the engines run and can be reached: {_RUNBOOK}"
     else:
         words += f"{trusted:,} trusted; {ready}"
