@@ -88,8 +88,9 @@ impl Fleet {
         let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && is_well(engine.health.standing());
         let engines = self.engines.load();
         let is_settled = |role: Role| {
-            let mut of_role = engines.iter().filter(|engine| engine.config.role == role && is_up(engine)).peekable();
-            of_role.peek().is_none() || of_role.any(|engine| !engine.config.awaits_kind)
+            let may_come = |engine: &Arc<Engine>| is_well(engine.health.standing());
+            let mut of_role = engines.iter().filter(|it| it.config.role == role && may_come(it)).peekable();
+            of_role.peek().is_none() || of_role.any(|engine| is_up(engine) && !engine.config.awaits_kind)
         };
         engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
     }

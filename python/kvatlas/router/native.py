@@ -107,10 +107,8 @@ class Engines:
 
     def listed(self, engine: Engine, /) -> None:
         """An engine is in the list: send it requests, unless it is there already as it is."""
-        about = self._config.engine_for_native(engine)
-        if engine.worker not in self._told and about.get("role", "both") != "both":
-            about = {**about, "awaits_kind": True}  # until it has said whose hand-over it speaks
-        self._tell(engine.worker, about)
+        is_new = engine.worker not in self._told
+        self._tell(engine.worker, self._config.engine_for_native(engine, is_asked=is_new))
 
     def found(self, engine: Engine, found: Found | None, prober: Prober, /) -> None:
         """It was asked: now its ranks, its block size and its kind are known."""
