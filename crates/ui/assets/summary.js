@@ -13,6 +13,7 @@ export function health(row) {
     return "bad";
   }
   if (["connecting", "replaying", "gap", "asking"].includes(row.state) || row.up === "busy") return "busy";
+  if (complaint(row) === "misconfigured") return "bad";
   return row.trusted === false || complaint(row) ? "busy" : "good";
 }
 
@@ -25,7 +26,8 @@ export function complaint(row) {
 }
 
 /** True if there are engines, and every one of them is down. */
-export const isEmergency = (rows) => rows.length > 0 && rows.every((row) => row.up === "down" || row.state === "unreachable");
+export const isEmergency = (rows) =>
+  rows.length > 0 && rows.every((row) => (row.up ? row.up === "down" : ["stale", "unreachable"].includes(row.state)));
 
 const sum = (rows, field) => rows.reduce((total, row) => total + (row[field] ?? 0), 0);
 
