@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,24 @@ def test_events_with_blocks_of_another_size(engine: Engine, tokenizer: Path, siz
         publish(publisher, 4)
         wait_until(lambda: condition(router)["reason"].startswith("5 events"), "the fifth is refused too")
         assert router.log.count("the engine is misconfigured") == 1
+
+
+@pytest.mark.parametrize("name", ["refusing", "partial"])
+def test_events_that_are_refused_or_missed(engine: Engine, tokenizer: Path, name: str) -> None:
+    port = free_block("127.0.0.1")
+    flags = ("--policy", "kvatlas", "--tokenizer", str(tokenizer), "--block-size", str(BLOCK))
+    with (
+        Router(engine, flags=(*flags, "--events-port", str(port)), ready=False) as router,
+        publishing(port) as publisher,
+    ):
+        if name == "refusing":
+            unknown = b"\x92\xcb" + struct.pack(">d", 1.0) + b"\x91\x91\xa7Mystery"
+            publisher.send_multipart([b"", struct.pack(">Q", 0), unknown])
+        else:
+            publish(publisher, 3)  # the first that is heard
+        wait_until(lambda: condition(router).get("name") == name, f"the engine is {name}")
+        assert condition(router)["advice"]
+        assert f"the engine is {name}" in router.log
 
 
 def test_commands_for_a_service_say_that_this_is_a_router(router: Router) -> None:
