@@ -167,7 +167,7 @@ class ClientError(KvatlasError, RuntimeError):
     """A service refused a request, or returned an unexpected answer.
 
     Codes: those of the service, "http_" and the status if it gave none, "bad_answer", "closed" (the client is closed),
-    "not_ready" (the time limit passed), "no_workers", "no_sites", "client".
+    "not_ready" (the time limit passed), "no_workers", "no_sites", "router" (a router's), "client".
 
     Attributes:
         status: The HTTP status; None if there was no answer.

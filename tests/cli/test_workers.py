@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -84,6 +85,34 @@ def test_several_keyspaces_and_what_is_wrong(run: Run, service: Service) -> None
     assert done.stdout.splitlines()[2] == line
     assert error == "gone rank 0: cannot connect"
     assert line.split()[:6] == ["gone", "0", "n", "(g)", "connecting", "no"]
+
+
+def test_nothing_is_trusted(run: Run, service: Service) -> None:
+    done = run("workers", "--url", service.url, "--routing-group", "g", "--model", "n")
+    assert done.stdout.startswith("1 worker, 1 stream, NONE TRUSTED: queries find nothing."), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"refused": {"block_size": 93}}, "misconfigured"),
+        ({"refused": {"unknown_event": 93}, "counters": {"lost_batches": 54}}, "refusing"),
+        ({"partial": True, "counters": {"lost_batches": 54}}, "partial"),
+    ],
+)
+def test_a_live_stream_that_is_not_well(service: Service, changes: dict[str, Any], word: str) -> None:
+    [worker] = [worker for worker in service.workers() if worker.worker == "a"]
+    well, ill = worker.streams
+    sick = dataclasses.replace(worker, streams=(well, dataclasses.replace(ill, **changes)))
+    out = Console(file=io.StringIO(), width=300)
+    with service.client() as client:
+        out.print(_shown(out, [sick], client.ready()))
+    assert isinstance(out.file, io.StringIO)
+    _, _, first, second, advice = out.file.getvalue().splitlines()
+    assert first.split()[:4] == ["a", "1", "live", word]
+    assert second.split()[:4] == ["a", "0", "live", "yes"]
+    assert advice.startswith(f"a rank 1: {word}: ")
+    assert advice.endswith(f"sick-engines.md#{word}")
 
 
 def test_json(run: Run, service: Service) -> None:

@@ -325,3 +325,44 @@ def test_engines_that_die_under_load_cost_no_request(engine: Engine, other: Engi
         assert len(broken) <= 10, "only answers of which a part had come can be lost"
         wait_until(lambda: router.in_flight() == 0, "nothing is in flight")
         engine.behaviour = other.behaviour = usual
+
+
+@pytest.mark.parametrize("says", [hang, only_a_head], ids=["nothing", "a-head"])
+def test_requests_without_a_byte_leave_an_engine_that_goes_down(
+    router: Router, engine: Engine, other: Engine, says: Behaviour
+) -> None:
+    engine.behaviour = says
+    answers = []
+    with in_threads(6, lambda number: answers.append(router.ask(STREAMED))) as errors:
+        wait_until(lambda: engine.asked() == 3, "half of them are at the engine")
+        engine.healthy = False
+    assert not errors
+    assert [answer.status for answer in answers] == [200] * 6
+    assert {answer.headers["x-kvatlas-worker"] for answer in answers} == {"e1"}
+    assert router.metric("kvatlas_router_engine_faults_total", reason="down") == 3
+    wait_until(lambda: len(engine.given_up) == 3, "they are cancelled there")
+    assert "the engine is down" in router.log
+
+
+def test_what_may_not_be_repeated_is_told_that_its_engine_went_down(router: Router, engine: Engine) -> None:
+    engine.behaviour = hang
+    answers = []
+
+    def ask(number: int) -> None:
+        answers.append(router.ask({"model": MODEL, "input": "x", "background": True}, path="/v1/responses"))
+
+    with in_threads(2, ask) as errors:
+        wait_until(lambda: engine.asked() == 1, "one of them is at the engine")
+        engine.healthy = False
+    assert not errors
+    assert max(answer.status for answer in answers) == 504
+    assert engine.asked() == 1
+
+
+def test_an_engine_that_was_down_all_the_time_is_waited_for(engine: Engine) -> None:
+    """Where health is asked for in the wrong place all engines are down, and answer."""
+    engine.healthy = False
+    engine.behaviour = slowly(head("200 OK", "content-length: 2") + b"{}", pause=0.05)
+    with Router(engine, flags=QUICK, ready=False) as router:
+        wait_until(lambda: router.workers()[0]["standing"] == "down", "it is down")
+        assert router.ask().status == 200

@@ -117,6 +117,20 @@ def test_block_sizes_that_differ(fleet: Fleet, tokenizer: Path) -> None:
     assert "block size" in problems(first)
 
 
+@pytest.mark.parametrize("size", [17, 32])
+def test_a_block_size_that_the_engine_does_not_have(fleet: Fleet, tokenizer: Path, size: int) -> None:
+    config = RouterConfig(
+        engines=(Engine.of(fleet.urls[0]),),
+        router=RouterSection(tokenizer=str(tokenizer)),
+        discovery=DiscoveryConfig(request_timeout=60),
+        block_size=size,
+    )
+    [report] = check(config)
+    said = problems(report)
+    assert f"another size than the {size} tokens set here" in said["block size"]
+    assert "index" not in said, "the tokenizer is not blamed"
+
+
 def test_without_a_replay_socket(tokenizer: Path) -> None:
     with engine(replay_socket="none") as url:
         [report] = checked(url, tokenizer=str(tokenizer))

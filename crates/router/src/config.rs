@@ -179,6 +179,9 @@ pub struct EngineConfig {
     /// The port at which SGLang's prefill engines meet their decode engines.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
+    /// True as long as it is being asked whose hand-over it speaks: until then no request goes to it that is split.
+    #[serde(default)]
+    pub awaits_kind: bool,
     /// Tokens of a block of its cache, where known: for whoever registers its events.
     #[serde(default)]
     pub block_size: Option<u32>,
@@ -465,6 +468,7 @@ impl EngineConfig {
             capacity_blocks: None,
             handover: Handover::Vllm,
             bootstrap_port: None,
+            awaits_kind: false,
             block_size: None,
         }
     }

@@ -8,7 +8,9 @@ use kvatlas_routing::Load;
 use serde_json::Value;
 
 use crate::app::App;
-use crate::engine::{Connection, Engine, Framing, Model, Models, loads};
+use crate::condition;
+use crate::engine::{Connection, Engine, Framing, Model, Models, Standing, loads};
+use crate::lock;
 
 /// The longest answer of an engine to a question of the router's own.
 const MAX_ANSWER: usize = 16 << 20;
@@ -48,6 +50,7 @@ pub(crate) async fn run(app: Arc<App>) {
             }
         }
         trust(&app, &engines);
+        engines.iter().for_each(|engine| condition::look(&app, engine));
         tokio::time::sleep(TICK).await;
     }
 }
@@ -112,14 +115,28 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
     let health = &app.config.health;
     let mut knows_models = false;
     loop {
-        let well = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
+        let why_not = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
             // One that does not know the question is there; one that is dead says 503 (vLLM), or nothing.
-            Ok(Ok((status, _))) => status < 500,
-            _ => false,
+            Ok(Ok((status, _))) if status < 500 => None,
+            Ok(Ok((status, _))) => Some(format!("GET {} returns status {status}", health.path)),
+            Ok(Err(why)) => Some(why),
+            Err(_) => Some(format!("GET {} is not answered within {:?}", health.path, health.timeout)),
         };
+        let well = why_not.is_none();
+        lock(&engine.why_down).clone_from(&why_not);
         if !health.interval.is_zero() && engine.health.asked(well) {
-            let standing = engine.health.standing().name();
-            tracing::info!(engine = &*engine.name, standing, "the engine's state has changed");
+            match &why_not {
+                Some(why) => {
+                    tracing::warn!(engine = &*engine.name, reason = why, "the engine is down: {why}");
+                    if app.fleet.engines().iter().all(|engine| engine.health.standing() == Standing::Down) {
+                        tracing::error!(
+                            "every engine is down, and requests fail: check that the engines run and that the router \
+                             reaches them; the last one said: {why}"
+                        );
+                    }
+                }
+                None => tracing::info!(engine = &*engine.name, "the engine is back"),
+            }
             app.tokens.forget(&engine);
             if well {
                 app.places.is_back();

@@ -79,13 +79,20 @@ impl Fleet {
         self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
     }
 
-    /// Whether a request could be sent anywhere, and it is known for which models.
+    /// Whether a request could be sent anywhere, and it is known for which models, and how those that compute prompts hand
+    /// them over.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
         // Silence may be a few requests' doing: one client must not take the whole router out of service.
         let is_well = |standing| matches!(standing, Standing::Up | Standing::Silent);
         let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && is_well(engine.health.standing());
-        self.engines.load().iter().any(is_up)
+        let engines = self.engines.load();
+        let is_settled = |role: Role| {
+            let may_come = |engine: &Arc<Engine>| is_well(engine.health.standing());
+            let mut of_role = engines.iter().filter(|it| it.config.role == role && may_come(it)).peekable();
+            of_role.peek().is_none() || of_role.any(|engine| is_up(engine) && !engine.config.awaits_kind)
+        };
+        engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
     }
 
     /// Adds an engine, in the place of the one of its name if there is one. `before` is called with both, while requests

@@ -15,6 +15,7 @@ mod admin;
 mod answer;
 mod app;
 mod clock;
+mod condition;
 pub mod config;
 mod control;
 mod cors;

@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::condition::Condition;
 use crate::engine::Engine;
+use crate::lock;
 
 /// The engines, and how they do.
 pub(crate) fn workers(app: &App) -> Value {
@@ -22,6 +24,7 @@ pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
         "url": &engine.config.url,
         "role": engine.config.role.name(),
         "standing": engine.health.standing().name(),
+        "condition": lock(&engine.condition).as_ref().map(Condition::to_json),
         "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
         "weight": engine.config.weight,
         "ranks": app.places.rows_of(engine),

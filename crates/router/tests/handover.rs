@@ -2,8 +2,18 @@
 
 mod support;
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use serde_json::json;
 use support::{Client, Engine, Manner, completion, eventually, router};
+
+/// A pair of SGLang's.
+fn pair(prefill: &Engine, decode: &Engine) -> serde_json::Value {
+    json!({ "decode_alone": 0, "engines": [
+        { "name": "p", "url": prefill.url(), "role": "prefill", "handover": "sglang", "bootstrap_port": 8998 },
+        { "name": "d", "url": decode.url(), "role": "decode", "handover": "sglang" },
+    ] })
+}
 
 #[test]
 fn vllm_prefill_comes_first_and_its_parameters_go_to_decode() {
@@ -91,4 +101,130 @@ fn a_prompt_that_kills_engines_goes_to_two_of_them() {
     assert_eq!(client.post("/v1/completions", &completion(json!({ "x": 1 }))).status, 502);
     assert_eq!(decodes.each_ref().map(Engine::count), [1, 1]);
     assert!(router.workers().as_array().is_some_and(|all| all.iter().all(|engine| engine["standing"] == "up")));
+}
+
+#[test]
+fn prefill_ends_with_what_it_works_for() {
+    let (prefill, decode) = (Engine::start("m"), Engine::start("m"));
+    let router = router(&[], pair(&prefill, &decode));
+    let gave_up = || {
+        eventually("nothing is in flight", || {
+            router.workers().as_array().is_some_and(|all| all.iter().all(|engine| engine["in_flight"] == 0))
+        });
+        eventually("prefill is given up", || prefill.given_up.load(SeqCst) == prefill.count());
+    };
+    prefill.set(Manner::Hangs);
+    // The decode engine refuses it, in one way or the other.
+    for status in [400, 413, 500] {
+        decode.set(Manner::Busy(status));
+        let answer = Client::to(&router).post("/v1/completions", &completion(json!({ "stream": true })));
+        assert_eq!(answer.status, status);
+        gave_up();
+    }
+    // The client leaves before the answer begins.
+    decode.set(Manner::Hangs);
+    let mut client = Client::to(&router);
+    let before = prefill.count();
+    client.ask_for("/v1/completions", &completion(json!({ "stream": true })), "");
+    eventually("both are asked", || prefill.count() > before && decode.count() == 4);
+    drop(client);
+    gave_up();
+    // And in the middle of it.
+    decode.set(Manner::Well);
+    let mut client = Client::to(&router);
+    let body = completion(json!({ "stream": true, "max_tokens": 10_000, "pause_ms": 20 }));
+    client.ask_for("/v1/completions", &body, "");
+    client.until("1 ");
+    eventually("prefill is asked", || prefill.count() > before + 1);
+    drop(client);
+    gave_up();
+    // The answer breaks off.
+    decode.set(Manner::DiesAfter(1));
+    let _ = Client::to(&router).post("/v1/completions", &completion(json!({ "stream": true })));
+    gave_up();
+}
+
+#[test]
+fn what_both_refuse_is_refused() {
+    let (prefill, decode) = (Engine::start("m"), Engine::start("m"));
+    let router = router(&[], pair(&prefill, &decode));
+    let mut client = Client::to(&router);
+    let asked = |engine: &Engine, seed: u16| {
+        let requests = engine.requests.lock().expect("no panic");
+        requests.iter().filter(|request| request.json()["seed"] == seed).count()
+    };
+    for status in [400, 404, 413, 422] {
+        // Decode may say so itself, or wait for prefill.
+        for manner in [Manner::Busy(status), Manner::Hangs] {
+            prefill.set(Manner::Busy(status));
+            decode.set(manner);
+            let seed = status * 2 + u16::from(manner == Manner::Hangs);
+            let answer = client.post("/v1/completions", &completion(json!({ "stream": true, "seed": seed })));
+            assert_eq!((answer.status, answer.json()), (status, json!({ "error": "busy" })), "{manner:?}");
+            assert!(answer.header("x-request-id").is_some());
+            assert!(asked(&prefill, seed) <= 1 && asked(&decode, seed) <= 1, "it is not sent again");
+        }
+    }
+    let metrics = client.get("/metrics").text();
+    let is_fault = |line: &&str| line.contains("prefill") && line.contains("faults") && !line.ends_with(" 0");
+    assert_eq!(metrics.lines().find(is_fault), None);
+    let engines = router.workers();
+    assert!(engines.as_array().is_some_and(|all| all.iter().all(|engine| engine["standing"] == "up")), "{engines}");
+    // A prefill engine that is busy is another matter.
+    prefill.set(Manner::Busy(429));
+    decode.set(Manner::Hangs);
+    assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 502);
+}
+
+#[test]
+fn decode_has_the_last_word_where_prefill_comes_first() {
+    let (prefill, decode) = (Engine::start("m"), Engine::start("m"));
+    let engines = json!([
+        { "name": "p", "url": prefill.url(), "role": "prefill" },
+        { "name": "d", "url": decode.url(), "role": "decode" },
+    ]);
+    let router = router(&[], json!({ "engines": engines, "decode_alone": 0 }));
+    let mut client = Client::to(&router);
+    prefill.set(Manner::Busy(400));
+    decode.set(Manner::Busy(400));
+    assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 400);
+    assert_eq!((prefill.count(), decode.count()), (1, 1));
+    // Several sequences are the decode engine's work; beam search and several prompts are all its own.
+    prefill.set(Manner::Well);
+    decode.set(Manner::Well);
+    assert_eq!(client.post("/v1/completions", &completion(json!({ "n": 4, "best_of": 4 }))).status, 200);
+    let asked = prefill.last().json();
+    assert_eq!((asked.get("n"), asked.get("best_of"), &asked["max_tokens"]), (None, None, &json!(1)));
+    assert_eq!((&decode.last().json()["n"], prefill.count()), (&json!(4), 2));
+    for more in [json!({ "use_beam_search": true, "n": 4 }), json!({ "prompt": ["a", "b"] })] {
+        assert_eq!(client.post("/v1/completions", &completion(more)).status, 200);
+    }
+    assert_eq!((prefill.count(), decode.count()), (2, 4));
+}
+
+#[test]
+fn engines_of_unknown_kind_are_not_split() {
+    let (prefill, decode) = (Engine::start("m"), Engine::start("m"));
+    let told = |awaits: bool| {
+        [
+            json!({ "name": "p", "url": prefill.url(), "role": "prefill", "handover": if awaits { "vllm" } else { "sglang" },
+                    "bootstrap_port": 8998, "awaits_kind": awaits }),
+            json!({ "name": "d", "url": decode.url(), "role": "decode", "handover": if awaits { "vllm" } else { "sglang" },
+                    "awaits_kind": awaits }),
+        ]
+    };
+    let router = router(&[], json!({ "engines": told(true), "decode_alone": 0 }));
+    let mut client = Client::to(&router);
+    eventually("both are up", || {
+        router.workers().as_array().is_some_and(|all| all.iter().all(|engine| engine["models"] != json!([])))
+    });
+    assert_eq!(client.get("/ready").status, 503);
+    let answer = client.post("/v1/completions", &completion(json!({})));
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
+    for engine in told(false) {
+        router.set_engine(&engine.to_string()).expect("an engine");
+    }
+    eventually("it is ready", || client.get("/ready").status == 200);
+    assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
+    assert!(decode.last().json()["bootstrap_room"].is_u64());
 }

@@ -4,21 +4,24 @@ import { spark } from "./charts.js";
 import { definitions, make, mark, say } from "./dom.js";
 import { count, duration, percent, perSecond, whole, words } from "./format.js";
 import { Rows, text } from "./rows.js";
-import { health } from "./summary.js";
+import { complaint, health } from "./summary.js";
 
 const lacks = (field) => (items) => items.every((item) => item[field] === undefined);
 const number = new Intl.Collator("en", { numeric: true });
 
 /** The word for what an engine does: the router's view where it is the worse one. */
 export const condition = (row) => {
+  if (row.condition) return words(row.condition.name);
   const isBad = row.up && row.up !== "up";
-  return words(isBad ? row.up : (row.state ?? row.up ?? "unknown"));
+  const doubt = row.state === "live" ? complaint(row) : null;
+  return words(isBad ? row.up : (doubt ?? row.state ?? row.up ?? "unknown"));
 };
 
 /** What is not as it should be, in words; the first is the worst. */
 export function troubles(row) {
   const counts = row.counts ?? {};
   const all = [];
+  if (row.condition) all.push(`${row.condition.reason}: ${row.condition.advice}`);
   if (row.error) all.push(row.error);
   if (row.why) all.push(row.why);
   if (row.limit) all.push(`limit reached: ${words(row.limit)}`);
@@ -197,6 +200,12 @@ export function detail(key, row) {
   ];
   const box = make("div", "detail");
   if (all.length) box.append(make("ul", "troubles", ...all.map((trouble) => make("li", "", trouble))));
+  if (row.condition?.runbook) {
+    const link = make("a", "", "What to do");
+    link.href = row.condition.runbook;
+    link.rel = "noreferrer";
+    box.append(make("p", "", link));
+  }
   const state = make("span", "state", make("span", "dot"), condition(row));
   state.dataset.health = health(row);
   box.append(

@@ -6,7 +6,7 @@ import { byId, make, mark, say } from "./dom.js";
 import { Engines, detail as engineDetail } from "./engines.js";
 import { ask, follow, keep, patch, refusal } from "./feed.js";
 import { plural } from "./format.js";
-import { Charts, Summary } from "./summary.js";
+import { Charts, Summary, isEmergency } from "./summary.js";
 
 const POINTS = 600;
 const ENGINE_POINTS = 60;
@@ -81,6 +81,13 @@ function showStatus() {
   // What is drawn last may have come before the connection was lost.
   if (counting !== null) return;
   if (state.policy) mark(byId("kind"), "title", `policy ${state.policy}`);
+  const rows = Object.values(state.engines ?? {});
+  const emergency = isEmergency(rows);
+  document.body.classList.toggle("emergency", emergency);
+  if (emergency) {
+    const why = rows.find((row) => row.condition?.reason ?? row.why);
+    return tell("bad", `Every engine is down: ${why?.condition?.reason ?? why?.why ?? "none of them answers"}`);
+  }
   if (!state.ready) return tell("busy", state.waiting?.draining ? "Stopping" : waitingFor(state.waiting));
   const what = [`Live`, state.policy ? `policy ${state.policy}` : "", `version ${state.version}`];
   tell("good", what.filter(Boolean).join(" · "));

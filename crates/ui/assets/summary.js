@@ -7,13 +7,27 @@ import { bytes, count, duration, percent, perSecond, rate, whole } from "./forma
 /** What is wrong with a row: `bad`, `busy` (it will pass), `off` or `good`. */
 export function health(row) {
   if (["down", "failing", "silent"].includes(row.up)) return "bad";
+  if (row.condition) return ["refusing", "partial"].includes(row.condition.name) ? "busy" : "bad";
   if (row.up === "draining" || row.state === "stopped") return "off";
   if (["stale", "limited", "unreadable", "unreachable", "unusable", "refused", "no_events", "conflict"].includes(row.state)) {
     return "bad";
   }
   if (["connecting", "replaying", "gap", "asking"].includes(row.state) || row.up === "busy") return "busy";
-  return row.trusted === false ? "busy" : "good";
+  if (complaint(row) === "misconfigured") return "bad";
+  return row.trusted === false || complaint(row) ? "busy" : "good";
 }
+
+/** What is wrong with the events of a stream that is read, in a word; none if nothing is. */
+export function complaint(row) {
+  const refused = row.refused ?? {};
+  if (refused.block_size) return "misconfigured";
+  if (Object.values(refused).some((count) => count > 0)) return "refusing";
+  return row.partial ? "partial" : null;
+}
+
+/** True if there are engines, and every one of them is down. */
+export const isEmergency = (rows) =>
+  rows.length > 0 && rows.every((row) => (row.up ? row.up === "down" : ["stale", "unreachable"].includes(row.state)));
 
 const sum = (rows, field) => rows.reduce((total, row) => total + (row[field] ?? 0), 0);
 
@@ -35,7 +49,7 @@ function figures(state, rows, last) {
   }
   all.push(
     ["Engines", `${good}/${rows.length}`, rows.length === 0 ? "none yet" : good === rows.length ? "all well" : `${rows.length - good} not well`,
-      good === rows.length ? "" : "warn"],
+      good === rows.length ? "" : isEmergency(rows) ? "bad" : "warn"],
     ["Blocks held", count(sum(rows, "blocks") + sum(rows, "offloaded")),
       indexes.length ? `${count(sum(indexes, "prefixes"))} different` : ""],
     ["Index", bytes(indexes.length ? sum(indexes, "bytes") : null), indexes.length > 1 ? `${indexes.length} models` : "memory"],

@@ -14,9 +14,11 @@ from rich.text import Text
 
 from kvatlas._text import counted, milliseconds, nanoseconds, percent, seconds, short
 
-_STANDINGS = {"up": "green", "busy": "yellow", "draining": "yellow"}
+_STANDINGS = {"up": "green", "busy": "yellow", "draining": "yellow", "refusing": "yellow", "partial": "yellow"}
 _STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow"}
 _ROWS = 64  # engines shown
+_ADVISED = 8  # engines of which it is said what to do
+_CONDITIONS = ("down", "failing", "silent", "misconfigured", "refusing", "partial")  # the worst first
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,15 @@ class View:
         self._first, self._before = first, look
         parts: list[RenderableType] = [_summary(look, first, before)]
         rows = [_Engine(worker, look, first, before) for worker in look.workers]
-        rows.sort(key=lambda row: (row.standing == "up" and row.is_followed, row.name))  # what needs a look comes first
+        rows.sort(key=lambda row: (row.rank_of_condition, row.is_followed, row.name))  # what needs a look comes first
+        if rows and all(row.standing == "down" for row in rows):
+            why = next((row.condition["reason"] for row in rows if row.condition), "none of them answers")
+            parts.insert(0, Text(f" EVERY ENGINE IS DOWN: {why} ", "bold white on red"))
         if rows:
             parts.append(_table(_ENGINES, rows[:_ROWS], out))
             if len(rows) > _ROWS:
                 parts.append(Text(f"and {len(rows) - _ROWS} more", "dim"))
+            parts += [_advice(row) for row in rows[:_ADVISED] if row.condition]
         else:
             parts.append(Text("There are no engines yet.", "yellow"))
         if self.decisions:
@@ -92,6 +98,12 @@ def _summary(look: Look, first: Look, before: Look) -> Text:
     return Text("; ".join(words), "bold")
 
 
+def _advice(row: _Engine) -> Text:
+    """What is wrong with an engine, and what to do about it."""
+    about = row.condition
+    return Text(f"{row.name}: {about['reason']}; {about['advice']}: {about['runbook']}", "yellow")
+
+
 def _since(look: Look, first: Look, name: str) -> float:
     """A count since the first look; all of it if that is this one."""
     return float(look.router[name] - (first.router[name] if look is not first else 0))
@@ -111,6 +123,8 @@ class _Engine:
         self.worker = worker
         self.name = str(worker["name"])
         self.standing = str(worker["standing"])
+        condition = worker.get("condition")
+        self.condition: dict[str, str] = condition if isinstance(condition, dict) else {}
         ranks = worker.get("ranks")
         self.ranks: list[dict[str, Any]] = ranks if isinstance(ranks, list) else []
         self.streams: list[dict[str, Any]] = [
@@ -124,6 +138,18 @@ class _Engine:
         span = look.at - before.at
         self.rate = (worker["answers"] - past["answers"]) / span if past and span > 0 else None
         self.made = (worker["output_tokens"] - past["output_tokens"]) / span if past and span > 0 else None
+
+    @property
+    def word(self) -> str:
+        """For how it does: the worst thing known of it."""
+        return str(self.condition.get("name", self.standing))
+
+    @property
+    def rank_of_condition(self) -> int:
+        """Its place where the worst comes first."""
+        if self.word in _CONDITIONS:
+            return _CONDITIONS.index(self.word)
+        return len(_CONDITIONS) + (self.word == "up")
 
     @property
     def is_followed(self) -> bool:
@@ -193,7 +219,7 @@ def _share(engine: _Engine) -> Text:
 
 _ENGINES = (
     Column("engine", lambda engine: Text(engine.name), left=True),
-    Column("", lambda engine: Text(engine.standing, _STANDINGS.get(engine.standing, "red")), left=True),
+    Column("", lambda engine: Text(engine.word, _STANDINGS.get(engine.word, "red")), left=True),
     Column("stream", _stream, 1, left=True),
     Column("lag", _lag, 4),
     Column("waits / runs", _work),

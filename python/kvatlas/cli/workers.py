@@ -24,6 +24,12 @@ from kvatlas.client import EngineStatus, Readiness, StreamStatus, WorkerStatus
 from kvatlas.errors import UnreachableError
 
 _COUNTERS = ("gaps", "lost", "refused", "unlinked")
+_RUNBOOK = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md"
+_ADVICE = {
+    "misconfigured": "its blocks have another size than --block-size, or than it announces: leave the option out",
+    "refusing": "some of its events could not be used: `kvatlas decode` shows them",
+    "partial": "events were missed: give it a replay socket with a larger buffer",
+}
 _COLORS = {
     "live": "green",
     "replaying": "yellow",
@@ -128,9 +134,14 @@ def _shown(out: Console, fleet: list[WorkerStatus], ready: Readiness) -> Rendera
     streams = [(worker, stream) for worker in fleet for stream in worker.streams]
     if not streams:
         return None
-    streams.sort(key=lambda pair: pair[1].trusted)  # what needs a look stays on the screen
+    streams.sort(key=lambda pair: (pair[1].trusted, _doubt(pair[1]) is None))  # what needs a look stays on the screen
     trusted = sum(stream.trusted for _worker, stream in streams)
-    words = f"{counted(len(fleet), 'worker')}, {counted(len(streams), 'stream')}, {trusted:,} trusted; {ready}"
+    words = f"{counted(len(fleet), 'worker')}, {counted(len(streams), 'stream')}, "
+    is_emergency = trusted == 0
+    if is_emergency and ready:
+        words += f"NONE TRUSTED: queries find nothing. Check that the engines run and can be reached: {_RUNBOOK}"
+    else:
+        words += f"{trusted:,} trusted; {ready}"
     with_model = len({(worker.model, worker.routing_group) for worker in fleet}) > 1
     table = _table(streams, _COUNTERS, with_model=with_model)
     if out.measure(table, options=out.options.update(max_width=1_000)).maximum > out.width:
@@ -140,8 +151,16 @@ def _shown(out: Console, fleet: list[WorkerStatus], ready: Readiness) -> Rendera
         f"{worker.worker} rank {stream.rank}: {stream.last_error}"
         for worker, stream in streams
         if stream.last_error and not stream.trusted
+    ] + [
+        f"{worker.worker} rank {stream.rank}: {doubt}: {_ADVICE[doubt]}: {_RUNBOOK}#{doubt}"
+        for worker, stream in streams
+        if (doubt := _doubt(stream)) in _ADVICE
     ]
-    return Group(Text(words), table, *(Text(error, "yellow") for error in errors[:8]))
+    return Group(
+        Text(words, "bold white on red" if is_emergency else ""),
+        table,
+        *(Text(error, "yellow") for error in errors[:8]),
+    )
 
 
 def _table(streams: list[tuple[WorkerStatus, StreamStatus]], counters: Sequence[str], *, with_model: bool) -> Table:
@@ -161,8 +180,7 @@ def _table(streams: list[tuple[WorkerStatus, StreamStatus]], counters: Sequence[
 
 def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *, with_model: bool) -> list[Text]:
     model = worker.model if worker.routing_group == "default" else f"{worker.model} ({worker.routing_group})"
-    doubt = "partial" if stream.partial else "unverified" if stream.unverified else None
-    trust = "no" if not stream.trusted else doubt or "yes"
+    trust = "no" if not stream.trusted else _doubt(stream) or "yes"
     counts = _counters(stream)
     cells = [worker.worker, str(stream.rank), *([model] if with_model else [])]
     numbers = [
@@ -178,6 +196,15 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
         Text(trust, "green" if trust == "yes" else "red" if trust == "no" else "yellow"),
         *map(Text, numbers),
     ]
+
+
+def _doubt(stream: StreamStatus) -> str | None:
+    """Why what a stream says is not the whole truth, the worst first."""
+    if stream.refused.get("block_size"):
+        return "misconfigured"
+    if any(stream.refused.values()):
+        return "refusing"
+    return "partial" if stream.partial else "unverified" if stream.unverified else None
 
 
 def _counters(stream: StreamStatus) -> dict[str, int]:

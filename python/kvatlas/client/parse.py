@@ -27,6 +27,11 @@ from kvatlas.errors import ClientError
 
 T = TypeVar("T")
 
+_A_ROUTER = (
+    "this is the address of a kvatlas router: `kvatlas top` shows its engines, POST /explain there says how it would "
+    "place a prompt, and `kvatlas workers` and `kvatlas query` are for a service (`kvatlas serve`)"
+)
+
 
 def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
     """`make` of an answer in JSON.
@@ -145,7 +150,13 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
 
 
 def worker_statuses(data: Any) -> list[WorkerStatus]:
-    """Of `/workers`."""
+    """Of `/workers`.
+
+    Raises:
+        ClientError: A router answered.
+    """
+    if isinstance(data, list) and data and isinstance(data[0], dict) and "standing" in data[0]:
+        raise ClientError(_A_ROUTER, "router")
     return [
         WorkerStatus(
             worker=str(each["instance_id"]),

@@ -519,8 +519,13 @@ class RouterConfig(Config):
         own = self.router
         return own.index is None and own.global_url is None and not own.no_events
 
-    def engine_for_native(self, engine: Engine) -> dict[str, Any]:
-        """An engine as the native router takes it."""
+    def engine_for_native(self, engine: Engine, *, is_asked: bool = False) -> dict[str, Any]:
+        """An engine as the native router takes it.
+
+        Args:
+            engine: The engine.
+            is_asked: Whether it will be asked of which kind it is: until then it is part of no pair.
+        """
         about_it = {
             "name": engine.worker,
             "url": engine.url,
@@ -530,6 +535,7 @@ class RouterConfig(Config):
             "models": [name for name in (engine.model, *(engine.aliases or ()), *(engine.adapters or ())) if name],
             "block_size": engine.block_size or self.block_size,
             "ranks": engine.ranks,
+            "awaits_kind": (is_asked and engine.role not in (None, "both")) or None,
         }
         if not engine.model:
             about_it["models"] = []  # it is asked, all of it
@@ -557,7 +563,7 @@ class RouterConfig(Config):
         }
         return {
             "http": http,
-            "engines": [self.engine_for_native(engine) for engine in self.engines],
+            "engines": [self.engine_for_native(engine, is_asked=True) for engine in self.engines],
             "upstream": upstream,
             "health": dataclasses.asdict(self.health),
             "service": service if self.follows_events else None,

@@ -107,7 +107,8 @@ class Engines:
 
     def listed(self, engine: Engine, /) -> None:
         """An engine is in the list: send it requests, unless it is there already as it is."""
-        self._tell(engine.worker, self._config.engine_for_native(engine))
+        is_new = engine.worker not in self._told
+        self._tell(engine.worker, self._config.engine_for_native(engine, is_asked=is_new))
 
     def found(self, engine: Engine, found: Found | None, prober: Prober, /) -> None:
         """It was asked: now its ranks, its block size and its kind are known."""
@@ -122,6 +123,8 @@ class Engines:
             about["handover"] = "sglang"
             if prober.bootstrap_port is not None:
                 about["bootstrap_port"] = prober.bootstrap_port
+        if prober.kind is not None:
+            about["awaits_kind"] = False
         elif found is None and engine.worker in self._told:
             return  # nothing new
         self._tell(engine.worker, about)

@@ -19,6 +19,8 @@ pub(crate) enum Fault {
     Malformed(&'static str),
     /// Nothing came in time.
     FirstByte,
+    /// The engine has gone down before anything came.
+    Down,
     /// Nothing more came in time.
     Stalled,
     /// It answered that it cannot take requests now: with this status.
@@ -43,13 +45,19 @@ impl Fault {
             // A gateway in front of an engine says so of one that closed the connection.
             Self::Busy(status) => matches!(status, 500 | 502 | 504),
             Self::Prefill { sent } => *sent,
-            Self::Closed | Self::Stale | Self::Broken(_) | Self::Malformed(_) | Self::FirstByte | Self::Stalled => true,
+            Self::Closed
+            | Self::Stale
+            | Self::Broken(_)
+            | Self::Malformed(_)
+            | Self::FirstByte
+            | Self::Stalled
+            | Self::Down => true,
         }
     }
 
     /// True if either the engine or the request may be the cause.
     pub(crate) fn is_unclear(&self) -> bool {
-        self.may_have_been_sent() && !matches!(self, Self::Stale | Self::Prefill { .. })
+        self.may_have_been_sent() && !matches!(self, Self::Stale | Self::Prefill { .. } | Self::Down)
     }
 
     /// Its place among [`NAMES`].
@@ -64,12 +72,13 @@ impl Fault {
             Self::Stalled => 6,
             Self::Busy(_) => 7,
             Self::Prefill { .. } => 8,
+            Self::Down => 9,
         }
     }
 }
 
 /// All, in order of their numbers.
-pub(crate) const NAMES: [&str; 9] = [
+pub(crate) const NAMES: [&str; 10] = [
     "connect",
     "closed",
     "stale_connection",
@@ -79,6 +88,7 @@ pub(crate) const NAMES: [&str; 9] = [
     "stalled",
     "busy",
     "prefill",
+    "down",
 ];
 
 impl fmt::Display for Fault {
@@ -92,6 +102,7 @@ impl fmt::Display for Fault {
             Self::Malformed(why) => write!(f, "the engine's answer is not HTTP: {why}"),
             Self::FirstByte => f.write_str("the engine did not answer in time"),
             Self::Stalled => f.write_str("the engine stopped sending in the middle of its answer"),
+            Self::Down => f.write_str("the engine stopped answering, also when it was asked how it is"),
             Self::Prefill { .. } => f.write_str("the prefill engine failed"),
             Self::Busy(status) => write!(f, "the engine takes no requests at present (status {status})"),
         }

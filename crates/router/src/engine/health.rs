@@ -1,6 +1,6 @@
 //! Whether an engine takes requests, by evidence: what came of requests, what it answers when asked, what it said itself.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::time::Duration;
 
@@ -60,6 +60,9 @@ pub(crate) struct Health {
     /// Questions that were not answered in a row.
     unanswered: AtomicU32,
     down: AtomicBool,
+    /// How often it went down, and who waits for that.
+    downs: AtomicU32,
+    went_down: Notify,
     silent: AtomicBool,
     busy_until: AtomicU64,
     draining: AtomicBool,
@@ -77,6 +80,8 @@ impl Health {
             trial: AtomicBool::new(false),
             unanswered: AtomicU32::new(0),
             down: AtomicBool::new(false),
+            downs: AtomicU32::new(0),
+            went_down: Notify::new(),
             silent: AtomicBool::new(false),
             busy_until: AtomicU64::new(0),
             draining: AtomicBool::new(false),
@@ -180,7 +185,28 @@ impl Health {
         }
         let unanswered = self.unanswered.fetch_add(1, Relaxed) + 1;
         let is_doubted = self.doubts.load(Relaxed) >= self.config.failures;
-        (is_doubted || unanswered >= self.config.failures.min(2)) && !self.down.swap(true, Relaxed)
+        let goes_down = (is_doubted || unanswered >= self.config.failures.min(2)) && !self.down.swap(true, Relaxed);
+        if goes_down {
+            self.downs.fetch_add(1, Release);
+            self.went_down.notify_waiters();
+        }
+        goes_down
+    }
+
+    /// How often it went down so far.
+    pub(crate) fn downs(&self) -> u32 {
+        self.downs.load(Acquire)
+    }
+
+    /// Until it has gone down more often than so many times.
+    pub(crate) async fn is_down_since(&self, downs: u32) {
+        loop {
+            let notified = self.went_down.notified();
+            if self.downs() != downs {
+                return;
+            }
+            notified.await;
+        }
     }
 
     /// Whether it has been silent for too long. True if that is new.

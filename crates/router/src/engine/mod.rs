@@ -6,11 +6,12 @@ mod connection;
 mod fault;
 mod health;
 mod pool;
+mod recent;
 mod reported;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -25,10 +26,13 @@ pub(crate) use self::fault::{Fault, NAMES as FAULTS};
 pub(crate) use self::health::Health;
 pub use self::health::Standing;
 pub(crate) use self::pool::Pool;
+pub(crate) use self::recent::Recent;
 pub(crate) use self::reported::loads;
 use crate::clock::millis;
+use crate::condition::{Condition, Refused};
 use crate::config::{Config, EngineConfig, Role};
 use crate::error::Error;
+use crate::lock;
 
 /// An engine.
 pub struct Engine {
@@ -46,6 +50,13 @@ pub struct Engine {
     /// Whether it may hold nothing of what is known of it, as only a number says that it has not restarted.
     pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
+    /// How its last requests ended.
+    pub(crate) recent: Arc<Recent>,
+    /// Why it is down, if it is.
+    pub(crate) why_down: Arc<Mutex<Option<String>>>,
+    /// The worst thing that is known of it, as seen last.
+    pub(crate) condition: Mutex<Option<Condition>>,
+    pub(crate) refused: Mutex<Refused>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
@@ -153,6 +164,10 @@ impl Engine {
             health: Arc::new(Health::new(&all.health)),
             is_unverified: AtomicBool::new(false),
             counts: Arc::default(),
+            recent: Arc::default(),
+            why_down: Arc::default(),
+            condition: Mutex::default(),
+            refused: Mutex::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
             tls,
             connect_timeout: all.upstream.connect_timeout,
@@ -180,6 +195,9 @@ impl Engine {
     pub(crate) fn goes_on_from(&mut self, old: &Self) {
         self.health = old.health.clone();
         self.counts = old.counts.clone();
+        self.recent = old.recent.clone();
+        self.why_down = old.why_down.clone();
+        self.condition = Mutex::new(lock(&old.condition).clone());
         if self.config.models.is_empty() && old.config.models.is_empty() {
             self.models.store(old.models.load_full());
             self.is_known.store(old.is_known.load(Relaxed), Relaxed);

@@ -29,7 +29,8 @@ pub(super) fn candidates(
     let with = |standing: fn(Standing) -> bool| -> Vec<core::WorkerId> {
         let mut ids = Vec::with_capacity(engines.len());
         for engine in engines.iter().filter(|engine| serves(engine) && standing(engine.health.standing())) {
-            if !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
+            let can_hand_over = role == Role::Both || !engine.config.awaits_kind;
+            if can_hand_over && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
                 ids.extend(engine.ids.get().into_iter().flatten());
             }
         }

@@ -41,6 +41,18 @@ impl Flight {
         &self.placement
     }
 
+    /// True if the engine refused the request.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused
+    }
+
+    /// Another engine that works for this one has refused the request.
+    pub(crate) fn refused_elsewhere(&mut self) {
+        self.refused = true;
+        self.engine().health.unknown();
+        self.done(Seen::default());
+    }
+
     /// A piece of the answer's body came.
     pub(crate) fn heard(&mut self) {
         self.placement.engine.heard();

@@ -11,9 +11,9 @@ use kvatlas_http::{BodyLimits, Incoming, body};
 use kvatlas_prompt::Endpoint;
 
 use super::attempts::{Attempts, GivenUp};
-use super::exchange::exchange;
+use super::exchange::{Patience, exchange};
 use super::flight::Flight;
-use super::handover::{self, Prepared};
+use super::handover::{self, Ended, Prepared, Verdict};
 use super::headers::{Outgoing, REQUEST_ID, hide_keys, strip};
 use super::passing::Passing;
 use super::usage;
@@ -24,6 +24,7 @@ use crate::encoding::{Codings, unpacked};
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::names;
 use crate::observe::{Dialect, Observer, Reading};
+use crate::place::Placement;
 use crate::prompts::{Known, session};
 use crate::reading::look_at;
 use crate::refusal::Refusal;
@@ -111,6 +112,7 @@ pub(crate) async fn forward(
         let mut bytes = Vec::new();
         outgoing.write(&engine, rank, asked.len(), &mut bytes);
         let fresh = attempts.needs_new_connection();
+        let patience = Patience::new(app, &engine);
         let answered = async {
             if attempts.is_lost() {
                 return Err(Fault::Prefill { sent: false });
@@ -125,6 +127,9 @@ pub(crate) async fn forward(
                     engine.health.set_busy(pause);
                 }
                 let busy = Fault::Busy(answer.status.as_u16());
+                if answer.status.as_u16() >= 400 {
+                    prefill = None;
+                }
                 if is_worth_another(answer.status)
                     && attempts.may_go_on_after(&busy)
                     && has_other(app, &engine, attempts.tried())
@@ -138,21 +143,28 @@ pub(crate) async fn forward(
                     if is_kept {
                         passing = passing.kept();
                     }
-                    match handover::beside_prefill(passing.begin(), &mut prefill).await {
+                    match handover::beside_prefill(patience.wait(passing.begin()), &mut prefill).await {
                         Ok(()) => {
                             if !status.is_server_error() {
                                 attempts.answered();
                             }
+                            if let Some(prefill) = prefill.take() {
+                                passing.beside(prefill);
+                            }
                             return Ok(respond(app, told, passing, new_id, &head.headers));
                         }
-                        Err(fault) => {
+                        Err(Ended::Refused(verdict)) => {
+                            return Ok(refused(app, verdict, passing.into_flight(), new_id, &head.headers));
+                        }
+                        Err(Ended::Failed(fault)) => {
                             passing.into_flight().failed(&fault);
                             fault
                         }
                     }
                 }
             }
-            Err(fault) => {
+            Err(Ended::Refused(verdict)) => return Ok(refused(app, verdict, flight, new_id, &head.headers)),
+            Err(Ended::Failed(fault)) => {
                 flight.failed(&fault);
                 fault
             }
@@ -253,23 +265,45 @@ fn respond(
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {
-    if let Some(id) = new_id.or_else(|| asked.get(REQUEST_ID).cloned()) {
-        headers.insert(REQUEST_ID, id);
-    }
-    if app.config.response_headers {
-        passing.placement().tell(&mut headers);
-    }
+    name(app, passing.placement(), new_id, asked, &mut headers);
     let mut response = Response::new(Answer::Passing(Box::new(passing)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
 }
 
+/// The answer of a prefill engine that refused the request: the decode engine, which waits for it, would have said the
+/// same.
+fn refused(
+    app: &App,
+    verdict: Verdict,
+    mut decode: Flight,
+    new_id: Option<HeaderValue>,
+    asked: &HeaderMap,
+) -> Response<Answer> {
+    decode.refused_elsewhere();
+    let mut response = verdict.response();
+    name(app, decode.placement(), new_id, asked, response.headers_mut());
+    response
+}
+
+/// Tells the client which request this answers, and where it was placed.
+fn name(app: &App, placement: &Placement, new_id: Option<HeaderValue>, asked: &HeaderMap, headers: &mut HeaderMap) {
+    if let Some(id) = new_id.or_else(|| asked.get(REQUEST_ID).cloned()) {
+        headers.insert(REQUEST_ID, id);
+    }
+    if app.config.response_headers {
+        placement.tell(headers);
+    }
+}
+
 /// What a client is told when nobody answered.
 fn failed(engine: &Engine, fault: &Fault) -> Refusal {
     let message = format!("engine {}: {fault}", engine.name);
     match fault {
-        Fault::FirstByte | Fault::Stalled => Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message),
+        Fault::FirstByte | Fault::Stalled | Fault::Down => {
+            Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
+        }
         Fault::Busy(_) => {
             Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "engine_busy", message).again_after(engine.health.busy_for())
         }

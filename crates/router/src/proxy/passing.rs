@@ -9,6 +9,7 @@ use http_body::SizeHint;
 use tokio::time::{Sleep, sleep};
 
 use super::flight::Flight;
+use super::handover::Leg;
 use crate::answer::BodyError;
 use crate::engine::{Connection, Fault, Framing};
 use crate::observe::Observer;
@@ -28,6 +29,8 @@ pub(crate) struct Passing {
     stall: Duration,
     timer: Option<Pin<Box<Sleep>>>,
     heard: Instant,
+    /// The prefill engine that works for it: it need not go on if this ends before its end.
+    prefill: Option<Leg>,
     /// The name of an answer that the engine keeps is looked for here.
     name: Option<Name>,
     /// What came first and has not gone out.
@@ -61,6 +64,7 @@ impl Passing {
             stall,
             timer: None,
             heard: Instant::now(),
+            prefill: None,
             name: None,
             first: None,
             last: None,
@@ -76,6 +80,15 @@ impl Passing {
     /// The same, and the engine keeps the answer: its name is looked for.
     pub(crate) fn kept(self) -> Self {
         Self { name: Some(Name::default()), ..self }
+    }
+
+    /// A prefill engine works for it.
+    pub(crate) fn beside(&mut self, prefill: Leg) {
+        if self.connection.is_some() {
+            self.prefill = Some(prefill);
+        } else if !self.flight.is_refused() {
+            prefill.let_finish();
+        }
     }
 
     /// Until something of it can be passed on, or it is over. As long as this has not come to an end the client knows
@@ -196,6 +209,11 @@ impl Passing {
         if self.keep && connection.is_clean() {
             self.flight.engine().pool.put(self.shard, connection);
         }
+        if let Some(prefill) = self.prefill.take()
+            && !self.flight.is_refused()
+        {
+            prefill.let_finish();
+        }
         self.flight.done(self.observer.seen());
     }
 
@@ -203,6 +221,7 @@ impl Passing {
     fn broke(&mut self, fault: &Fault) -> Option<BodyError> {
         self.connection = None;
         self.timer = None;
+        self.prefill = None;
         let seen = self.observer.seen();
         if seen.over && matches!(self.observer, Observer::Events(_)) {
             // All was said; only the end of the transfer is missing.

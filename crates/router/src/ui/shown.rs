@@ -12,8 +12,10 @@ use serde_json::{Map, Value, json};
 
 use super::told::{line, millis};
 use crate::app::App;
+use crate::condition::Condition;
 use crate::decisions::Record;
 use crate::engine::Engine;
+use crate::lock;
 
 /// Decisions that a page that is opened gets.
 const DECISIONS: usize = 100;
@@ -139,6 +141,7 @@ impl Shown {
         let models = engine.models.load();
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
         let standing = engine.health.standing().name();
+        let condition = lock(&engine.condition).as_ref().map(Condition::to_json);
         let Value::Array(ranks) = self.app.places.rows_of(engine) else { return };
         for known in &ranks {
             let rank = &known["rank"];
@@ -149,6 +152,7 @@ impl Shown {
                 "rank": rank,
                 "url": engine.config.url,
                 "up": standing,
+                "condition": condition,
                 "model": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>().join(", "),
                 "role": Some(engine.config.role.name()).filter(|role| *role != "both"),
                 "weight": engine.config.weight,

@@ -321,6 +321,12 @@ impl StreamStatus {
         self.refused.iter().map(|counter| counter.load(Relaxed)).collect()
     }
 
+    /// Events left out because their blocks have another size than the index.
+    #[must_use]
+    pub fn refused_for_their_size(&self) -> u64 {
+        self.refused()[Reason::BlockSize as usize]
+    }
+
     /// The limit that the stream has reached: until it begins anew, nothing of it is held.
     #[must_use]
     pub fn limit(&self) -> Option<Limit> {

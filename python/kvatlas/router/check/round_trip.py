@@ -157,7 +157,15 @@ class RoundTrip:
             lag = f", events visible after {max(lags):.1f} ms" if lags else ""
             report.add("index", "ok", f"all {wanted} usable blocks of the prompt were found{lag}")
             return
-        if depth:
+        if any(stream.refused.get("block_size") for stream in streams):
+            given = "set here" if self._config.block_size or one.entry.block_size else "that it announces"
+            report.add(
+                "block size",
+                "problem",
+                f"the blocks of its events have another size than the {size} tokens {given}: none can be matched",
+                "leave --block-size out, or set it to the size that `kvatlas decode` shows in the engine's events",
+            )
+        elif depth:
             report.add(
                 "index",
                 "problem",

@@ -236,7 +236,9 @@ class EngineFollower(Follower):
         light, self._light = self._light, 0  # after a failure all is asked anew: the engine may be another one
         try:
             found = await self._prober.whole() if light == 0 or await self._prober.changed() else None
-        except DiscoveryError:
+        except DiscoveryError as problem:
+            if not problem.temporary and self._prober.kind is None:
+                self._prober.kind = "unknown"
             await self._tell(None)
             raise
         if found is not None:

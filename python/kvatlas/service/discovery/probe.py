@@ -120,7 +120,7 @@ class Prober:
         self.host = urlsplit(engine.url).hostname or ""
         self._said: _Said | None = None
         self._models = _Models()
-        self.kind: str | None = None  # "vllm" or "sglang", once it has answered
+        self.kind: str | None = None  # "vllm", "sglang" or "unknown", once it has answered
         self.bootstrap_port: int | None = None  # where SGLang's prefill engines meet decode engines
 
     async def changed(self) -> bool:
@@ -196,7 +196,9 @@ class Prober:
             if isinstance(info, dict) and ("kv_events" in info or "kv_events_config" in info):
                 names = ("kv_events", "kv_events_config", "served_model_name", "model_path", "page_size", "dp_size")
                 return _Said("sglang", {name: info.get(name) for name in names})
-        return _Said("vllm", {"": await self._old_vllm()})
+        said = _Said("vllm", {"": await self._old_vllm()})
+        self.kind = "vllm"
+        return said
 
     # vLLM
 
