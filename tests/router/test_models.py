@@ -135,7 +135,7 @@ def test_an_engine_that_never_answers_gets_few_requests_on_any_path(path: str) -
                     router.ask(asked, path=path)
                     done.set()
 
-            threading.Thread(target=ask, daemon=True).start()
             had = engines[0].asked()
+            threading.Thread(target=ask, daemon=True).start()
             wait_until(lambda: done.is_set() or engines[0].asked() > had, f"request {number} is somewhere")  # noqa: B023
         assert engines[0].asked() <= 80 // 10, [engine.asked() for engine in engines]
